@@ -1,0 +1,307 @@
+"""What an experiment is: frozen dataclasses that are also the command line. Flags are named as in `vllm bench serve`.
+
+Checks live in `__post_init__`, so that a bad value is refused wherever it comes from, with one line that names it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+Arch = Literal[
+    "autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"
+]
+Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+Controller = Literal["fixed", "feedback", "goodput"]
+Priority = Literal["none", "stream", "preemptive", "partition"]
+Contention = Literal["fluid", "serial", "max"]
+Router = Literal["round-robin", "least-loaded", "random"]
+
+ARCHS: tuple[Arch, ...] = Arch.__args__  # type: ignore[attr-defined]
+MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
+
+
+def _positive(name: str, value: float) -> None:
+    if not value > 0 or math.isnan(value):
+        raise ValueError(f"{name} must be greater than 0, got {value}")
+
+
+def _finite(name: str, value: float) -> None:
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Who asks what, and when."""
+
+    dataset_name: Dataset = "sharegpt"
+    """sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3."""
+    dataset_path: str | None = None
+    """The data set's own file, as published (JSON, CSV or JSONL)."""
+    tokenizer: str | None = None
+    """Folder of a local Hugging Face tokenizer, to count the tokens of a ShareGPT JSON file."""
+    num_prompts: int = 1000
+    """Number of requests."""
+    request_rate: float = math.inf
+    """Requests per second; inf sends all at once (or as --max-concurrency lets them)."""
+    burstiness: float = 1.0
+    """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
+    max_concurrency: int | None = None
+    """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
+    use_trace_timestamps: bool = False
+    """Replay the trace's own arrival times (azure, burstgpt, mooncake) instead of --request-rate."""
+    input_len: int | None = None
+    """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
+    output_len: int | None = None
+    """Output tokens; random: default 128, other data sets: overrides their own lengths."""
+    random_range_ratio: float = 0.0
+    """random: lengths are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    seed: int = 0
+    """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
+
+    def __post_init__(self) -> None:
+        _positive("num-prompts", self.num_prompts)
+        _positive("request-rate", self.request_rate)
+        _positive("burstiness", self.burstiness)
+        if not math.isfinite(self.burstiness):
+            raise ValueError(f"burstiness must be finite, got {self.burstiness}")
+        for name in ("max_concurrency", "input_len", "output_len"):
+            value = getattr(self, name)
+            if value is not None:
+                _positive(name.replace("_", "-"), value)
+        if not 0 <= self.random_range_ratio < 1:
+            raise ValueError(f"random-range-ratio must be in [0, 1), got {self.random_range_ratio}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        if self.dataset_name in ("azure", "burstgpt", "mooncake") and self.dataset_path is None:
+            raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its published file")
+        if self.dataset_name == "random" and self.dataset_path is not None:
+            raise ValueError("dataset random takes no --dataset-path")
+        if self.use_trace_timestamps and self.dataset_name not in ("azure", "burstgpt", "mooncake"):
+            raise ValueError(f"--use-trace-timestamps needs azure, burstgpt or mooncake, not {self.dataset_name}")
+        if self.use_trace_timestamps and self.request_rate != math.inf:
+            raise ValueError("--use-trace-timestamps and --request-rate exclude each other")
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often the target agrees with the draft."""
+
+    acceptance_rate: float = 0.6
+    """Chance that one draft token is accepted (Leviathan's alpha), where no other form is given."""
+    acceptance_concentration: float | None = None
+    """Draw each request's rate from a Beta of mean --acceptance-rate and this concentration (a+b)."""
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+    """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
+    acceptance_trace: str | None = None
+    """JSONL of recorded rounds: one list of accepted counts a line, cycled over the requests."""
+    acceptance_trace_k: int = 4
+    """Draft length the trace was recorded at."""
+    acceptance_temperature_slope: float = 0.0
+    """Loss of acceptance per unit of drafter temperature away from 1; 0: acceptance does not respond."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.acceptance_rate <= 1:
+            raise ValueError(f"acceptance-rate must be in [0, 1], got {self.acceptance_rate}")
+        if self.acceptance_concentration is not None:
+            _positive("acceptance-concentration", self.acceptance_concentration)
+        rates = self.synthetic_acceptance_rates
+        if any(not 0 <= r <= 1 for r in rates) or any(b > a for a, b in zip(rates, rates[1:], strict=False)):
+            raise ValueError(f"synthetic-acceptance-rates must be in [0, 1] and non-increasing, got {rates}")
+        _positive("acceptance-trace-k", self.acceptance_trace_k)
+        _finite("acceptance-temperature-slope", self.acceptance_temperature_slope)
+        forms = [bool(rates), self.acceptance_trace is not None, self.acceptance_concentration is not None]
+        if sum(forms) > 1:
+            raise ValueError(
+                "give one of --acceptance-concentration, --synthetic-acceptance-rates, --acceptance-trace"
+            )
+        if self.acceptance_temperature_slope and (rates or self.acceptance_trace):
+            raise ValueError("--acceptance-temperature-slope works with --acceptance-rate only")
+
+
+@dataclass(frozen=True)
+class Server:
+    """The serving architecture and its limits."""
+
+    pair: str = "tinyllama-1.1b:llama-2-7b"
+    """Models, as draft:target."""
+    num_speculative_tokens: int = 4
+    """Draft length k; where a controller moves it, the starting value."""
+    controller: Controller = "fixed"
+    """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
+    min_speculative_tokens: int = 1
+    """Shortest draft a controller may choose."""
+    max_speculative_tokens: int = 8
+    """Longest draft a controller may choose."""
+    feedback_temperature: bool = False
+    """feedback also moves the drafter's temperature; needs --acceptance-temperature-slope."""
+    max_num_seqs: int = 128
+    """Most requests decoding at once: the batch limit of every lane."""
+    max_num_batched_tokens: int = 2048
+    """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
+    num_workers: int = 4
+    """baseline: requests run side by side, each to completion at batch 1."""
+    max_decode_queue: int = 256
+    """pdv: prefill pauses while this many requests are in the decode and verify lanes."""
+    verify_gather: bool = False
+    """pdv: verify waits until the decode lane has finished drafting, for one larger batch."""
+    admission_factor: float = 1.2
+    """pdv-unified: admit one prefill a turn while the decode queue is under this times the batch limit."""
+    hybrid_threshold: int = 8
+    """pdv-hybrid: at or below this many requests draft and verify atomically, above it in three lanes."""
+    priority: Priority = "stream"
+    """Between lanes (decode > verify > prefill): none, stream (CUDA's), preemptive (ideal), partition (SM split)."""
+    partition: tuple[float, ...] = (0.4, 0.4, 0.2)
+    """partition: SM share of decode, verify, prefill."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "num_speculative_tokens",
+            "min_speculative_tokens",
+            "max_speculative_tokens",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_workers",
+            "max_decode_queue",
+            "admission_factor",
+        ):
+            _positive(name.replace("_", "-"), getattr(self, name))
+        if not math.isfinite(self.admission_factor):
+            raise ValueError(f"admission-factor must be finite, got {self.admission_factor}")
+        _finite("hybrid-threshold", self.hybrid_threshold)
+        if self.min_speculative_tokens > self.max_speculative_tokens:
+            raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
+        longest = max(self.num_speculative_tokens, self.max_speculative_tokens)
+        if longest > MAX_DRAFT:
+            raise ValueError(f"drafts of more than {MAX_DRAFT} tokens are not modelled, got {longest}")
+        if len(self.partition) != 3 or any(not 0 < s <= 1 for s in self.partition) or sum(self.partition) > 1.000001:
+            raise ValueError(f"partition takes three shares in (0, 1] that sum to at most 1, got {self.partition}")
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The GPU, how it is modelled, and how many there are."""
+
+    gpu: str = "h200"
+    """Card; see `pdvsim profiles`."""
+    profile: str | None = None
+    """A profile file (JSON) instead of the built-in one for --gpu."""
+    contention: Contention = "fluid"
+    """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the GPU's memory for weights and KV cache."""
+    kv_capacity_tokens: int | None = None
+    """KV cache size in tokens, instead of what the memory leaves room for."""
+    verify_gpu: int = 0
+    """1 places the verify lane on a second GPU (pdv, pdv-hybrid)."""
+    transfer_s: float = 20e-6
+    """Latency of handing a batch from one GPU to the other."""
+    replicas: int = 1
+    """Independent copies of the whole server behind a router."""
+    router: Router = "round-robin"
+    """How the router picks a replica."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ValueError(f"gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
+        if self.kv_capacity_tokens is not None:
+            _positive("kv-capacity-tokens", self.kv_capacity_tokens)
+        if self.verify_gpu not in (0, 1):
+            raise ValueError(f"verify-gpu must be 0 or 1, got {self.verify_gpu}")
+        _finite("transfer-s", self.transfer_s)
+        _positive("replicas", self.replicas)
+
+
+@dataclass(frozen=True)
+class Host:
+    """What the one host thread costs. None takes the profile's figure."""
+
+    launch_s: float | None = None
+    """Host time to launch one work."""
+    completion_s: float | None = None
+    """Host time to notice a completion and read its result back."""
+    handoff_s: float | None = None
+    """Host time to pass requests from one lane to another."""
+    idle_poll_s: float = 0.0
+    """Period at which an idle lane looks for work: 0 event-driven, 10e-6 spin, 1e-3 sleep, 0.1 condition wait."""
+    idle_poll_cost_s: float = 1e-6
+    """Host time of one such look, which every idle lane takes from the others."""
+
+    def __post_init__(self) -> None:
+        for name in ("launch_s", "completion_s", "handoff_s", "idle_poll_s", "idle_poll_cost_s"):
+            value = getattr(self, name)
+            if value is not None:
+                _finite(name.replace("_", "-"), value)
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How a run is summarised."""
+
+    goodput: tuple[str, ...] = ()
+    """Service levels as metric:milliseconds, e.g. ttft:500 tpot:50 (ttft, tpot, e2el)."""
+    percentile_metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
+    """Metrics to give percentiles of: ttft, tpot, itl, e2el."""
+    metric_percentiles: tuple[float, ...] = (99.0,)
+    """Percentiles to give."""
+    warmup_requests: int = 0
+    """Leave the first N requests by arrival out of the metrics."""
+
+    def __post_init__(self) -> None:
+        for name in self.percentile_metrics:
+            if name not in ("ttft", "tpot", "itl", "e2el"):
+                raise ValueError(f"percentile-metrics: unknown metric {name!r}; known: ttft, tpot, itl, e2el")
+        for p in self.metric_percentiles:
+            if not 0 <= p <= 100:
+                raise ValueError(f"metric-percentiles must be in [0, 100], got {p}")
+        _finite("warmup-requests", self.warmup_requests)
+        self.slo()
+
+    def slo(self) -> dict[str, float]:
+        """Service levels in seconds by metric."""
+        levels: dict[str, float] = {}
+        for text in self.goodput:
+            name, _, value = text.partition(":")
+            if name not in ("ttft", "tpot", "e2el"):
+                raise ValueError(f"goodput: unknown metric {name!r} in {text!r}; known: ttft, tpot, e2el")
+            try:
+                level = float(value)
+            except ValueError:
+                raise ValueError(f"goodput: {text!r} must be metric:milliseconds, e.g. ttft:500") from None
+            _finite(f"goodput {name}", level)
+            levels[name] = level / 1000
+        return levels
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One run: an architecture, under a load, on a GPU."""
+
+    arch: Arch = "pdv"
+    """Serving architecture."""
+    traffic: Traffic = field(default_factory=Traffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        if self.arch not in ARCHS:
+            raise ValueError(f"unknown arch {self.arch!r}; known: {', '.join(ARCHS)}")
+        if self.server.feedback_temperature and (
+            self.server.controller != "feedback" or not self.acceptance.acceptance_temperature_slope
+        ):
+            raise ValueError("--feedback-temperature needs --controller feedback and --acceptance-temperature-slope")
+        if self.arch == "autoregressive" and self.server.controller != "fixed":
+            raise ValueError("autoregressive drafts nothing: --controller does not apply")
+        if self.arch == "baseline" and self.server.controller == "feedback":
+            raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
+        if self.hardware.verify_gpu and self.arch not in ("pdv", "pdv-hybrid"):
+            raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")
+        if self.server.priority == "partition" and self.arch not in ("pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"):
+            raise ValueError(f"--priority partition needs lanes on their own streams; {self.arch} has one stream")
+        if self.server.verify_gather and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
+            raise ValueError(f"--verify-gather needs a verify lane, which {self.arch} does not have")

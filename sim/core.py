@@ -1,0 +1,191 @@
+"""The nouns: models, GPUs, requests and the works submitted to a GPU. No logic beyond derived sizes.
+
+Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and roofline figures are per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Role = Literal["draft", "target"]
+Kind = Literal["prefill", "draft", "verify", "decode"]
+
+KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
+
+    name: str
+    family: Literal["llama", "qwen2", "gemma"]
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied_embeddings: bool = False
+    dtype_bytes: int = 2
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of the linear layers inside all transformer blocks."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def head_params(self) -> int:
+        """Weights of the output projection, read once per forward pass whether tied or not."""
+        return self.hidden * self.vocab
+
+    @property
+    def params(self) -> int:
+        """All matrix weights; norms and biases, under 0.1%, are left out."""
+        return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Resident size of the weights."""
+        return self.params * self.dtype_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache held, and read by every later forward, per token of context."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Flops of one query token against one context token, over all layers."""
+        return 4 * self.layers * self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """What a card can do at most. `measured` says whether the two rates were measured or are a data sheet's."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+    memory_bytes: float
+    source: str
+    measured: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A draft model and the target model that verifies it."""
+
+    draft: ModelSpec
+    target: ModelSpec
+
+    @property
+    def name(self) -> str:
+        return f"{self.draft.name}:{self.target.name}"
+
+
+class Request:
+    """One request: what was asked, its acceptance stream, and where it stands.
+
+    `runs[p]` is the number of consecutive drafts the target would accept from output position `p` on, so a round of
+    `k` drafts at `p` accepts `min(runs[p], k)`. It is drawn before the run: every architecture meets the same coins.
+    """
+
+    __slots__ = (
+        "accepted",
+        "admitted_s",
+        "arrival_s",
+        "catch_up",
+        "coins",
+        "draft_s",
+        "drafted",
+        "emitted",
+        "finish_s",
+        "first_token_s",
+        "id",
+        "k",
+        "output_tokens",
+        "path",
+        "path_at",
+        "path_k",
+        "prefill_s",
+        "prefilled",
+        "prompt_tokens",
+        "ready_s",
+        "replica",
+        "rounds",
+        "runs",
+        "verify_s",
+        "wait_s",
+    )
+
+    def __init__(
+        self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, runs: bytes, coins: object = None
+    ) -> None:
+        self.id = id
+        self.arrival_s = arrival_s
+        self.prompt_tokens = prompt_tokens
+        self.output_tokens = output_tokens
+        self.runs = runs
+        self.coins = coins  # the uniforms behind `runs`, kept only where acceptance answers to temperature
+        self.prefilled = 0  # prompt tokens already in the KV cache
+        self.emitted = 0  # output tokens delivered
+        self.k = 0  # drafts waiting for verification
+        self.catch_up = False  # the last drafts were all accepted: the drafter still owes one token
+        self.rounds = 0
+        self.drafted = 0
+        self.accepted = 0
+        self.replica = 0
+        self.admitted_s = -1.0
+        self.first_token_s = -1.0
+        self.finish_s = -1.0
+        self.ready_s = -1.0  # when its current wait began
+        self.prefill_s = 0.0
+        self.draft_s = 0.0
+        self.wait_s = 0.0
+        self.verify_s = 0.0
+        self.path: list[int] = []  # output position after each coming round at draft length `path_k`
+        self.path_at = 0
+        self.path_k = -1
+
+    @property
+    def context(self) -> int:
+        """Tokens in the KV cache."""
+        return self.prefilled + self.emitted
+
+    @property
+    def done(self) -> bool:
+        return self.emitted >= self.output_tokens
+
+    def __repr__(self) -> str:
+        return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A stretch of one request's prompt: `tokens` new ones behind `start` already cached."""
+
+    request: Request
+    start: int
+    tokens: int
+
+
+@dataclass(slots=True)
+class Work:
+    """One GPU submission: `steps` forwards of one model over `rows`, the first of `tokens` new tokens a row.
+
+    `chunks` are prompt stretches carried by the (first) forward. A draft of k tokens is k steps of one token, the
+    first of two where some row catches up; a verify is one step of k+1.
+    """
+
+    kind: Kind
+    role: Role
+    lane: str
+    rows: list[Request]
+    tokens: int = 1
+    steps: int = 1
+    chunks: tuple[Chunk, ...] = ()
+    priority: int = 0  # higher goes first
+    queue_depth: int = 0  # requests left waiting in the lane when this was launched
