@@ -137,14 +137,16 @@ class Server:
     """Longest draft a controller may choose."""
     feedback_temperature: bool = False
     """feedback also moves the drafter's temperature; needs --acceptance-temperature-slope."""
+    draft_temperature: float = 1.0
+    """The drafter's (starting) temperature; matters only with --acceptance-temperature-slope."""
     max_num_seqs: int = 128
     """Most requests decoding at once: the batch limit of every lane."""
     max_num_batched_tokens: int = 2048
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
-    max_decode_queue: int = 256
-    """pdv: prefill pauses while this many requests are in the decode and verify lanes."""
+    max_decode_queue: int = 32
+    """pdv: prefill admits nobody while this many requests wait for the decode lane."""
     verify_gather: bool = False
     """pdv: verify waits until the decode lane has finished drafting, for one larger batch."""
     admission_factor: float = 1.2
@@ -171,6 +173,7 @@ class Server:
         if not math.isfinite(self.admission_factor):
             raise ValueError(f"admission-factor must be finite, got {self.admission_factor}")
         _finite("hybrid-threshold", self.hybrid_threshold)
+        _finite("draft-temperature", self.draft_temperature)
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         longest = max(self.num_speculative_tokens, self.max_speculative_tokens)
@@ -195,9 +198,9 @@ class Hardware:
     kv_capacity_tokens: int | None = None
     """KV cache size in tokens, instead of what the memory leaves room for."""
     verify_gpu: int = 0
-    """1 places the verify lane on a second GPU (pdv, pdv-hybrid)."""
+    """1 places the target model, with its verify and prefill streams, on a second GPU (pdv, pdv-hybrid)."""
     transfer_s: float = 20e-6
-    """Latency of handing a batch from one GPU to the other."""
+    """Latency of handing a batch to the second GPU."""
     replicas: int = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"

@@ -97,9 +97,9 @@ class Request:
         "accepted",
         "admitted_s",
         "arrival_s",
-        "catch_up",
         "coins",
-        "draft_s",
+        "context",
+        "draft_ns",
         "drafted",
         "emitted",
         "finish_s",
@@ -107,18 +107,17 @@ class Request:
         "id",
         "k",
         "output_tokens",
+        "owed",
         "path",
-        "path_at",
-        "path_k",
-        "prefill_s",
+        "prefill_ns",
         "prefilled",
         "prompt_tokens",
         "ready_s",
         "replica",
         "rounds",
         "runs",
-        "verify_s",
-        "wait_s",
+        "verify_ns",
+        "wait_ns",
     )
 
     def __init__(
@@ -131,9 +130,10 @@ class Request:
         self.runs = runs
         self.coins = coins  # the uniforms behind `runs`, kept only where acceptance answers to temperature
         self.prefilled = 0  # prompt tokens already in the KV cache
+        self.context = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
-        self.catch_up = False  # the last drafts were all accepted: the drafter still owes one token
+        self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
         self.rounds = 0
         self.drafted = 0
         self.accepted = 0
@@ -141,23 +141,13 @@ class Request:
         self.admitted_s = -1.0
         self.first_token_s = -1.0
         self.finish_s = -1.0
-        self.ready_s = -1.0  # when its current wait began
-        self.prefill_s = 0.0
-        self.draft_s = 0.0
-        self.wait_s = 0.0
-        self.verify_s = 0.0
-        self.path: list[int] = []  # output position after each coming round at draft length `path_k`
-        self.path_at = 0
-        self.path_k = -1
-
-    @property
-    def context(self) -> int:
-        """Tokens in the KV cache."""
-        return self.prefilled + self.emitted
-
-    @property
-    def done(self) -> bool:
-        return self.emitted >= self.output_tokens
+        self.ready_s = -1.0  # when its current wait or stage began
+        # where its time went; whole nanoseconds, so that sums do not depend on the order of adding
+        self.prefill_ns = 0
+        self.draft_ns = 0
+        self.wait_ns = 0
+        self.verify_ns = 0
+        self.path: object = None  # the rounds to come, kept by `foresight`
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
@@ -177,7 +167,7 @@ class Work:
     """One GPU submission: `steps` forwards of one model over `rows`, the first of `tokens` new tokens a row.
 
     `chunks` are prompt stretches carried by the (first) forward. A draft of k tokens is k steps of one token, the
-    first of two where some row catches up; a verify is one step of k+1.
+    first of two or more where some row catches up; a verify is one step of k+1.
     """
 
     kind: Kind
@@ -189,3 +179,5 @@ class Work:
     chunks: tuple[Chunk, ...] = ()
     priority: int = 0  # higher goes first
     queue_depth: int = 0  # requests left waiting in the lane when this was launched
+    watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
+    temperature: float = 1.0  # the drafter's

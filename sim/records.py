@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,8 @@ REQUEST_DTYPES: dict[str, str] = {
     "verify_s": "f8",
 }
 
+STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")
+
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",
     "gpu": "i2",
@@ -60,10 +63,10 @@ DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f
 class Table:
     """Rows appended one by one or in blocks, kept as packed columns of 64 Ki rows."""
 
-    __slots__ = ("_blocks", "_dtypes", "_limit", "append", "rows")
+    __slots__ = ("_blocks", "_limit", "append", "dtypes", "rows")
 
     def __init__(self, dtypes: dict[str, str]) -> None:
-        self._dtypes = dtypes
+        self.dtypes = dtypes
         self._blocks: list[Columns] = []
         self._limit = 1 << 16
         self.rows: list[tuple[Any, ...]] = []
@@ -72,7 +75,7 @@ class Table:
     def flush(self) -> None:
         """Pack the rows appended so far; call now and then to keep memory small."""
         if self.rows:
-            packed = zip(self._dtypes.items(), zip(*self.rows, strict=True), strict=True)
+            packed = zip(self.dtypes.items(), zip(*self.rows, strict=True), strict=True)
             self._blocks.append({name: np.array(col, dtype) for (name, dtype), col in packed})
             self.rows.clear()
 
@@ -83,14 +86,14 @@ class Table:
     def extend(self, block: Columns) -> None:
         """Append a whole block of rows at once, behind those appended before."""
         self.flush()
-        self._blocks.append({name: np.asarray(block[name], dtype) for name, dtype in self._dtypes.items()})
+        self._blocks.append({name: np.asarray(block[name], dtype) for name, dtype in self.dtypes.items()})
 
     def columns(self) -> Columns:
         self.flush()
         if not self._blocks:
-            return {name: np.empty(0, dtype) for name, dtype in self._dtypes.items()}
+            return {name: np.empty(0, dtype) for name, dtype in self.dtypes.items()}
         if len(self._blocks) > 1:
-            self._blocks = [{n: np.concatenate([b[n] for b in self._blocks]) for n in self._dtypes}]
+            self._blocks = [{n: np.concatenate([b[n] for b in self._blocks]) for n in self.dtypes}]
         return self._blocks[0]
 
 
@@ -114,7 +117,25 @@ class Result:
 
 
 def request_columns(requests: Iterable[Request]) -> Columns:
+    """The finished requests as columns, in their order."""
     rows: Sequence[Request] = list(requests)
-    return {
-        name: np.fromiter((getattr(r, name) for r in rows), dtype, len(rows)) for name, dtype in REQUEST_DTYPES.items()
-    }
+    columns: Columns = {}
+    for name, dtype in REQUEST_DTYPES.items():
+        if name in STAGES:
+            whole = np.fromiter(map(attrgetter(name.removesuffix("_s") + "_ns"), rows), "i8", len(rows))
+            columns[name] = whole * 1e-9
+        else:
+            columns[name] = np.fromiter(map(attrgetter(name), rows), dtype, len(rows))
+    return columns
+
+
+def merged(table: Table, block: Columns, order: tuple[str, ...]) -> Columns:
+    """A table's rows and a block of more, by time: the last of the columns in `order`, ties by those before it."""
+    columns = table.columns()
+    if block:
+        columns = {name: np.concatenate([columns[name], block[name].astype(dtype)]) for name, dtype in table.dtypes.items()}
+    time = columns[order[-1]]
+    by_time = np.argsort(time, kind="stable")
+    if np.any(np.diff(time[by_time]) == 0):
+        by_time = np.lexsort([columns[name] for name in order])
+    return {name: column[by_time] for name, column in columns.items()}

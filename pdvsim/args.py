@@ -1,0 +1,258 @@
+"""The command line as data: frozen dataclasses that tyro turns into flags, and the one way in for all of them.
+
+Flags are flat and named after the fields (`request_rate` is `--request-rate` or `--request_rate`). A file given with
+`--config` and the keywords of the Python API are turned into flags first, so that every value is checked once, by the
+same code, with the same message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import math
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import pairwise
+from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
+
+import tyro
+
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.sweep import DEFAULT_RATES, Sweep
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Simulate one experiment and print its table, in the style of `vllm bench serve`."""
+
+    experiment: Annotated[Experiment, tyro.conf.arg(name="")] = field(default_factory=Experiment)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Write the result to this file, as JSON with vLLM's keys."""
+    save_result: bool = False
+    """Write the result to --result-dir, under a name made of label, load, architecture and date."""
+    result_dir: str = "."
+    """Folder for --save-result."""
+    label: str = "pdvsim"
+    """Prefix of the name of --save-result."""
+    save_detailed: bool = False
+    """Also write requests, launches and deliveries as parquet, next to the result."""
+    trace_out: str | None = None
+    """Write a timeline for ui.perfetto.dev to this file."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    config: str | None = None
+    """TOML file of flags (request_rate = 8); the command line wins."""
+
+
+@dataclass(frozen=True)
+class SweepTraffic(Traffic):
+    """Who asks what, and when."""
+
+    request_rate: tyro.conf.Suppress[float] = math.inf  # the sweep has its own, a list
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Architectures, loads and replications, and the experiment they vary."""
+
+    arch: tuple[Arch, ...] = ("pdv",)
+    """Serving architectures to compare."""
+    concurrency: tuple[int, ...] = ()
+    """Loads as requests outstanding at once (closed loop), e.g. 1,2,4,8."""
+    request_rate: tuple[float, ...] = ()
+    """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32."""
+    num_runs: int = 1
+    """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
+    jobs: int | None = None
+    """Points run side by side; default: one per core."""
+    traffic: SweepTraffic = field(default_factory=SweepTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        if self.jobs is not None and self.jobs < 1:
+            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
+        self.sweep()
+
+    def sweep(self) -> Sweep:
+        """The sweep these options describe."""
+        if not self.arch:
+            raise ValueError("arch needs at least one value")
+        traffic = Traffic(**{f.name: getattr(self.traffic, f.name) for f in fields(Traffic)})
+        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
+        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base)
+
+
+@dataclass(frozen=True)
+class SweepCommand:
+    """Run architectures x loads x replications on all cores; print tables, save a parquet file and a plot."""
+
+    options: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for summary.parquet, sweep.json and sweep.png; default: results/sweep-DATE-TIME."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+    config: str | None = None
+    """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
+
+
+@dataclass(frozen=True)
+class ProfilesCommand:
+    """List the GPUs, models and profiles that come with pdvsim."""
+
+    json: bool = False
+    """Print one JSON document instead of the table."""
+
+
+assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32), "the help of --request-rate names the default loads"
+
+
+def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
+    """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
+    known = flags(command)
+    tokens = _tokens(argv, known)
+    path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)
+    if path is not None and "config" in known:
+        given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")}
+        settings = {k: v for k, v in _read_toml(path).items() if k.replace("_", "-") not in given}
+        if "config" in settings:
+            raise ValueError(f"{path}: a configuration file cannot name another")
+        tokens = _tokens(from_mapping(settings, known, f"{path}: unknown key"), known) + tokens
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(command, prog=prog, args=tokens, config=(tyro.conf.OmitArgPrefixes,))
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        raise ValueError(_one_line(errors.getvalue())) from None
+
+
+def flags(command: type) -> dict[str, Any]:
+    """Every flag of a command without its dashes, with its type; an outer field hides an inner one of its name."""
+    hints = get_type_hints(command)
+    inner = [hint for hint in hints.values() if is_dataclass(hint)]
+    known = {name.replace("_", "-"): hint for name, hint in hints.items() if hint not in inner}
+    for hint in inner:
+        known = flags(hint) | known  # type: ignore[arg-type]
+    return known
+
+
+def from_mapping(values: Mapping[str, Any], known: Mapping[str, Any], unknown: str) -> list[str]:
+    """Keys and Python values as flags; a ValueError that begins with `unknown` and names the nearest key if need be."""
+    argv: list[str] = []
+    for key, value in values.items():
+        name = key.replace("_", "-")
+        if name not in known:
+            raise ValueError(f"{unknown} {key}{_nearest(name, known).replace('--', '').replace('-', '_')}")
+        if value is None:
+            continue
+        many = not isinstance(value, str) and isinstance(value, Iterable)
+        if isinstance(value, Mapping) or (many and not _is_list(known[name])):
+            raise ValueError(f"{key} takes one value, got {value}")
+        if known[name] is bool:
+            if not isinstance(value, bool):
+                raise ValueError(f"{key} must be true or false, got {value!r}")
+            argv.append(f"--{name}" if value else f"--no-{name}")
+        elif _is_list(known[name]):
+            items = [str(item) for item in value] if many else [str(value)]
+            argv += [f"--{name}", *items] if items else []
+        else:
+            argv.append(f"--{name}={value}")
+    return argv
+
+
+def _tokens(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
+    """`argv` with flags spelt one way, lists split at commas, and anything unknown refused."""
+    tokens: list[str] = []
+    room = 0.0  # values the last flag still takes
+    missing: str | None = None
+    splits = False
+    for token in argv:
+        is_flag = token.startswith("-") and token != "-" and not _is_number(token)
+        if is_flag and missing:
+            raise ValueError(f"{missing} needs a value")
+        if is_flag and (token in ("-h", "--help") or token.startswith("--tyro-")):
+            tokens.append(token)
+            room, missing, splits = 0, None, False
+            continue
+        if is_flag:
+            spelt, equals, value = token.partition("=")
+            name = "output" if spelt == "-o" and "output" in known else _name(spelt)
+            switch = name if name in known else name.removeprefix("no-")
+            if known.get(switch) is bool and spelt.startswith("--"):
+                if equals:
+                    raise ValueError(f"{spelt} takes no value, got {value!r}")
+                room, missing = 0, None
+            elif name in known and (spelt.startswith("--") or spelt == "-o"):
+                splits = _is_list(known[name])
+                room, missing = (math.inf if splits else 1), f"--{name}"
+            else:
+                raise ValueError(f"unknown option {spelt}{_nearest(name, known)}")
+            tokens.append(f"--{name}")
+            if not equals:
+                continue
+            token = value
+        if not room:
+            raise ValueError(f"unexpected argument {token!r}; options start with --")
+        parts = [part for part in token.replace(",", " ").split() if part] if splits else [token]
+        tokens += parts
+        room -= 1
+        missing = None if parts else missing
+    if missing:
+        raise ValueError(f"{missing} needs a value")
+    return tokens
+
+
+def _name(flag: str) -> str:
+    return flag.lstrip("-").replace("_", "-")
+
+
+def _is_list(hint: Any) -> bool:
+    return get_origin(hint) is tuple
+
+
+def _is_number(token: str) -> bool:
+    try:
+        float(token)
+    except ValueError:
+        return False
+    return True
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean --{close[0]}?" if close else ""
+
+
+def _read_toml(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:
+            return tomllib.load(file)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not TOML: {error}") from None
+
+
+def _one_line(box: str) -> str:
+    """What tyro says in a box, without the box, the help it repeats and the group of flags it names."""
+    lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()[1:]]
+    message = " ".join(lines[: lines.index("")] if "" in lines else lines)
+    message = re.sub(r"^Error parsing (\S+): (?:Error parsing \S+: )*", lambda m: _flag_only(m[1]), message)
+    message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"must be a whole number, got \1", message)
+    message = re.sub(r"could not convert string to float: (.*)", r"must be a number, got \1", message)
+    message = re.sub(r"Could not find valid parse for arguments: (.*)", r"must be a list of numbers, got \1", message)
+    return message.replace(": must be", " must be") or "cannot read the command line"
+
+
+def _flag_only(name: str) -> str:
+    return f"{name}: " if name.startswith("--") else ""

@@ -1,0 +1,210 @@
+"""Tables as text: one run in the layout of `vllm bench serve`, many runs one row each, profiles.
+
+Every table says what the figures are founded on. Values are flat, as a sweep's rows are; an Interval prints as its
+mean and, from two replications on, the half-width of its confidence interval.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.metrics import STEPS, percentile_name
+from pdvsim.sim.records import LANES
+from pdvsim.sim.stats import Interval
+
+Section = tuple[str, list[tuple[str, str]]]
+
+WIDTH = 50
+LATENCIES = {
+    "ttft": ("TTFT", "Time to First Token"),
+    "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
+    "itl": ("ITL", "Inter-token Latency"),
+    "e2el": ("E2EL", "End-to-end Latency"),
+}
+TOTALS = (
+    ("Successful requests:", "completed", 0),
+    ("Failed requests:", "failed", 0),
+    ("Maximum request concurrency:", "max_concurrency", 0),
+    ("Request rate configured (RPS):", "request_rate", 2),
+    ("Benchmark duration (s):", "duration", 2),
+    ("Total input tokens:", "total_input_tokens", 0),
+    ("Total generated tokens:", "total_output_tokens", 0),
+    ("Request throughput (req/s):", "request_throughput", 2),
+    ("Request goodput (req/s):", "request_goodput", 2),
+    ("Output token throughput (tok/s):", "output_throughput", 2),
+    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2),
+    ("Peak concurrent requests:", "max_concurrent_requests", 2),
+    ("Total token throughput (tok/s):", "total_token_throughput", 2),
+)
+SPECULATION = (
+    ("Acceptance rate (%):", "spec_decode_acceptance_rate", 2),
+    ("Acceptance length:", "spec_decode_acceptance_length", 2),
+    ("Drafts:", "spec_decode_num_drafts", 0),
+    ("Draft tokens:", "spec_decode_draft_tokens", 0),
+    ("Accepted tokens:", "spec_decode_accepted_tokens", 0),
+)
+
+
+def serving_table(
+    values: Mapping[str, Any], metrics: Iterable[str] = ("ttft", "tpot", "itl"), percentiles: Iterable[float] = (99.0,)
+) -> str:
+    """One load point as `vllm bench serve` prints it, with the lanes and the requests' time behind."""
+    lines: list[str] = []
+    for title, rows in sections(values, metrics, percentiles):
+        lines.append(f"{title:=^{WIDTH}}" if not lines else f"{title:-^{WIDTH}}")
+        lines += [f"{label:<40} {text:<10}".rstrip() for label, text in rows]
+    return "\n".join([*lines, "=" * WIDTH])
+
+
+def serving_html(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> str:
+    """The same as an HTML table, for a notebook."""
+    rows = []
+    for title, section in sections(values, metrics, percentiles):
+        rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title.strip())}</th></tr>')
+        rows += [f"<tr><td>{html.escape(label)}</td><td>{html.escape(text)}</td></tr>" for label, text in section]
+    return f"<table>{''.join(rows)}</table>"
+
+
+def sections(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> list[Section]:
+    """The parts of a serving table: titles, labels and formatted values. Absent values have no line."""
+    found: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
+    for name in metrics:
+        short, title = LATENCIES[name]
+        marks = [("Mean", "mean"), ("Median", "median")]
+        marks += [(percentile_name(p).upper(), percentile_name(p)) for p in percentiles]
+        found.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))
+    speculation = _lines(values, SPECULATION)
+    per_position = values.get("spec_decode_per_position_acceptance_rates")
+    if isinstance(per_position, Sequence):
+        speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
+    found.append(("Speculative Decoding", speculation))
+    for kind in KINDS:
+        found[-1][1].extend(_lines(values, [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2)]))
+    parts = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
+    found.append(("Mean Time of a Request", _lines(values, parts)))
+    for lane in LANES:
+        rows = (("busy", "utilisation"), ("bandwidth", "bandwidth_share"))
+        shares = [
+            (f"{label.capitalize()} (%):", cell(values[f"lanes_{lane}_{key}"], scale=100))
+            for label, key in rows
+            if f"lanes_{lane}_{key}" in values and not _missing(values[f"lanes_{lane}_{key}"])
+        ]
+        rest = _lines(
+            values,
+            (("Launches:", f"lanes_{lane}_launches", 0), ("Mean queue depth:", f"lanes_{lane}_mean_queue_depth", 2)),
+        )
+        found.append((f"Lane: {lane}", shares + rest))
+    return [(title, rows) for title, rows in found if rows]
+
+
+def comparison_table(
+    entries: Sequence[Mapping[str, Any]],
+    metrics: Iterable[str] = ("ttft", "tpot"),
+    percentiles: Iterable[float] = (99.0,),
+) -> str:
+    """One row per load and architecture: throughput, latencies, acceptance, and whether the server kept up."""
+    tail = max(percentiles, default=None)
+    marks = ["mean"] if tail is None else ["mean", percentile_name(tail)]
+    columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
+    if any(not _missing(entry.get("request_goodput")) for entry in entries):
+        columns.append(("goodput", "request_goodput"))
+    for name in metrics:
+        columns += [(f"{mark} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for mark in marks]
+    columns.append(("tok/round", "spec_decode_acceptance_length"))
+    header = [load_name(entries[0]["load_kind"]), "arch", *(title for title, _ in columns), "stability"]
+    rows = [
+        [
+            _number(entry["load"]),
+            str(entry["arch"]),
+            *(cell(entry.get(key)) for _, key in columns),
+            str(entry.get("stability", "")),
+        ]
+        for entry in entries
+    ]
+    notes = [_founded(entries[0])]
+    replications = max(int(entry.get("replications", 1)) for entry in entries)
+    if replications > 1:
+        notes.append(f"±: 95% confidence over {replications} replications")
+    return "\n".join([_grid(header, rows), *notes])
+
+
+def paired_table(differences: Sequence[Mapping[str, Any]]) -> str:
+    """What each architecture gains over the first, as a share, from runs with the same seeds."""
+    header = ["metric", load_name(differences[0]["load_kind"]), "arch", f"against {differences[0]['against']}"]
+    rows = [
+        [d["metric"], _number(d["load"]), d["arch"], f"{cell(d['relative'], scale=100, sign='+')} %"]
+        for d in differences
+    ]
+    return "Paired differences, same seeds, 95% confidence over replications\n" + _grid(header, rows)
+
+
+def profiles_table(document: Mapping[str, Any]) -> str:
+    """GPUs, profiles and models, as three blocks."""
+    blocks = []
+    for name, rows in document.items():
+        header = list(rows[0])
+        blocks.append(f"{name.capitalize()}\n" + _grid(header, [[_text(row[key]) for key in header] for row in rows]))
+    return "\n\n".join(blocks)
+
+
+def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> str:
+    """A number, an Interval, or a dash for nothing."""
+    if _missing(value):
+        return "-"
+    if isinstance(value, Interval):
+        mean = cell(value.mean, decimals, scale, sign)
+        sure = not value.half_width > 1e-9 * abs(value.mean)  # of one run, or the same in all
+        return mean if sure else f"{mean} ±{value.half_width * scale:.{decimals}f}"
+    text = f"{value * scale:{sign}.{decimals}f}"
+    return text if float(text) else text.replace("-", "")  # no minus zero
+
+
+def load_name(kind: str) -> str:
+    """A kind of load as a heading."""
+    return {"concurrency": "concurrency", "request_rate": "rate req/s"}.get(kind, kind)
+
+
+def _missing(value: Any) -> bool:
+    if isinstance(value, Interval):
+        value = value.mean
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Who was simulated on what, and what that is founded on."""
+    labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
+    rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
+    rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
+    return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
+
+
+def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
+    shown = ((label, values.get(key), decimals) for label, key, decimals in labels)
+    return [(label, cell(v, decimals)) for label, v, decimals in shown if not _missing(v) and v != math.inf]
+
+
+def _founded(entry: Mapping[str, Any]) -> str:
+    return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}"
+
+
+def _number(value: float) -> str:
+    return f"{value:g}"
+
+
+def _text(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns wide enough for their cells, numbers to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    right = [all(row[i][:1].isdigit() or row[i][:1] in "+-" for row in rows) for i in range(len(header))]
+    lines = [
+        "  ".join(text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)).rstrip()
+        for row in (header, *rows)
+    ]
+    return "\n".join([lines[0], "-" * sum(widths, 2 * len(widths) - 2), *lines[1:]])

@@ -1,0 +1,100 @@
+"""The transformer: one forward pass over a batch of rows and prompt chunks, on the GPU's kernels or their CPU twins.
+
+The residual stream is updated in place by the matrix products that feed it. Products of a few tokens run in one
+kernel together with the norm before or the activation after them; wider ones go to the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pdvsim.realrun import twins
+from pdvsim.realrun.arch import Architecture, from_config
+from pdvsim.realrun.batch import Batch
+from pdvsim.realrun.cache import KVCache, Sequences
+from pdvsim.realrun.weights import Weights, load_weights, random_weights
+
+
+def operations(device: torch.device) -> ModuleType:
+    """The kernels for `device`: Triton's on a GPU, their torch twins elsewhere."""
+    if device.type != "cuda":
+        return twins
+    from pdvsim.realrun import gpu
+
+    return gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The residual stream after the last block, and where each of its tokens stands."""
+
+    x: Tensor
+    slots: Tensor
+    positions: Tensor
+
+
+class Transformer:
+    """A model on one device, for contexts of up to `capacity` tokens."""
+
+    def __init__(self, arch: Architecture, weights: Weights, capacity: int) -> None:
+        self.arch, self.weights, self.capacity = arch, weights, capacity
+        self.device, self.dtype = weights.head.device, weights.head.dtype
+        dim = arch.spec.head_dim
+        if self.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
+            raise ValueError(f"head_dim {dim} is not a power of two from 16 on, as the GPU kernels need")
+        self.ops = operations(self.device)
+        self.embedding_scale = arch.embedding_scale(self.dtype)
+        angles = torch.outer(torch.arange(capacity, dtype=torch.float32), arch.rope_frequencies())
+        self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
+
+    @classmethod
+    def random(
+        cls, arch: Architecture, capacity: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+    ) -> Transformer:
+        """A model of this shape with random weights."""
+        return cls(arch, random_weights(arch, device, dtype, seed), capacity)
+
+    @classmethod
+    def load(cls, folder: Path | str, capacity: int, device: torch.device, dtype: torch.dtype) -> Transformer:
+        """The model of a local Hugging Face checkpoint folder."""
+        arch = from_config(folder)
+        return cls(arch, load_weights(arch, folder, device, dtype), capacity)
+
+    def new_cache(self, slots: int) -> KVCache:
+        """An empty KV cache for this model."""
+        return KVCache(self.arch, slots, self.capacity, self.device, self.dtype)
+
+    def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
+        """Feed the batch's tokens, writing their keys and values into `cache`."""
+        ops, eps, act = self.ops, self.arch.norm_eps, self.arch.activation
+        x, slots, positions = ops.embed(
+            batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
+        )
+        rows = batch.row_tokens
+        plan = ops.prefill_plan(batch, cache.layers[0], slots[rows:], positions[rows:]) if batch.chunk else None
+        for w, kv in zip(self.weights.layers, cache.layers, strict=True):
+            qkv = ops.linear(x, w.qkv, norm=w.input_norm, eps=eps, bias=w.qkv_bias)
+            parts = []
+            if batch.rows:
+                parts.append(ops.decode_attention(qkv[:rows], kv, batch, positions[:rows], self.cos, self.sin))
+            if batch.chunk:
+                ops.rope_write(qkv[rows:], kv, slots[rows:], positions[rows:], self.cos, self.sin)
+                parts.append(ops.prefill_attention(qkv[rows:], kv, batch, plan))
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+            ops.linear(attended, w.output, residual=x)
+            ops.linear(
+                ops.linear(x, w.gate_up, norm=w.mlp_norm, eps=eps, activation=act),
+                w.down,
+                residual=x,
+            )
+        return Hidden(x, slots, positions)
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Next-token logits of some rows of the residual stream, in the model's dtype."""
+        logits: Tensor = self.ops.linear(x, self.weights.head, norm=self.weights.final_norm, eps=self.arch.norm_eps)
+        return logits

@@ -1,0 +1,126 @@
+"""How works on different streams share one GPU: the progress rate of each, 1 being as fast as alone.
+
+Each work has two demands from its roofline: the share of the GPU's arithmetic and of its bandwidth that it uses when it
+runs alone. Rates come from weighted max-min sharing of both: all rise together until one resource is full, those that
+need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity.
+
+Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from pdvsim.sim.config import Contention, Priority
+from pdvsim.sim.profile import ContentionFit
+
+_FULL = 1e-12
+
+
+class Load(Protocol):
+    """What sharing needs to know of a running work; `rate` is its answer."""
+
+    kind: str
+    lane: str
+    priority: int
+    compute: float
+    bandwidth: float
+    rate: float
+
+
+def max_min(
+    loads: Sequence[Load], weights: Sequence[float], limits: Sequence[float], compute: float, bandwidth: float
+) -> tuple[float, float]:
+    """Set the loads' rates; return what is left of the two capacities."""
+    for load in loads:
+        load.rate = 0.0
+    rising = [i for i in range(len(loads)) if limits[i] > 0]
+    while rising:
+        need_c = sum(weights[i] * loads[i].compute for i in rising)
+        need_b = sum(weights[i] * loads[i].bandwidth for i in rising)
+        step = min((limits[i] - loads[i].rate) / weights[i] for i in rising)
+        if need_c * step > compute:
+            step = compute / need_c
+        if need_b * step > bandwidth:
+            step = bandwidth / need_b
+        compute = max(0.0, compute - need_c * step)
+        bandwidth = max(0.0, bandwidth - need_b * step)
+        still = []
+        for i in rising:
+            load = loads[i]
+            load.rate = min(limits[i], load.rate + weights[i] * step)
+            stuck = (compute <= _FULL and load.compute > 0) or (bandwidth <= _FULL and load.bandwidth > 0)
+            if load.rate < limits[i] - _FULL and not stuck:
+                still.append(i)
+        if len(still) == len(rising):  # no progress left to make at this precision
+            break
+        rising = still
+    return compute, bandwidth
+
+
+class Sharing:
+    """The contention model of one GPU: sets the rates of whatever runs together."""
+
+    def __init__(
+        self,
+        model: Contention,
+        priority: Priority,
+        fit: ContentionFit,
+        partition: dict[str, float] | None = None,
+    ) -> None:
+        self.model = model
+        self.priority = priority
+        self.fit = fit
+        self.partition = partition or {}
+        # a work alone runs at its solo speed except inside a partition
+        self.alone_is_full = priority != "partition"
+
+    def solve(self, loads: Sequence[Load]) -> None:
+        """Set each load's `rate`."""
+        if self.model == "max":
+            for load in loads:
+                load.rate = 1.0
+        elif self.model == "serial":
+            self._serial(loads)
+        elif len(loads) == 1 and self.alone_is_full:
+            loads[0].rate = 1.0
+        else:
+            self._fluid(loads)
+
+    def _serial(self, loads: Sequence[Load]) -> None:
+        """One work at a time, to its end; then the highest priority, the first come within it."""
+        running = next((load for load in loads if load.rate > 0), None)
+        chosen = running or max(loads, key=lambda load: load.priority if self.priority != "none" else 0)
+        for load in loads:
+            load.rate = 0.0
+        chosen.rate = 1.0
+
+    def _fluid(self, loads: Sequence[Load]) -> None:
+        capacity = self._efficiency(loads)
+        ones = [1.0] * len(loads)
+        if self.priority == "preemptive":
+            compute = bandwidth = capacity
+            for level in sorted({load.priority for load in loads}, reverse=True):
+                group = [load for load in loads if load.priority == level]
+                compute, bandwidth = max_min(group, ones, ones, compute, bandwidth)
+        elif self.priority == "stream":
+            lowest = min(load.priority for load in loads)
+            weights = [self.fit.stream_weight ** (load.priority - lowest) for load in loads]
+            max_min(loads, weights, ones, capacity, capacity)
+        elif self.priority == "partition":
+            max_min(loads, ones, [self._limit(load) for load in loads], capacity, capacity)
+        else:
+            max_min(loads, ones, ones, capacity, capacity)
+
+    def _limit(self, load: Load) -> float:
+        share = self.partition[load.lane]
+        reach = min(1.0, self.fit.partition_bandwidth_reach * share)
+        return min(1.0, share / load.compute if load.compute else 1.0, reach / load.bandwidth if load.bandwidth else 1.0)
+
+    def _efficiency(self, loads: Sequence[Load]) -> float:
+        table = self.fit.efficiency
+        if not table or len(loads) < 2:
+            return 1.0
+        kinds = sorted(load.kind for load in loads)
+        return min(table.get(f"{a}+{b}", 1.0) for i, a in enumerate(kinds) for b in kinds[i + 1 :])

@@ -1,0 +1,290 @@
+"""Prompt and output lengths, and arrival times, from published files and from the built-in model of ShareGPT.
+
+Whatever a file holds, a reader returns its rows or raises a ValueError of one line that names the file, the line or
+field, and what is accepted. Not modelled: the text itself, prefixes shared between requests (Mooncake's block hashes
+are ignored), later turns of a conversation, and requests that failed when the trace was recorded.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+Lengths = NDArray[np.int64]  # one row a request: prompt tokens, output tokens
+
+MAX_TOKENS = 10_000_000  # beyond any context window; larger numbers are taken for a broken file
+TOKENS_ACCEPTED = f"a whole number from 1 to {MAX_TOKENS}"
+SHAREGPT_ACCEPTED = (
+    'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
+)
+SHAREGPT_FILTER = "prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= 2048 tokens"
+SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
+
+
+class Trace(NamedTuple):
+    """Requests as recorded: seconds on the trace's own clock, and lengths, in the file's order."""
+
+    arrival_s: NDArray[np.float64]
+    lengths: Lengths
+
+
+def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
+    """A ValueError of one printable line about one place of one file."""
+    text = f"{path}: {where}{': ' if where else ''}{what}{f'; accepted: {accepted}' if accepted else ''}"
+    return ValueError("".join(c if c.isprintable() else "?" for c in text))
+
+
+def show(value: object) -> str:
+    """A value as an error quotes it: short, whatever it is."""
+    # Cut before formatting: a nested list may be too deep, and an integer too long, for repr.
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    if isinstance(value, int) and abs(value) >= 10**18:
+        return "a number of 19 or more digits"
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+@contextmanager
+def opened(path: str) -> Iterator[TextIO]:
+    """The file as UTF-8 text; a ValueError of one line where it cannot be read as such."""
+    if "\0" in path:
+        raise bad(path, "", "not a file name")
+    try:
+        with open(path, encoding="utf-8-sig", newline="") as file:
+            yield file
+    except OSError as error:
+        raise bad(path, "", f"cannot be read ({error.strerror or type(error).__name__})", "a text file") from None
+    except UnicodeError:
+        raise bad(path, "", "is not UTF-8 text", "a text file, unpacked") from None
+
+
+def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
+    """Line number and value of each line of a JSONL file; blank lines are skipped."""
+    decode = json.JSONDecoder().raw_decode  # half the cost of json.loads on short lines
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            text = line.strip()
+            if text:
+                try:
+                    value, end = decode(text)
+                except (ValueError, RecursionError):
+                    end = -1
+                if end != len(text):
+                    raise bad(path, f"line {number}", f"{show(text)} is not JSON", accepted)
+                yield number, value
+
+
+def _csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+    """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
+    accepted = "CSV with the columns " + ",".join(columns)
+    with opened(path) as file:
+        reader = csv.reader(file, strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            for name in columns:
+                if name not in header:
+                    raise bad(path, "line 1", f"column {name!r} is missing", accepted)
+            width = len(header)
+            at = [header.index(name) for name in columns]
+            for row in reader:
+                if len(row) == width:
+                    yield reader.line_num, [row[i] for i in at]
+                elif row:
+                    raise bad(path, f"line {reader.line_num}", f"{len(row)} fields, the header has {width}", accepted)
+        except csv.Error as error:
+            raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", accepted) from None
+
+
+def _count(text: str) -> int:
+    """The whole number written in `text`, or -1."""
+    # Bounded first: Python refuses to read an integer of thousands of digits.
+    return int(text) if len(text) <= 8 and (text.isdecimal() or text.strip().isdecimal()) else -1
+
+
+def _refuse_tokens(path: str, line: int, fields: tuple[tuple[str, object, bool], ...], accepted: str) -> ValueError:
+    """The error about the first of (name, value, whether it is in order) that is not."""
+    name, value = next((name, value) for name, value, good in fields if not good)
+    return bad(path, f"line {line}", f"{name} is {show(value)}", accepted)
+
+
+def _seconds(text: str) -> float:
+    """The finite, non-negative number written in `text`, or -1."""
+    try:
+        value = float(text)
+    except ValueError:
+        return -1.0
+    return value if 0 <= value < math.inf else -1.0
+
+
+def _trace(path: str, arrivals_s: list[float], lengths: list[tuple[int, int]], accepted: str) -> Trace:
+    if not lengths:
+        raise bad(path, "", "holds no request", accepted)
+    return Trace(np.array(arrivals_s), np.array(lengths, dtype=np.int64))
+
+
+def read_azure(path: str) -> Trace:
+    """Requests of an Azure LLM inference trace (2023, and 2024 whose times carry a zone), times to the microsecond."""
+    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+    local, utc = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
+    arrivals_s, lengths = [], []
+    for line, (time, context, generated) in _csv_rows(path, columns):
+        try:
+            moment = datetime.fromisoformat(time)
+            # Subtracted, since datetime.timestamp() would read this machine's time zone into the trace.
+            since = moment - (utc if moment.tzinfo else local)
+        except (ValueError, OverflowError):
+            accepted = "a time such as 2023-11-16 18:17:03.9799600"
+            raise bad(path, f"line {line}", f"TIMESTAMP is {show(time)}", accepted) from None
+        prompt, output = _count(context), _count(generated)
+        if not (1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS):
+            fields = (columns[1], context, 1 <= prompt <= MAX_TOKENS), (columns[2], generated, False)
+            raise _refuse_tokens(path, line, fields, TOKENS_ACCEPTED)
+        arrivals_s.append(since.total_seconds())
+        lengths.append((prompt, output))
+    return _trace(path, arrivals_s, lengths, "rows of " + ",".join(columns))
+
+
+def read_burstgpt(path: str) -> Trace:
+    """Requests of a BurstGPT CSV that vLLM keeps: model GPT-4 with response tokens (and with a prompt to prefill)."""
+    columns = ("Timestamp", "Model", "Request tokens", "Response tokens")
+    arrivals_s, lengths = [], []
+    for line, (time, model, asked, answered) in _csv_rows(path, columns):
+        arrival_s, prompt, output = _seconds(time), _count(asked), _count(answered)
+        if arrival_s < 0:
+            raise bad(path, f"line {line}", f"Timestamp is {show(time)}", "seconds, at least 0")
+        if not (0 <= prompt <= MAX_TOKENS and 0 <= output <= MAX_TOKENS):
+            fields = (columns[2], asked, 0 <= prompt <= MAX_TOKENS), (columns[3], answered, False)
+            raise _refuse_tokens(path, line, fields, f"a whole number from 0 to {MAX_TOKENS}")
+        if model == "GPT-4" and output and prompt:
+            arrivals_s.append(arrival_s)
+            lengths.append((prompt, output))
+    return _trace(path, arrivals_s, lengths, "at least one row of Model GPT-4 with Request and Response tokens above 0")
+
+
+def read_mooncake(path: str) -> Trace:
+    """Requests of a Mooncake JSONL trace; its timestamps are milliseconds."""
+    accepted = '{"timestamp": milliseconds, "input_length": tokens, "output_length": tokens} on each line'
+    arrivals_s: list[float] = []
+    lengths: list[tuple[int, int]] = []
+    for line, row in json_lines(path, accepted):
+        if type(row) is not dict:
+            raise bad(path, f"line {line}", f"holds {show(row)}", accepted)
+        time: Any = row.get("timestamp")
+        prompt: Any = row.get("input_length")
+        output: Any = row.get("output_length")
+        # The upper bound also refuses NaN, infinity and integers too long for a float.
+        if type(time) not in (int, float) or not 0 <= time <= 1e18:
+            raise bad(path, f"line {line}", f"timestamp is {show(time)}", "milliseconds, from 0 to 1e18")
+        for name, count in (("input_length", prompt), ("output_length", output)):
+            if type(count) is not int or not 1 <= count <= MAX_TOKENS:
+                raise bad(path, f"line {line}", f"{name} is {show(count)}", TOKENS_ACCEPTED)
+        arrivals_s.append(time / 1000)
+        lengths.append((prompt, output))
+    return _trace(path, arrivals_s, lengths, accepted)
+
+
+def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:
+    """Position of the first turn by one of `speakers` behind `after`; -1 where there is none."""
+    for at in range(after + 1, len(turns)):
+        turn = turns[at]
+        if type(turn) is not dict or not isinstance(turn.get("value"), str):
+            raise bad(path, f"conversation {index}", f"turn {at} has no text under 'value'", SHAREGPT_ACCEPTED)
+        if turn.get("from", speakers[0]) in speakers:
+            return at
+    return -1
+
+
+def _conversations(path: str) -> list[tuple[str, str]]:
+    """First human turn and the first reply to it, of every conversation that has both."""
+    with opened(path) as file:
+        try:
+            entries = json.load(file)
+        except json.JSONDecodeError as error:
+            raise bad(path, f"line {error.lineno}", f"is not JSON ({error.msg})", SHAREGPT_ACCEPTED) from None
+        except UnicodeError:
+            raise
+        except (ValueError, RecursionError):
+            raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
+    if type(entries) is not list:
+        raise bad(path, "", f"holds {show(entries)}", SHAREGPT_ACCEPTED)
+    pairs = []
+    for index, entry in enumerate(entries):
+        turns = entry.get("conversations", []) if type(entry) is dict else None
+        if type(turns) is not list:
+            raise bad(path, f"entry {index}", "has no list of turns", SHAREGPT_ACCEPTED)
+        human = _turn(path, index, turns, ("human", "user"), -1)
+        reply = _turn(path, index, turns, ("gpt", "chatgpt", "bard", "bing"), human) if human >= 0 else -1
+        if reply >= 0:
+            pairs.append((turns[human]["value"], turns[reply]["value"]))
+    return pairs
+
+
+def token_counter(folder: str) -> Callable[[list[str]], list[int]]:
+    """A function from texts to token counts (special tokens included, as vLLM counts) by a local tokenizer."""
+    accepted = "a local folder of a Hugging Face tokenizer (tokenizer.json, tokenizer_config.json)"
+    if "\0" in folder or not Path(folder).is_dir():
+        raise bad(folder, "--tokenizer", "is not a folder", accepted)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise ValueError("--tokenizer needs the package transformers: pip install transformers") from None
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # what a broken folder raises is not documented
+        raise bad(folder, "--tokenizer", f"cannot be loaded ({type(error).__name__})", accepted) from None
+
+    def count(texts: list[str]) -> list[int]:
+        # JSON may hold half of a surrogate pair, which no tokenizer takes.
+        clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
+        return [len(ids) for ids in tokenizer(clean, verbose=False)["input_ids"]]
+
+    return count
+
+
+def read_sharegpt(path: str, tokenizer: str, wanted: int, rng: np.random.Generator) -> Lengths:
+    """Lengths of up to `wanted` conversations in random order, under vLLM's filter; fewer where the file is smaller.
+
+    Only as many are tokenized as are needed, in blocks: the whole of ShareGPT V3 would take minutes.
+    """
+    pairs = _conversations(path)
+    count = token_counter(tokenizer)
+    order = rng.permutation(len(pairs)).tolist()
+    kept: list[tuple[int, int]] = []
+    for start in range(0, len(order), 256):
+        block = [pairs[i] for i in order[start : start + 256]]
+        counts = count([text for pair in block for text in pair])
+        lengths = zip(counts[::2], counts[1::2], strict=True)
+        kept += [(p, o) for p, o in lengths if p >= 4 and o >= 4 and p <= 1024 and p + o <= 2048]
+        if len(kept) >= wanted:
+            break
+    if not kept:
+        raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
+    return np.array(kept[:wanted], dtype=np.int64)
+
+
+def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
+    """Lengths drawn from the built-in model of ShareGPT V3: its quantiles, joined by a Gaussian copula.
+
+    The model holds quantiles at evenly spaced normal scores, so no normal distribution function is needed here, and
+    the tails, where a score step is a small step in probability, are drawn in most detail.
+    """
+    model = json.loads(SHAREGPT_MODEL.read_text(encoding="utf-8"))
+    rho = model["copula_correlation"]
+    normal = rng.standard_normal((count, 2))
+    scores = model["score_step"] * (np.arange(len(model["prompt"])) - len(model["prompt"]) // 2)
+    prompt = np.rint(np.interp(normal[:, 0], scores, model["prompt"]))
+    correlated = rho * normal[:, 0] + math.sqrt(1 - rho * rho) * normal[:, 1]
+    output = np.rint(np.interp(correlated, scores, model["output"]))
+    # vLLM drops what is longer; about one pair in 10,000 is, so cutting it leaves the figures as they are.
+    output = np.minimum(output, 2048 - prompt)
+    return np.column_stack((prompt, output)).astype(np.int64)

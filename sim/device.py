@@ -1,0 +1,235 @@
+"""The simulated GPU: works queue on streams, the stream heads run together and slow each other, the host sets the pace.
+
+Each stream is a FIFO. What runs is re-solved at every start and finish (`contention`), so a work's progress is piecewise
+linear. One host thread launches and completes; since it does one thing at a time, works become ready in launch order,
+and the state can be run ahead to the next start without missing one.
+
+Not modelled: memory allocation, graph capture, and host costs that depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from math import inf
+from typing import TYPE_CHECKING
+
+from simpy.events import Event
+
+from pdvsim.sim.clock import Clock
+from pdvsim.sim.contention import Sharing
+from pdvsim.sim.core import KINDS, Role, Work
+from pdvsim.sim.host import SimulatedHost
+from pdvsim.sim.latency import Latency
+from pdvsim.sim.records import LANES, Table
+
+if TYPE_CHECKING:
+    from pdvsim.sim.foresight import Stretch
+
+LANE_CODE = {name: i for i, name in enumerate(LANES)}
+KIND_CODE: dict[str, int] = {name: i for i, name in enumerate(KINDS)}
+ROLE_CODE: dict[Role, int] = {"draft": 0, "target": 1}
+
+Verdict = Callable[[Work], "list[int] | None"]
+
+
+class Job:
+    """A work on its way through a stream."""
+
+    __slots__ = (
+        "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane",
+        "priority", "rate", "ready_s", "remaining_s", "solo_s", "start_s", "work",
+    )  # fmt: skip
+
+    def __init__(self, work: Work, done: Event, ready_s: float, solo_s: float, moved: float, flops: float) -> None:
+        self.work = work
+        self.done = done
+        self.kind: str = work.kind
+        self.lane = work.lane
+        self.priority = work.priority
+        self.ready_s = ready_s  # launched by the host
+        self.solo_s = solo_s
+        self.remaining_s = solo_s  # at rate 1, as of the GPU's state time
+        self.bytes = moved
+        self.flops = flops
+        self.compute = 0.0
+        self.bandwidth = 0.0
+        self.rate = 0.0
+        self.start_s = -1.0
+
+
+class SimulatedGPU:
+    """One GPU. A launch's event happens when the host has noticed its completion; its value is the verdict."""
+
+    def __init__(
+        self,
+        env: Clock,
+        host: SimulatedHost,
+        models: dict[Role, Latency],
+        sharing: Sharing,
+        log: Table,
+        verdict: Verdict,
+        peak: tuple[float, float],
+        replica: int = 0,
+        gpu: int = 0,
+        transfer_s: float = 0.0,
+    ) -> None:
+        self.env = env
+        self.host = host
+        self.models = models
+        self.sharing = sharing
+        self.log = log
+        self.verdict = verdict
+        self.flops_per_s, self.bytes_per_s = peak
+        self.replica = replica
+        self.gpu = gpu
+        self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
+        self.streams: dict[str, deque[Job]] = {}
+        self.stretch: Stretch | None = None  # rounds that are stepped as one at the moment
+        self._running: list[Job] = []  # heads of their streams that have started
+        self._time_s = 0.0  # `remaining_s` and the rates are as of then
+        self._tick: Event | None = None
+        self._finish_s = inf
+        self._next: Job | None = None  # finishes at the tick
+
+    @property
+    def idle(self) -> bool:
+        """Nothing runs and nothing is queued."""
+        return not any(self.streams.values())
+
+    def price(self, work: Work) -> tuple[float, float, float]:
+        """Seconds alone, bytes moved and flops of a work."""
+        context = 0
+        for row in work.rows:
+            context += row.context
+        model = self.models[work.role]
+        if work.chunks:
+            shape = model.carrying(len(work.rows), work.tokens, work.steps, work.chunks, work.role == "target")
+        else:
+            shape = model.shape(len(work.rows), work.tokens, work.steps)
+        return (
+            shape.solo_0 + shape.solo_1 * context,
+            shape.bytes_0 + shape.bytes_1 * context,
+            shape.flops_0 + shape.flops_1 * context,
+        )
+
+    def launch(self, work: Work, now_s: float, done: Event | None = None) -> Event:
+        """Put a work on its lane's stream. `now_s` lies in the past only where a foreseen round is cut."""
+        ready = self.host.spend(now_s, self.host.times.launch_s) + self.transfer_s
+        solo, moved, flops = self.price(work)
+        job = Job(work, done if done is not None else Event(self.env), ready, solo, moved, flops)
+        if solo > 0:
+            job.compute = min(1.0, flops / (solo * self.flops_per_s))
+            job.bandwidth = min(1.0, moved / (solo * self.bytes_per_s))
+        stream = self.streams.get(work.lane)
+        if stream is None:
+            stream = self.streams[work.lane] = deque()
+        stream.append(job)
+        if len(stream) == 1:
+            self._plan()
+        return job.done
+
+    def catch_up(self, time_s: float) -> None:
+        """Finish what finishes until `time_s`, after launches in the past."""
+        while self._finish_s <= time_s:
+            self._finish()
+            self._plan()
+
+    def _plan(self) -> None:
+        """Run ahead through the coming starts to the next finish, and wake up then."""
+        running = self._running
+        while True:
+            coming: Job | None = None
+            for stream in self.streams.values():
+                if stream:
+                    head = stream[0]
+                    if head.start_s < 0 and (coming is None or head.ready_s < coming.ready_s):
+                        coming = head
+            finish, first = inf, None
+            for job in running:
+                if job.rate > 0:
+                    at = self._time_s + job.remaining_s / job.rate
+                    if at < finish:
+                        finish, first = at, job
+            if coming is None or coming.ready_s >= finish:
+                break
+            self._advance(coming.ready_s)
+            coming.start_s = self._time_s
+            running.append(coming)
+            self.sharing.solve(running)
+        if finish == self._finish_s and first is self._next:
+            return
+        self._finish_s, self._next = finish, first
+        if first is None or finish < self.env.now:  # nothing runs, or `catch_up` will see to it
+            self._tick = None
+            return
+        self._tick = tick = Event(self.env)
+        tick.callbacks.append(self._on_tick)  # type: ignore[union-attr]
+        self.env.at(finish, tick)
+
+    def _advance(self, time_s: float) -> None:
+        """Bring the running works' progress up to `time_s`."""
+        elapsed = time_s - self._time_s
+        if elapsed > 0:
+            for job in self._running:
+                job.remaining_s -= elapsed * job.rate
+            self._time_s = time_s
+
+    def _on_tick(self, tick: Event) -> None:
+        if tick is self._tick:
+            self._finish()
+            self._plan()
+
+    def _finish(self) -> None:
+        """Complete the work that is due, and start the next of its stream."""
+        job, end = self._next, self._finish_s
+        assert job is not None
+        self._finish_s, self._next = inf, None
+        self._advance(end)
+        self._running.remove(job)
+        stream = self.streams[job.lane]
+        stream.popleft()
+        work = job.work
+        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        if work.watched:
+            done = self.host.spend(end, self.host.times.completion_s)
+            self.env.at(done, job.done, self.verdict(work))
+        if stream and stream[0].ready_s <= end:
+            following = stream[0]
+            following.start_s = end
+            self._running.append(following)
+        if self._running:
+            self.sharing.solve(self._running)
+
+    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+        """Record a finished work, and its time with its requests."""
+        rows = work.rows
+        prompt = 0
+        spent_ns = int((end_s - start_s) * 1e9)
+        for chunk in work.chunks:
+            prompt += chunk.tokens
+            chunk.request.prefill_ns += spent_ns
+        if work.kind == "draft":
+            for row in rows:
+                row.draft_ns += spent_ns
+        else:
+            for row in rows:
+                row.verify_ns += spent_ns
+        self.log.append(
+            (
+                self.replica,
+                self.gpu,
+                LANE_CODE[work.lane],
+                KIND_CODE[work.kind],
+                ROLE_CODE[work.role],
+                len(rows),
+                len(rows) * (work.tokens + work.steps - 1) + prompt,
+                work.steps,
+                work.queue_depth,
+                start_s,
+                end_s,
+                solo_s,
+                moved,
+                flops,
+            )
+        )

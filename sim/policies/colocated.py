@@ -1,0 +1,53 @@
+"""Continuous batching on one stream, as vLLM does it: each step drafts and verifies all running requests, and its
+forwards also carry a chunk of the prompts that are waiting. Without speculation it is plain autoregressive serving."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdvsim.sim.core import Request
+from pdvsim.sim.policies.base import Context, Policy, Process
+
+
+class Colocated(Policy):
+    """The strong modern baseline."""
+
+    speculates = True
+
+    def __init__(self, context: Context) -> None:
+        self.running: list[Request] = []
+        super().__init__(context)
+
+    def processes(self) -> Sequence[Process]:
+        return [self.loop()]
+
+    def loop(self) -> Process:
+        while True:
+            rows = self.running
+            k = self.controller.draft_length(rows, len(self.waiting)) if self.speculates and rows else 0
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
+            if rows and not chunks:
+                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady)
+                self.running = self.settle(rows, verdict)
+            elif chunks:
+                if self.speculates:
+                    drafting = self.draft(rows, k)
+                    drafting.chunks = chunks
+                    drafting.kind = "draft" if rows else "prefill"
+                    drafting.steps = max(k, 1)
+                    self.device.launch(drafting)
+                verifying = self.verify(rows, k)
+                verifying.chunks = chunks
+                if not rows:
+                    verifying.kind = "prefill"
+                verdict = yield self.device.launch(verifying)
+                self.running = self.settle(rows, verdict)
+                self.running += self.prefilled(chunks)
+            else:
+                yield self.door.wait()
+
+
+class Autoregressive(Colocated):
+    """No draft model: one token a step for every running request. The yardstick."""
+
+    speculates = False

@@ -1,0 +1,55 @@
+"""PD: a prefill lane and a decode lane, each on its own stream. The decode lane drafts and verifies its whole batch in one
+atomic step; prompts are read beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pdvsim.sim.core import Request, Work
+from pdvsim.sim.policies.base import PRIORITY, Policy, Process
+
+
+class Lanes(Policy):
+    """A prefill lane that feeds a decode lane."""
+
+    draft_lane = "decode"
+    verify_lane = "decode"
+    prefill_lane = "prefill"
+
+    def processes(self) -> Sequence[Process]:
+        self.decode = self.lane("decode")
+        return [self.prefill_worker(), self.decode_worker()]
+
+    def prefill_worker(self) -> Process:
+        while True:
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens)
+            if not chunks:
+                yield self.door.wait()
+                continue
+            lane, depth = self.prefill_lane, len(self.waiting)
+            target = Work("prefill", "target", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
+            draft = Work("prefill", "draft", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
+            reading, following = self.device.launch(target), self.device.launch(draft)
+            yield reading
+            ready = self.prefilled(chunks)
+            yield following
+            if ready:
+                self.decode.put(ready)
+
+    def decode_worker(self) -> Process:
+        raise NotImplementedError
+
+
+class PD(Lanes):
+    """Draft and verify in one atomic step of the decode lane."""
+
+    def decode_worker(self) -> Process:
+        rows: list[Request] = []
+        while True:
+            rows += self.decode.take(self.settings.max_num_seqs - len(rows))
+            if not rows:
+                yield self.decode.wait()
+                continue
+            k = self.controller.draft_length(rows, 0)
+            verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady)
+            rows = self.settle(rows, verdict)

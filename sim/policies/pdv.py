@@ -1,0 +1,82 @@
+"""PDV (Verify-PD): prefill, draft-decode and verify as three lanes on their own streams.
+
+The decode lane drafts for whoever waits there; the verify lane collects the drafts of many requests into one batch;
+verified requests go back to the decode lane. Decode goes before verify before prefill, and prefill pauses while the
+decode queue is full.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from simpy.events import Event
+
+from pdvsim.sim.core import Request
+from pdvsim.sim.policies.base import Process
+from pdvsim.sim.policies.pd import Lanes
+
+
+class PDV(Lanes):
+    verify_lane = "verify"
+
+    def processes(self) -> Sequence[Process]:
+        self.check = self.lane("verify")
+        self.drafting = False
+        return [*super().processes(), self.verify_worker()]
+
+    def admits(self) -> bool:
+        return super().admits() and len(self.decode) < self.settings.max_decode_queue
+
+    def backlog(self, lane: str) -> int:
+        return len(self.check) if lane == "verify" else len(self.decode)
+
+    def decode_worker(self) -> Process:
+        while True:
+            rows = self.decode.take(self.settings.max_num_seqs)
+            if not rows:
+                yield self.decode.wait()
+                continue
+            self.open_door()
+            yield from self.draft_in_lanes(rows)
+
+    def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
+        """Draft for `rows` and hand them to the verify lane."""
+        k = self.controller.draft_length(rows, len(self.check))
+        if self.controller.steady and len(rows) == self.in_flight:
+            ahead = self.device.stretch(rows, k, self.draft, self.verify, (self.decode, self.check))
+            if ahead is not None:
+                yield ahead.event
+                if ahead.drafted:
+                    self.hand_over(rows)
+                return
+        self.drafting = True
+        yield self.device.launch(self.draft(rows, k))
+        self.hand_over(rows)
+
+    def hand_over(self, rows: list[Request]) -> None:
+        self.drafting = False
+        now = self.env.now
+        for row in rows:
+            row.ready_s = now
+        self.check.put(rows)
+
+    def verify_worker(self) -> Process:
+        while True:
+            underway = None
+            while not self.check.queue or (self.settings.verify_gather and self.drafting):
+                underway = yield self.check.wait()
+                if underway is not None:  # a verify that was foreseen and is already on the GPU
+                    break
+            if underway is not None:
+                rows, verdict_event = underway
+            else:
+                rows = self.check.take(self.settings.max_num_seqs)
+                now = self.env.now
+                for row in rows:
+                    row.wait_ns += int((now - row.ready_s) * 1e9)
+                verdict_event = self.device.launch(self.verify(rows, max(row.k for row in rows)))
+            verdict = yield verdict_event
+            going = self.settle(rows, verdict)
+            if going:
+                self.decode.put(going)

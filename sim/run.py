@@ -1,0 +1,249 @@
+"""One experiment on simulated time: build the servers, let the requests arrive, keep what happened."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+from simpy.events import Event
+
+from pdvsim.sim.acceptance import Coins, accepted_at, rate_at
+from pdvsim.sim.clock import Clock
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.contention import Sharing
+from pdvsim.sim.controllers import make_controller
+from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
+from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.foresight import Lap, expand
+from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.kv import KvCache, capacity_tokens
+from pdvsim.sim.latency import Latency
+from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.node import Node
+from pdvsim.sim.planner import Planner
+from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.profile import Profile, builtin, load
+from pdvsim.sim.records import Log, Result, merged, request_columns
+from pdvsim.sim.workload import make_requests
+
+PARTITIONED = ("decode", "verify", "prefill")
+
+
+def simulate(
+    experiment: Experiment,
+    progress: Callable[[int], None] | None = None,
+    foresee: bool = True,
+    requests: list[Request] | None = None,
+) -> Result:
+    """Run an experiment; `foresee=False` steps every round singly, with the same result."""
+    if requests is None:
+        requests = make_requests(experiment.traffic, experiment.acceptance)
+    profile = profile_of(experiment)
+    log, laps = Log(), list[Lap]()
+    env = Clock()
+    site = Site(env, experiment, profile, log, laps, foresee)
+    site.check(requests)
+    client = Client(env, requests, experiment, site, progress)
+    env.run(until=client.all_done)
+    launches, deliveries = expand(laps)
+    return Result(
+        experiment=experiment,
+        requests=request_columns(requests),
+        deliveries=merged(log.deliveries, deliveries, ("request", "time_s")),
+        launches=merged(log.launches, launches, ("lane", "gpu", "replica", "end_s")),
+        meta=site.meta(),
+    )
+
+
+def profile_of(experiment: Experiment) -> Profile:
+    """The profile an experiment runs on."""
+    hardware = experiment.hardware
+    return load(hardware.profile) if hardware.profile else builtin(hardware.gpu)
+
+
+def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
+    """The host's costs: the experiment's own figures, else the profile's."""
+    host, measured = experiment.host, profile.host
+    return HostTimes(
+        launch_s=measured.launch_s if host.launch_s is None else host.launch_s,
+        completion_s=measured.completion_s if host.completion_s is None else host.completion_s,
+        handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
+        idle_poll_s=host.idle_poll_s,
+        idle_poll_cost_s=host.idle_poll_cost_s,
+    )
+
+
+def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
+    """Tokens of KV cache that a server has, of whichever GPU has the least room."""
+    hardware = experiment.hardware
+    if hardware.kv_capacity_tokens is not None:
+        return hardware.kv_capacity_tokens
+    placed: list[list[ModelSpec]]
+    if experiment.arch == "autoregressive":
+        placed = [[pair.target]]
+    elif hardware.verify_gpu:
+        placed = [[pair.draft], [pair.target]]
+    else:
+        placed = [[pair.draft, pair.target]]
+    return min(capacity_tokens(profile.gpu, models, hardware.gpu_memory_utilization) for models in placed)
+
+
+class Site:
+    """The servers behind the router."""
+
+    def __init__(
+        self, env: Clock, experiment: Experiment, profile: Profile, log: Log, laps: list[Lap], foresee: bool
+    ) -> None:
+        self.experiment = experiment
+        self.profile = profile
+        self.log = log
+        self.pair = named_pair(experiment.server.pair)
+        self.capacity_tokens = kv_capacity(experiment, profile, self.pair)
+        self.on_finish: Callable[[Request], None] = lambda request: None
+        self.servers: list[Policy] = []
+        self._turn = 0
+        self._rng = np.random.default_rng([experiment.traffic.seed, 7])
+        for replica in range(experiment.hardware.replicas):
+            self.servers.append(self._server(env, replica, laps, foresee))
+
+    def _server(self, env: Clock, replica: int, laps: list[Lap], foresee: bool) -> Policy:
+        experiment, profile = self.experiment, self.profile
+        settings, hardware = experiment.server, experiment.hardware
+        times = host_times(experiment, profile)
+        host = SimulatedHost(times)
+        models: dict[Role, Latency] = {"target": Latency(self.pair.target, profile.fit(self.pair.target))}
+        if experiment.arch != "autoregressive":
+            models["draft"] = Latency(self.pair.draft, profile.fit(self.pair.draft))
+        peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
+        shares = dict(zip(PARTITIONED, settings.partition, strict=True))
+        sharing = Sharing(hardware.contention, settings.priority, profile.contention, shares)
+        gpus = [
+            SimulatedGPU(
+                env, host, models, sharing, self.log.launches, self.verdict, peak,
+                replica, gpu, hardware.transfer_s if gpu else 0.0,
+            )
+            for gpu in range(1 + hardware.verify_gpu)
+        ]  # fmt: skip
+        planner = Planner(models, sharing, peak, times.launch_s, times.completion_s)
+        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
+        context = Context(
+            env=env,
+            device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}, laps, foresee and self.foreseeable),
+            settings=settings,
+            controller=make_controller(settings, planner),
+            planner=planner,
+            kv=KvCache(self.capacity_tokens, 0 if experiment.arch == "autoregressive" else lookahead),
+            deliveries=self.log.deliveries,
+            on_finish=lambda request: self.on_finish(request),
+        )
+        return POLICIES[experiment.arch](context)
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether acceptance is settled before the run."""
+        return not self.experiment.acceptance.acceptance_temperature_slope
+
+    def verdict(self, work: Work) -> list[int] | None:
+        """How many of each row's drafts the target accepts."""
+        if work.role == "draft":
+            return None
+        if self.foreseeable:
+            return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
+        verdict = []
+        for row in work.rows:
+            assert isinstance(row.coins, Coins)
+            rate = rate_at(self.experiment.acceptance, row.coins.rate, work.temperature)
+            verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
+        return verdict
+
+    def check(self, requests: list[Request]) -> None:
+        """Refuse what could never be served."""
+        kv = self.servers[0].kv
+        largest = max(requests, key=kv.need)
+        if kv.need(largest) > kv.capacity_tokens:
+            raise ValueError(
+                f"request {largest.id} needs {kv.need(largest)} tokens of KV cache, the server has {kv.capacity_tokens}: "
+                "lower --input-len/--output-len, or raise --gpu-memory-utilization or --kv-capacity-tokens"
+            )
+
+    def route(self, request: Request) -> Policy:
+        """The server that takes a request."""
+        servers, router = self.servers, self.experiment.hardware.router
+        if len(servers) == 1:
+            at = 0
+        elif router == "least-loaded":
+            at = min(range(len(servers)), key=lambda i: servers[i].in_flight + len(servers[i].waiting))
+        elif router == "random":
+            at = int(self._rng.integers(len(servers)))
+        else:
+            at, self._turn = self._turn, (self._turn + 1) % len(servers)
+        request.replica = at
+        return servers[at]
+
+    def meta(self) -> dict[str, Any]:
+        """Where the records came from."""
+        gpu = self.profile.gpu
+        return {
+            "clock": "simulated",
+            "profile": self.profile.name,
+            "foundation": self.profile.foundation,
+            "provenance": self.profile.provenance,
+            "gpu": gpu.name,
+            "gpus": self.experiment.hardware.replicas * (1 + self.experiment.hardware.verify_gpu),
+            "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+            "flops_per_s": gpu.flops_per_s,
+            "kv_capacity_tokens": self.capacity_tokens,
+            "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
+        }
+
+
+class Client:
+    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in."""
+
+    def __init__(
+        self,
+        env: Clock,
+        requests: list[Request],
+        experiment: Experiment,
+        site: Site,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.env = env
+        self.site = site
+        self.progress = progress
+        self.limit = experiment.traffic.max_concurrency
+        self.left = len(requests)
+        self.total = len(requests)
+        self.outstanding = 0
+        self.held: deque[Request] = deque()  # due, but the limit is reached
+        self.all_done = Event(env)
+        site.on_finish = self.finished
+        env.process(self.arrivals(requests))
+
+    def arrivals(self, requests: list[Request]) -> Generator[Event, Any, None]:
+        for request in requests:
+            if request.arrival_s > self.env.now:
+                yield self.env.at(request.arrival_s, Event(self.env))
+            if self.limit is not None and self.outstanding >= self.limit:
+                self.held.append(request)
+            else:
+                self.send(request)
+
+    def send(self, request: Request) -> None:
+        """As in vLLM, latency counts from the sending, not from when the request was due."""
+        self.outstanding += 1
+        request.arrival_s = self.env.now
+        self.site.route(request).submit(request)
+
+    def finished(self, request: Request) -> None:
+        self.outstanding -= 1
+        self.left -= 1
+        if self.held:
+            self.send(self.held.popleft())
+        if self.progress is not None:
+            self.progress(self.total - self.left)
+        if not self.left:
+            self.all_done.succeed()

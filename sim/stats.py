@@ -1,0 +1,104 @@
+"""How sure a mean is: Student t intervals over replications, and paired differences between architectures.
+
+A replication is one run with its own seed. The requests of one run share queues and batches, so they are not
+independent draws and no interval is ever taken over them: from a single replication the answer is nan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean over `n` replications and the half-width of its confidence interval (nan from one replication)."""
+
+    mean: float
+    half_width: float
+    n: int
+
+
+def interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interval:
+    """Student t interval of the mean over replications. A replication without a value is left out."""
+    import numpy as np
+
+    sample = np.array([v for v in values if v is not None], float)
+    sample = sample[~np.isnan(sample)]
+    if not len(sample):
+        return Interval(math.nan, math.nan, 0)
+    if len(sample) == 1:
+        return Interval(float(sample[0]), math.nan, 1)
+    from scipy.special import stdtrit  # the t quantile of scipy.stats, without its half second of import
+
+    quantile = float(stdtrit(len(sample) - 1, 0.5 + confidence / 2))
+    half_width = quantile * float(sample.std(ddof=1)) / math.sqrt(len(sample))
+    return Interval(float(sample.mean()), half_width, len(sample))
+
+
+def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> list[dict[str, Any]]:
+    """One entry per architecture and load, in the order of `points`; numbers become Intervals, the rest is kept.
+
+    A list of numbers (acceptance per position) is averaged place by place. A text on which the replications differ
+    (one stable, one overloaded) names each value once.
+    """
+    from pandas.api.types import is_numeric_dtype
+
+    keys = ["arch", "load_kind", "load"]
+    numeric = [c for c in points.columns if c not in (*keys, "run", "seed") and is_numeric_dtype(points[c])]
+    texts = [c for c in points.columns if c not in (*keys, "run", "seed", *numeric)]
+    entries: list[dict[str, Any]] = []
+    for key, group in points.groupby(keys, sort=False, dropna=False):
+        entry: dict[str, Any] = dict(zip(keys, key, strict=True))
+        entry["replications"] = len(group)
+        entry |= {name: _merged(group[name].tolist(), confidence) for name in texts}
+        entry |= {name: interval(group[name].tolist(), confidence) for name in numeric}
+        entries.append(entry)
+    return entries
+
+
+def _merged(values: Sequence[Any], confidence: float) -> Any:
+    """One value for all replications: the common one, intervals of a list's numbers, or unlike texts side by side."""
+    if all(isinstance(v, list) for v in values):
+        return [interval(column, confidence) for column in zip_longest(*values, fillvalue=0.0)]
+    if all(v == values[0] for v in values):
+        return values[0]
+    return "/".join(dict.fromkeys(str(v) for v in values))
+
+
+def paired_differences(
+    points: pd.DataFrame, metric: str, against: str, confidence: float = CONFIDENCE
+) -> list[dict[str, Any]]:
+    """What each other architecture adds to `metric` over `against`, from runs with the same seed and load.
+
+    Common random numbers make the runs pairs: the interval is over the differences, far narrower than that of two
+    independent means. `relative` is the same as a share of `against`.
+    """
+    keys = ["load_kind", "load", "seed"]
+    base = points[points["arch"] == against].set_index(keys)[metric]
+    entries: list[dict[str, Any]] = []
+    for (load_kind, load, arch), group in points.groupby(["load_kind", "load", "arch"], sort=False, dropna=False):
+        if arch == against:
+            continue
+        mine = group.set_index(keys)[metric]
+        theirs = base.reindex(mine.index)
+        entries.append(
+            {
+                "arch": arch,
+                "against": against,
+                "load_kind": load_kind,
+                "load": load,
+                "metric": metric,
+                "difference": interval((mine - theirs).tolist(), confidence),
+                "relative": interval((mine / theirs - 1).tolist(), confidence),
+            }
+        )
+    return entries

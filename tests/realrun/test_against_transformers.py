@@ -1,0 +1,136 @@
+"""Logits against transformers' own models: every family, prompt and cached decoding, one file and shards."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from pdvsim.realrun.arch import PRESETS, Llama3Rope, from_config
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.cache import Sequences
+from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.weights import load_weights
+from pdvsim.sim.models import MODELS
+from tiny_engines import CPU
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": 67,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "max_position_embeddings": 128,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 5e5,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+CASES = {
+    "llama-mha": (LlamaForCausalLM, LlamaConfig(**SHAPE, num_attention_heads=3, num_key_value_heads=3)),
+    "llama-gqa-scaled-rope": (
+        LlamaForCausalLM,
+        LlamaConfig(**SHAPE, num_attention_heads=6, num_key_value_heads=2, head_dim=16, rope_parameters=LLAMA3),
+    ),
+    "llama-tied": (
+        LlamaForCausalLM,
+        LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True),
+    ),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, num_attention_heads=6, num_key_value_heads=2)),
+    "qwen2-tied": (
+        Qwen2ForCausalLM,
+        Qwen2Config(**SHAPE, num_attention_heads=3, num_key_value_heads=3, tie_word_embeddings=True),
+    ),
+    "gemma": (GemmaForCausalLM, GemmaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=32)),
+}
+
+
+def scrambled(model_class: Any, config: Any) -> Any:
+    """The model with norms and biases that matter: transformers starts them at one and zero."""
+    torch.manual_seed(3)
+    model = model_class(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+            else:
+                parameter.mul_(4.0)  # logits large enough that a wrong term cannot hide
+    return model
+
+
+def feed(model: Transformer, cache: Any, sequences: Sequences, rows: int, width: int, chunk: int, n: int) -> Any:
+    ints = lambda *v: torch.tensor(v, dtype=torch.int32)  # noqa: E731
+    batch = Batch(
+        rows, width, chunk, ints(*[0] * rows), ints(*[0] * MAX_CHUNKS), ints(*[0] * MAX_CHUNKS),
+        ints(0, *[n] * MAX_CHUNKS), sequences.scratch,
+    )  # fmt: skip
+    return model.logits(model.forward(batch, cache, sequences).x)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("sharded", [False, True])
+def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
+    reference = scrambled(*CASES[case])
+    reference.save_pretrained(tmp_path, max_shard_size="40KB" if sharded else "1GB")
+    assert (tmp_path / "model.safetensors.index.json").exists() == sharded
+    tokens = torch.randint(0, 67, (40,), generator=torch.Generator().manual_seed(5)).tolist()
+    expected = reference(torch.tensor([tokens])).logits[0].detach()
+
+    model = Transformer.load(tmp_path, 128, CPU, torch.float32)
+    sequences, cache = Sequences(2, 128, CPU), model.new_cache(2)
+    sequences.put(0, tokens, settled=True)
+    whole = feed(model, cache, sequences, 0, 0, 64, 40)[:40]
+    torch.testing.assert_close(whole, expected, rtol=2e-5, atol=2e-5)
+
+    fresh = model.new_cache(2)
+    feed(model, fresh, sequences, 0, 0, 32, 30)  # a prompt, then cached decoding one and several tokens at a time
+    for width, upto in ((1, 31), (1, 32), (4, 36), (3, 39)):
+        sequences.length[0] = upto - width + 1
+        decoded = feed(model, fresh, sequences, 1, width, 0, 0)
+        torch.testing.assert_close(decoded, expected[upto - width : upto], rtol=2e-5, atol=2e-5)
+
+
+def test_old_style_rope_keys_read_the_same() -> None:
+    new = LlamaConfig(**SHAPE, num_attention_heads=4, rope_parameters=LLAMA3).to_dict()
+    old = {**new, "rope_theta": 5e5, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
+    del old["rope_parameters"]
+    assert from_config(old) == from_config(new)
+    assert from_config(new).rope_scaling == Llama3Rope(8.0, 1.0, 4.0, 32)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"model_type": "mixtral"}, "family 'mixtral'"),
+        ({"sliding_window": 4096}, "sliding"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
+        ({"hidden_act": "relu"}, "relu"),
+        ({"num_key_value_heads": 3}, "evenly"),
+    ],
+)
+def test_unsupported_configs_are_refused(change: dict[str, Any], complaint: str) -> None:
+    config = {**LlamaConfig(**SHAPE, num_attention_heads=4).to_dict(), **change}
+    with pytest.raises(ValueError, match=complaint):
+        from_config(config)
+
+
+def test_checkpoint_that_disagrees_with_its_config_is_refused(tmp_path: Path) -> None:
+    LlamaForCausalLM(LlamaConfig(**SHAPE, num_attention_heads=4)).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    with pytest.raises(ValueError, match="shape"):
+        load_weights(from_config({**config, "intermediate_size": 96}), tmp_path, CPU, torch.float32)
+
+
+def test_presets_cover_the_nine_models() -> None:
+    assert set(PRESETS) == set(MODELS)
+    assert all(PRESETS[name].spec is MODELS[name] for name in MODELS)
+    assert {n for n, a in PRESETS.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b"}
+    assert {n for n, a in PRESETS.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}

@@ -1,0 +1,219 @@
+"""Acceptance streams: Leviathan's law, the coupling between rates, vLLM's per-position rates, and exact replay."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from pdvsim.sim import acceptance as acc
+from pdvsim.sim.acceptance import Coins, accepted_at, draw_streams, expected_tokens, rate_at, walltime_improvement
+from pdvsim.sim.config import MAX_DRAFT, Acceptance
+from pdvsim.sim.core import Request
+
+
+def draw(acceptance: Acceptance, lengths: list[int], seed: int = 0) -> tuple[list[bytes], list[Coins | None]]:
+    coins, rates = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
+    return draw_streams(acceptance, np.array(lengths, dtype=np.int64), coins, rates)
+
+
+def walk(runs: bytes, k: int, start: int = 0) -> list[int]:
+    """Accepted drafts of each round of a request: a round at p accepts min(runs[p], k) and emits one more."""
+    counts, at = [], start
+    while at < len(runs):
+        counts.append(min(runs[at], k))
+        at += counts[-1] + 1
+    return counts
+
+
+def test_runs_are_what_a_loop_over_the_coins_finds() -> None:
+    lengths = [1, 2, 7, 40, 300, 1]
+    runs, coins = draw(Acceptance(acceptance_rate=0.85, acceptance_temperature_slope=0.1), lengths)
+    for length, run, coin in zip(lengths, runs, coins, strict=True):
+        assert coin is not None
+        assert len(run) == length
+        assert len(coin.uniforms) == length + MAX_DRAFT
+        flips = [u < coin.rate for u in coin.uniforms.tolist()]
+        for p in range(length):
+            stop = flips.index(False, p) if False in flips[p:] else len(flips)
+            # The last flip of the tail ends a run; no draft is long enough to notice.
+            assert min(run[p], MAX_DRAFT) == min(stop - p, MAX_DRAFT)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_tokens_per_round_follow_leviathan(alpha: float, k: int) -> None:
+    """Rounds are independent: their mean is within 4 standard errors of the expectation."""
+    (runs,), _ = draw(Acceptance(acceptance_rate=alpha), [200_000])
+    tokens = np.array(walk(runs, k)) + 1
+    error = tokens.std() / len(tokens) ** 0.5
+    assert abs(tokens.mean() - expected_tokens(alpha, k)) <= 4 * error + 1e-9
+
+
+def test_expected_tokens_is_the_published_formula() -> None:
+    for alpha in (0.0, 0.25, 0.6, 0.99):
+        for k in (0, 1, 5, 32):
+            assert expected_tokens(alpha, k) == pytest.approx((1 - alpha ** (k + 1)) / (1 - alpha))
+    assert expected_tokens(1.0, 5) == 6
+    assert expected_tokens(0.8, 5) == pytest.approx(3.68928)  # worked by hand: 1 + .8 + .64 + .512 + .4096 + .32768
+
+
+def test_walltime_improvement_is_the_speed_of_a_simulated_walk() -> None:
+    alpha, k, cost = 0.7, 5, 0.05
+    (runs,), _ = draw(Acceptance(acceptance_rate=alpha), [300_000])
+    seconds = len(walk(runs, k)) * (k * cost + 1)  # in target steps; plain decoding takes one a token
+    assert len(runs) / seconds == pytest.approx(walltime_improvement(alpha, k, cost), rel=0.01)
+    assert walltime_improvement(1.0, 4, 0.0) == 5
+    assert walltime_improvement(0.0, 4, 0.1) < 1  # drafting for nothing
+
+
+def test_end_of_a_request_is_not_biased() -> None:
+    """Drafts at the last output position reach beyond it; they are accepted as often as any others."""
+    alpha, count = 0.9, 20_000
+    runs, _ = draw(Acceptance(acceptance_rate=alpha), [3] * count)
+    for j in (1, 8, MAX_DRAFT - 1):
+        reached = sum(run[-1] >= j for run in runs)
+        assert stats.binomtest(reached, count, alpha**j).pvalue > 1e-4
+    (certain,), _ = draw(Acceptance(acceptance_rate=1.0), [400])
+    assert min(certain) >= MAX_DRAFT - 1
+    assert certain[0] == 255
+
+
+@given(
+    rates=st.tuples(st.floats(0, 1), st.floats(0, 1)),
+    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=5),
+    k=st.integers(1, MAX_DRAFT),
+    seed=st.integers(0, 2**32),
+)
+def test_a_higher_rate_never_needs_more_rounds(
+    rates: tuple[float, float], lengths: list[int], k: int, seed: int
+) -> None:
+    low, high = sorted(rates)
+    slow, _ = draw(Acceptance(acceptance_rate=low), lengths, seed)
+    fast, _ = draw(Acceptance(acceptance_rate=high), lengths, seed)
+    for a, b in zip(slow, fast, strict=True):
+        assert all(x <= y for x, y in zip(a, b, strict=True))
+        assert len(walk(b, k)) <= len(walk(a, k))
+
+
+def test_streams_do_not_depend_on_what_follows_or_on_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = np.random.default_rng(1).integers(1, 500, 200).tolist()
+    for form in (
+        Acceptance(),
+        Acceptance(acceptance_concentration=8.0),
+        Acceptance(synthetic_acceptance_rates=(0.9, 0.4)),
+    ):
+        whole, _ = draw(form, lengths)
+        first, _ = draw(form, lengths[:70])
+        assert whole[:70] == first
+        with monkeypatch.context() as patch:
+            patch.setattr(acc, "BLOCK", 1)
+            assert draw(form, lengths)[0] == whole
+
+
+def test_beta_rates_have_the_mean_and_the_concentration_asked_for() -> None:
+    mean, concentration, count = 0.7, 6.0, 20_000
+    form = Acceptance(acceptance_rate=mean, acceptance_concentration=concentration, acceptance_temperature_slope=0.1)
+    runs, coins = draw(form, [30] * count)
+    rates = np.array([c.rate for c in coins if c is not None])
+    assert len(rates) == count
+    fit = stats.kstest(rates, "beta", args=(mean * concentration, (1 - mean) * concentration))
+    assert fit.pvalue > 1e-3
+    share = np.array([np.count_nonzero(np.frombuffer(r, dtype=np.uint8)) / 30 for r in runs])
+    assert np.corrcoef(share, rates)[0, 1] > 0.8  # each request flips by its own rate
+    for edge in (0.0, 1.0):
+        (one,), _ = draw(Acceptance(acceptance_rate=edge, acceptance_concentration=5.0), [20])
+        assert walk(one, 4) == walk(draw(Acceptance(acceptance_rate=edge), [20])[0][0], 4)
+
+
+def test_unconditional_rates_are_reproduced_per_draft_position() -> None:
+    """vLLM's convention: the i-th draft of a round is accepted in a share v_i of all rounds."""
+    rates = (0.85, 0.6, 0.6, 0.25)
+    (runs,), _ = draw(Acceptance(synthetic_acceptance_rates=rates), [100_000])
+    counts = np.array(walk(runs, 8))
+    for i, rate in enumerate(rates):
+        assert stats.binomtest(int((counts > i).sum()), len(counts), rate).pvalue > 1e-4
+    assert counts.max() == len(rates)  # no rate, no acceptance
+    (sure,), _ = draw(Acceptance(synthetic_acceptance_rates=(1.0, 1.0, 0.0)), [50])
+    assert set(sure) == {2}
+
+
+@given(data=st.data(), k=st.integers(1, 8))
+def test_a_trace_is_replayed_exactly(data: st.DataObject, k: int) -> None:
+    lines = data.draw(st.lists(st.lists(st.integers(0, k), min_size=1, max_size=12), min_size=1, max_size=3))
+    lengths = data.draw(st.lists(st.integers(1, 90), min_size=1, max_size=5))
+    for i, run in enumerate(acc.replay(lines, k, np.array(lengths))):
+        recorded = lines[i % len(lines)]
+        rounds = walk(run, k, start=acc.FIRST_ROUND)
+        assert len(run) == lengths[i]
+        assert rounds == (recorded * len(run))[: len(rounds)]
+
+
+def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text("[4, 0, 2]\n\n[1]\n")
+    runs, coins = draw(Acceptance(acceptance_trace=str(path), acceptance_trace_k=4), [20, 6, 20])
+    assert coins == [None] * 3
+    assert walk(runs[0], 4, start=1)[:5] == [4, 0, 2, 4, 0]
+    assert walk(runs[1], 4, start=1) == [1, 1, 1]
+    assert runs[2] == runs[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no round"),
+        ("[1, 2]\n[5]\n", "line 2: item 0 is 5"),
+        ("[1, -1]", "line 1: item 1 is -1"),
+        ("[]", "line 1: holds no list"),
+        ("[true]", "item 0 is True"),
+        ("[1.0]", "item 0 is 1.0"),
+        ("{}", "line 1: holds no list"),
+        ("[1, 2", "line 1: '[1, 2' is not JSON"),
+        ("[1] [2]", "is not JSON"),
+    ],
+)
+def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "rounds.jsonl"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="accepted: one JSON list of accepted counts from 0 to 4") as error:
+        acc.read_trace(str(path), 4)
+    assert message in str(error.value)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@given(st.recursive(st.integers() | st.none() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)))
+def test_any_json_is_a_trace_or_a_one_line_error(tmp_path_factory: pytest.TempPathFactory, value: object) -> None:
+    path = tmp_path_factory.getbasetemp() / "fuzz_rounds.jsonl"
+    path.write_text(json.dumps(value))
+    refused = ""
+    try:
+        read = acc.read_trace(str(path), 4)
+    except ValueError as error:
+        refused = str(error)
+    assert "\n" not in refused
+    assert refused or read == [value]
+
+
+def test_acceptance_answers_to_temperature() -> None:
+    form = Acceptance(acceptance_rate=0.7, acceptance_temperature_slope=0.5)
+    (runs,), (coins,) = draw(form, [200])
+    assert coins is not None
+    request = Request(0, 0.0, 10, 200, runs, coins)
+    assert rate_at(form, coins.rate, 1.0) == coins.rate
+    assert rate_at(form, 0.7, 0.6) == pytest.approx(0.5)
+    assert rate_at(form, 0.7, 1.4) == pytest.approx(0.5)
+    assert rate_at(form, 0.7, 9.0) == 0.0
+    for request.emitted in range(200):
+        for k in (1, 4, MAX_DRAFT):
+            at_base = accepted_at(request, k, coins.rate)
+            assert at_base == min(runs[request.emitted], k)
+            assert accepted_at(request, k, rate_at(form, coins.rate, 0.5)) <= at_base
+            assert accepted_at(request, k, 1.0) == k
+            assert accepted_at(request, k, 0.0) == 0

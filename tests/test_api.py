@@ -1,0 +1,54 @@
+"""The Python API: three lines in a notebook."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+import pdvsim
+
+SMALL = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 6}
+
+
+def test_run() -> None:
+    run = pdvsim.run(arch="pd", request_rate=8, goodput=["ttft:500", "tpot:50"], **SMALL)
+    assert run.metrics["completed"] == len(run.requests) == 6
+    assert run.metrics["total_output_tokens"] == run.deliveries["tokens"].sum() == 48
+    assert set(run.launches["lane"]) <= {"prefill", "decode", "verify", "main"}
+    assert run.table().startswith("============ Serving Benchmark Result")
+    assert run.result.meta["foundation"] in run.table()
+    assert run._repr_html_().startswith("<table>")
+    assert "pd, 6 requests" in repr(run)
+
+
+def test_sweep_is_a_frame() -> None:
+    points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 4], jobs=1, **SMALL)
+    assert points[["arch", "load"]].to_numpy().tolist() == [["pdv", 1.0], ["pd", 1.0], ["pdv", 4.0], ["pd", 4.0]]
+    assert (points["completed"] == 6).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"request_rat": 8}, "unknown option request_rat; did you mean request_rate?"),
+        ({"request_rate": "fast"}, "--request-rate must be a number"),
+        ({"request_rate": [1, 2]}, "takes one value"),
+        ({"num_prompts": 0}, "num-prompts must be greater than 0"),
+        ({"arch": "pdx"}, "invalid choice 'pdx'"),
+        ({"verify_gather": "yes"}, "must be true or false"),
+    ],
+)
+def test_a_bad_option_is_a_value_error(options: dict[str, object], says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace("?", r"\?")):
+        pdvsim.run(**options)
+
+
+def test_none_is_the_default() -> None:
+    assert pdvsim.run(max_concurrency=None, **SMALL).metrics["stability"] == "burst"
+
+
+def test_import_is_light() -> None:
+    code = "import sys, pdvsim; print(*sorted({'numpy', 'pandas', 'tyro', 'simpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"

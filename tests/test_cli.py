@@ -1,0 +1,231 @@
+"""The command line: what it prints, where, and that bad input is one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdvsim.args import RunCommand, SweepCommand, parse
+from pdvsim.cli import main
+
+SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    """The one line that refuses `argv`."""
+    assert main(argv) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("pdvsim: error: ")
+    assert captured.err.count("\n") == 1
+    return captured.err.removeprefix("pdvsim: error: ").strip()
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "no command"),
+        (["rum"], "did you mean run?"),
+        (["--frob"], "unknown option '--frob'"),
+        (["run", "--request-rat", "8"], "unknown option --request-rat; did you mean --request-rate?"),
+        (["run", "-x"], "unknown option -x"),
+        (["run", "8"], "unexpected argument '8'"),
+        (["run", "--seed", "1", "2"], "unexpected argument '2'"),
+        (["run", "--seed"], "--seed needs a value"),
+        (["run", "--goodput", "--json"], "--goodput needs a value"),
+        (["run", "--json=yes"], "--json takes no value"),
+        (["run", "--num-prompts", "many"], "--num-prompts must be a whole number, got 'many'"),
+        (["run", "--request-rate", "fast"], "--request-rate must be a number, got 'fast'"),
+        (["run", "--metric-percentiles", "50,all"], "--metric-percentiles must be a list of numbers"),
+        (["run", "--arch", "pdx"], "invalid choice 'pdx'"),
+        (["run", "--num-prompts", "0"], "num-prompts must be greater than 0"),
+        (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
+        (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
+        (["run", "--arch", "autoregressive", "--controller", "goodput"], "autoregressive drafts nothing"),
+        (["run", "--dataset-name", "azure"], "needs --dataset-path"),
+        (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
+        (["sweep", "--concurrency", "1", "--request-rate", "2"], "exclude each other"),
+        (["sweep", "--concurrency", "1", "--max-concurrency", "2"], "exclude each other"),
+        (["sweep", "--concurrency", "0"], "max-concurrency must be greater than 0"),
+        (["sweep", "--concurrency", "1.5"], "--concurrency must be a list of numbers"),
+        (["sweep", "--arch", "pdv,pdv"], "names a value twice"),
+        (["sweep", "--arch", "pdv,baseline", "--controller", "feedback"], "which baseline does not have"),
+        (["sweep", "--num-runs", "0"], "num-runs must be greater than 0"),
+        (["sweep", "--jobs", "0"], "jobs must be greater than 0"),
+        (["profiles", "--all"], "unknown option --all"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
+    assert says in refused(capsys, *argv)
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--gpu", "h9000"], "unknown gpu 'h9000'"),
+        (["--pair", "tinyllama-1.1b"], "must be written draft:target"),
+        (["--pair", "tinyllama-1.1b:gpt-9"], "unknown model 'gpt-9'"),
+        (["--profile", "/no/such.json"], "/no/such.json"),
+        (["--dataset-name", "mooncake", "--dataset-path", "/no/such.jsonl"], "/no/such.jsonl"),
+        (["--warmup-requests", "8"], "no request is left"),
+    ],
+)
+def test_what_only_the_run_can_refuse_is_one_line_too(
+    capsys: pytest.CaptureFixture[str], argv: list[str], says: str
+) -> None:
+    assert says in refused(capsys, "run", *([] if "mooncake" in argv else SMALL), *argv)
+
+
+def test_unwritable_outputs_are_refused_before_the_run(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pdvsim.sim.run", type("NotYet", (), {"simulate": None}))  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    missing, file = str(tmp_path / "no" / "r.json"), str(tmp_path / "file" / "r.json")
+    assert "No such file" in refused(capsys, "run", "-o", missing)
+    assert "No such file" in refused(capsys, "run", "--trace-out", missing)
+    assert "Not a directory" in refused(capsys, "run", "-o", file)
+    assert "Is a directory" in refused(capsys, "run", "-o", str(tmp_path))
+    assert "Not a directory" in refused(capsys, "run", "--save-result", "--result-dir", file)
+    assert "exists" in refused(capsys, "sweep", "-o", str(tmp_path / "file"))
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]  # checking leaves nothing behind
+
+
+def test_lists_take_commas_and_spaces() -> None:
+    for argv in (["--arch", "pdv,pd"], ["--arch", "pdv", "pd"], ["--arch=pdv,", "pd"], ["--arch", "pdv", ",", "pd"]):
+        assert parse(SweepCommand, argv).options.arch == ("pdv", "pd")
+    assert parse(SweepCommand, ["--concurrency", "1,2,", "4"]).options.concurrency == (1, 2, 4)
+    assert parse(SweepCommand, ["--request_rate", "1", "inf"]).options.request_rate == (1.0, float("inf"))
+    for argv in (["--goodput", "ttft:500", "tpot:50"], ["--goodput", "ttft:500,tpot:50"]):
+        assert parse(RunCommand, argv).experiment.scoring.goodput == ("ttft:500", "tpot:50")
+
+
+def test_both_spellings_of_a_flag() -> None:
+    hyphens, underscores = ["--request-rate", "8", "--num-prompts=5"], ["--request_rate", "8", "--num_prompts=5"]
+    assert parse(RunCommand, hyphens) == parse(RunCommand, underscores)
+    assert parse(RunCommand, ["--request-rate", "inf"]).experiment.traffic.request_rate == float("inf")
+
+
+def test_config_file_is_the_same_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text('arch = "pd"\nrequest_rate = 8\ngoodput = ["ttft:500"]\nsave_result = true\nnum-prompts = 5\n')
+    flags = ["--arch", "pd", "--request-rate", "8", "--goodput", "ttft:500", "--save-result", "--num-prompts", "5"]
+    given, by_hand = parse(RunCommand, ["--config", str(path)]), parse(RunCommand, flags)
+    assert (given.experiment, given.save_result) == (by_hand.experiment, True)
+    won = parse(RunCommand, [f"--config={path}", "--request_rate", "2", "--no-save-result"])
+    assert (won.experiment.traffic.request_rate, won.experiment.arch, won.save_result) == (2.0, "pd", False)
+    for text, says in (
+        ("request_rat = 8", "unknown key request_rat; did you mean request_rate?"),
+        ("request_rate = [1, 2]", "request_rate takes one value"),
+        ('json = "yes"', "json must be true or false"),
+        ("request_rate = ", "is not TOML"),
+        ('config = "c.toml"', "cannot name another"),
+        ('num_prompts = "many"', "--num-prompts must be a whole number"),
+        ("[traffic]\nseed = 1", "unknown key traffic"),
+    ):
+        path.write_text(text)
+        assert says in refused(capsys, "run", "--config", str(path))
+
+
+def one_document(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
+    assert main(argv) == 0
+    return json.loads(capsys.readouterr().out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
+    document = one_document(capsys, "profiles", "--json")
+    assert {"gpus", "profiles", "models"} == set(document)
+    assert main(["profiles"]) == 0
+    assert document["profiles"][0]["foundation"] in capsys.readouterr().out
+
+
+def test_run_prints_the_table_with_its_foundation(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SMALL, "--request-rate", "8", "--percentile-metrics", "ttft,e2el"]) == 0
+    table = capsys.readouterr().out
+    assert table.startswith("============ Serving Benchmark Result ============\n")
+    assert "\n---------------Time to First Token----------------\nMean TTFT (ms):" in table
+    assert "Foundation:" in table
+    assert "P99 E2EL (ms):" in table
+    assert "ITL" not in table
+
+
+def test_run_saves_what_it_is_asked_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out, trace = tmp_path / "r.json", tmp_path / "t.json"
+    files = ["-o", str(out), "--save-detailed", "--trace-out", str(trace)]
+    document = one_document(capsys, "run", *SMALL, "--json", *files)
+    assert document == json.loads(out.read_text())
+    assert document["request_rate"] == "inf"
+    assert document["completed"] == 8
+    assert document["config"]["traffic"]["output_len"] == 8
+    assert document["foundation"]
+    assert json.loads(trace.read_text())["traceEvents"]
+
+    import pandas as pd
+
+    frames = {name: pd.read_parquet(tmp_path / f"r.{name}.parquet") for name in ("requests", "launches", "deliveries")}
+    assert len(frames["requests"]) == 8
+    assert frames["deliveries"]["tokens"].sum() == document["total_output_tokens"] == 64
+    assert len(frames["launches"]) == document["launches"]
+
+
+def test_save_result_is_named_as_vllm_names_it(tmp_path: Path) -> None:
+    where = ["--save-result", "--result-dir", str(tmp_path / "new"), "--max-concurrency", "4", "--label", "mine"]
+    assert main(["run", *SMALL, *where]) == 0
+    [path] = (tmp_path / "new").iterdir()
+    assert path.match("mine-infqps-concurrency4-pdv-*.json")
+
+
+def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    assert main(["sweep", *SMALL, "--concurrency", "1,4", "--jobs", "1", "-o", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("Serving Benchmark Result") == 2
+    assert "concurrency  arch" in printed
+    assert sorted(p.name for p in folder.iterdir()) == ["summary.parquet", "sweep.json", "sweep.png"]
+    config = json.loads((folder / "sweep.json").read_text())
+    assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
+
+
+def test_sweep_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    loads = ["--arch", "pdv", "colocated", "--request-rate", "4", "inf", "--num-runs", "2", "--jobs", "1"]
+    document = one_document(capsys, "sweep", *SMALL, *loads, "-o", str(tmp_path), "--json")
+    assert len(document["points"]) == 8
+    assert len(document["summary"]) == 4
+    assert document["summary"][0]["output_throughput"]["n"] == 2
+    assert {d["arch"] for d in document["paired_differences"]} == {"colocated"}
+    assert document["foundation"]
+
+
+def test_ctrl_c_in_a_run_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pdvsim.sim.run.simulate", interrupted)
+    assert main(["run", *SMALL]) == 130
+    assert capsys.readouterr().err == "pdvsim: interrupted\n"
+
+
+def test_help_is_light() -> None:
+    """--help builds no parser and imports nothing heavy; a command's own help imports no numpy either."""
+    for argv, banned in ((["--help"], "tyro numpy pandas simpy"), (["run", "--help"], "numpy pandas simpy rich")):
+        code = (
+            "import sys; from pdvsim.cli import main\n"
+            f"try: main({argv!r})\nexcept SystemExit: pass\n"
+            f"print('heavy:', *sorted(set({banned!r}.split()) & set(sys.modules)))"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("usage: pdvsim")
+        assert done.stdout.endswith("heavy:\n")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    import tomllib
+
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"pdvsim {project['project']['version']}\n"

@@ -1,0 +1,283 @@
+"""Readers: published formats are read as they are; anything else ends in a ValueError of one line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdvsim.sim import datasets
+from pdvsim.sim.config import Acceptance, Traffic
+from pdvsim.sim.datasets import Trace, read_azure, read_burstgpt, read_mooncake, read_sharegpt
+from pdvsim.sim.workload import make_requests
+
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+READERS: list[Callable[[str], Trace]] = [read_azure, read_burstgpt, read_mooncake]
+
+fuzz = settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[[str | bytes], str]:
+    def to_file(content: str | bytes) -> str:
+        path = tmp_path / "data"
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return str(path)
+
+    return to_file
+
+
+Write = Callable[[str | bytes], str]
+
+
+def rows(trace: Trace) -> list[tuple[float, int, int]]:
+    arrivals = (trace.arrival_s - trace.arrival_s[0]).tolist()
+    return [(round(t, 6), p, o) for t, (p, o) in zip(arrivals, trace.lengths.tolist(), strict=True)]
+
+
+def refusal(read: Callable[[str], object], path: str) -> str:
+    with pytest.raises(ValueError, match=r".") as error:
+        read(path)
+    text = str(error.value)
+    assert path in text
+    assert "\n" not in text
+    return text
+
+
+def test_azure_as_published(write: Write) -> None:
+    """Seven digits of a second, no line break at the end; the 2024 files add a zone."""
+    path = write(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109")
+    assert rows(read_azure(path)) == [(0.0, 374, 44), (4.314579, 396, 109)]
+    path = write(AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\r\n2024-05-10 00:00:01+00:00,7,1\r\n")
+    assert rows(read_azure(path)) == [(0.0, 2162, 5), (0.99007, 7, 1)]
+
+
+def test_burstgpt_keeps_what_vllm_keeps(write: Write) -> None:
+    path = write(
+        BURST
+        + "5,ChatGPT,472,18,490,Conversation log\n"
+        + "118,GPT-4,417,276,693,Conversation log\n"
+        + "120.5,GPT-4,300,0,300,API log\n"
+        + "131,GPT-4,20,7,27,API log\n"
+    )
+    assert rows(read_burstgpt(path)) == [(0.0, 417, 276), (13.0, 20, 7)]
+
+
+def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
+    """The second release puts two columns before the model, one of them sometimes empty."""
+    path = write(
+        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+        "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
+        "19440161.0,,,GPT-4,36,29,65,API log\n"
+    )
+    assert rows(read_burstgpt(path)) == [(0.0, 906, 446), (51.0, 36, 29)]
+
+
+def test_mooncake_is_in_milliseconds(write: Write) -> None:
+    path = write(
+        '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n'
+        '{"timestamp": 1036.339, "input_length": 186, "output_length": 107}'
+    )
+    assert rows(read_mooncake(path)) == [(0.0, 6758, 500), (0.036339, 186, 107)]
+
+
+GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("read", "content", "message"),
+    [
+        (read_azure, "", "line 1: column 'TIMESTAMP' is missing; accepted: CSV with the columns TIMESTAMP,"),
+        (read_azure, AZURE, "holds no request"),
+        (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
+        (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
+        (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
+        (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "line 2: GeneratedTokens is '0'"),
+        (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
+        (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
+        (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
+        (read_azure, AZURE + '"2023', "line 2: is not CSV"),
+        (read_burstgpt, AZURE, "column 'Timestamp' is missing"),
+        (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request; accepted: at least one row of Model"),
+        (read_burstgpt, BURST + "-1,GPT-4,5,5,10,API log\n", "line 2: Timestamp is '-1'"),
+        (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
+        (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
+        (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
+        (read_mooncake, "", "holds no request"),
+        (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
+        (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
+        (read_mooncake, GOOD.strip() * 2, "line 1: "),
+        (read_mooncake, "[" * 100_000, "line 1: "),
+        (read_mooncake, "1" * 10_000, "line 1: "),
+        (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan; accepted: milliseconds"),
+        (read_mooncake, GOOD.replace(": 0", ": -1"), "line 1: timestamp is -1"),
+        (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
+        (read_mooncake, GOOD.replace("output", "out"), "line 1: output_length is None"),
+        (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
+        (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
+    ],
+)
+def test_a_broken_file_is_refused_by_line_and_field(
+    write: Write, read: Callable[[str], object], content: str, message: str
+) -> None:
+    assert message in refusal(read, write(content))
+
+
+@pytest.mark.parametrize("read", [*READERS, datasets._conversations])
+def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: Write, tmp_path: Path) -> None:
+    assert "No such file" in refusal(read, str(tmp_path / "missing"))
+    assert "directory" in refusal(read, str(tmp_path))
+    assert "not UTF-8" in refusal(read, write(b"\x1f\x8b\x08\xff\xfe" * 10))
+    with pytest.raises(ValueError, match="not a file name"):
+        read("a\0b")
+
+
+@fuzz
+@given(content=st.binary(max_size=200), read=st.sampled_from(READERS), header=st.booleans())
+def test_any_bytes_are_rows_or_a_one_line_error(
+    write: Write, content: bytes, read: Callable[[str], Trace], header: bool
+) -> None:
+    start = dict(zip(READERS, (AZURE, BURST, GOOD), strict=True))[read] if header else ""
+    check(read, write(start.encode() + content))
+
+
+cell = st.sampled_from(
+    ["", " 5", "5", "-5", "0", "1e3", "GPT-4", '"', "'", "2023-11-16 18:15:46", "٣", "²", "\0", "1_0"]
+)
+times = st.datetimes().map(str) | st.datetimes(timezones=st.timezones()).map(str)
+
+
+@fuzz
+@given(lines=st.lists(st.lists(cell | times, min_size=3, max_size=6).map(",".join), max_size=4))
+def test_any_csv_is_rows_or_a_one_line_error(write: Write, lines: list[str]) -> None:
+    text = "\n".join(lines).encode("utf-8", "surrogatepass")
+    check(read_azure, write(AZURE.encode() + text))
+    check(read_burstgpt, write(BURST.encode() + text))
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@fuzz
+@given(
+    objects=st.lists(
+        st.fixed_dictionaries({}, optional=dict.fromkeys(("timestamp", "input_length", "output_length"), values))
+        | values,
+        max_size=3,
+    )
+)
+def test_any_jsonl_is_rows_or_a_one_line_error(write: Write, objects: list[Any]) -> None:
+    check(read_mooncake, write("\n".join(json.dumps(o) for o in objects)))
+
+
+def attempt(read: Callable[[str], object], path: str) -> object:
+    """What was read, or the text of the one kind of error that is allowed."""
+    try:
+        return read(path)
+    except ValueError as error:
+        return str(error)
+
+
+def check(read: Callable[[str], Trace], path: str) -> None:
+    trace = attempt(read, path)
+    if isinstance(trace, str):
+        assert path in trace
+        assert "\n" not in trace
+    else:
+        assert isinstance(trace, Trace)
+        assert len(trace.arrival_s) == len(trace.lengths) > 0
+        assert np.isfinite(trace.arrival_s).all()
+        assert trace.lengths.min() >= 1
+
+
+# ShareGPT ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A tokenizer of one token a word, and one more that it puts first, as Llama's does."""
+    tokenizers = pytest.importorskip("tokenizers")
+    transformers = pytest.importorskip("transformers")
+    model = tokenizers.Tokenizer(tokenizers.models.WordLevel({"<unk>": 0, "<s>": 1, "word": 2}, unk_token="<unk>"))
+    model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    model.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    folder = tmp_path_factory.mktemp("tokenizer")
+    transformers.PreTrainedTokenizerFast(tokenizer_object=model, unk_token="<unk>").save_pretrained(folder)
+    return str(folder)
+
+
+def talk(*turns: tuple[str, int | str]) -> dict[str, Any]:
+    said = [(who, "word " * text if isinstance(text, int) else text) for who, text in turns]
+    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in said]}
+
+
+def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tokenizer: str) -> None:
+    talks = [
+        talk(("human", 9), ("gpt", 19), ("human", 500), ("gpt", 500)),
+        talk(("gpt", 3), ("human", 11), ("gpt", 12)),  # continued from elsewhere: the first human turn and its reply
+        talk(("human", "a 😀 \ud800 b"), ("gpt", 3)),  # half a surrogate pair is one unknown token
+        talk(("human", 2), ("gpt", 50)),  # 3 tokens: too short
+        talk(("human", 50), ("gpt", 2)),
+        talk(("human", 1024), ("gpt", 50)),  # 1,025 tokens: too long
+        talk(("human", 1000), ("gpt", 1047)),  # 2,049 together
+        talk(("human", 1023), ("gpt", 1023)),  # 2,048 together: just fits
+        talk(("human", 50)),
+        talk(),
+        {"id": "no turns"},
+    ]
+    path = write(json.dumps(talks))
+    kept = read_sharegpt(path, tokenizer, 100, np.random.default_rng(0)).tolist()
+    assert sorted(kept) == [[5, 4], [10, 20], [12, 13], [1024, 1024]]
+    assert read_sharegpt(path, tokenizer, 2, np.random.default_rng(0)).tolist() == kept[:2]
+
+    traffic = Traffic(dataset_path=path, tokenizer=tokenizer, num_prompts=9)
+    requests = make_requests(traffic, Acceptance())
+    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(p, o) for p, o in kept}
+
+
+def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> None:
+    for content in ("[]", json.dumps([talk(("human", 1), ("gpt", 1))])):
+        text = refusal(lambda path: read_sharegpt(path, tokenizer, 5, np.random.default_rng(0)), write(content))
+        assert "holds no conversation that passes vLLM's filter; accepted: prompt >= 4" in text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "line 1: is not JSON"),
+        ('[\n{"conversations": [', "line 2: is not JSON"),
+        ("{}", "holds an object; accepted: a JSON list"),
+        ("[3]", "entry 0: has no list of turns"),
+        ('[{"conversations": 3}]', "entry 0: has no list of turns"),
+        ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
+        ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
+        ("[" * 100_000, "too deep"),
+        ("[" + "1" * 10_000 + "]", "a number too long"),
+    ],
+)
+def test_a_broken_sharegpt_file_is_refused(write: Write, content: str, message: str) -> None:
+    assert message in refusal(datasets._conversations, write(content))
+
+
+@fuzz
+@given(content=st.binary(max_size=100) | values.map(lambda v: json.dumps([{"conversations": v}]).encode()))
+def test_any_sharegpt_file_is_conversations_or_a_one_line_error(write: Write, content: bytes) -> None:
+    result = attempt(datasets._conversations, write(content))
+    assert isinstance(result, list) or "\n" not in str(result)
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    assert "is not a folder" in refusal(datasets.token_counter, "gpt2")  # never fetched from elsewhere
+    (tmp_path / "tokenizer.json").write_text("{")
+    assert "cannot be loaded" in refusal(datasets.token_counter, str(tmp_path))

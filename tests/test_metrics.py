@@ -1,0 +1,208 @@
+"""Metrics against sums done by hand and against a slow oracle that follows vLLM's definitions request by request."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic import result, served_alone
+
+from pdvsim.sim.config import Experiment, Scoring, Traffic
+from pdvsim.sim.metrics import frames, stability, summarise
+from pdvsim.sim.records import Result
+
+POISSON = Traffic(request_rate=1.0, num_prompts=2)
+
+
+def two_requests(**changes: Any) -> Result:
+    """Request 7 gets 1+3+2 tokens (the last round accepted 3, cut at 2); request 3 a single token."""
+    requests = [
+        {"id": 7, "arrival_s": 1.0, "admitted_s": 1.5, "first_token_s": 2.0, "finish_s": 5.0, "prompt_tokens": 10}
+        | {"output_tokens": 6, "rounds": 2, "drafted": 8, "accepted": 5}
+        | {"prefill_s": 0.5, "draft_s": 1.0, "wait_s": 0.25, "verify_s": 1.5},
+        {"id": 3, "arrival_s": 4.0, "admitted_s": 4.0, "first_token_s": 4.5, "finish_s": 4.5, "prompt_tokens": 20}
+        | {"output_tokens": 1, "prefill_s": 0.5},
+    ]
+    deliveries = [(7, 1, 2.0), (7, 3, 4.0), (3, 1, 4.5), (7, 2, 5.0)]
+    launches = [
+        {"lane": "prefill", "kind": "prefill", "rows": 1, "start_s": 1.5, "end_s": 2.0, "solo_s": 0.5, "bytes": 4e9},
+        {"lane": "verify", "kind": "verify", "rows": 2, "start_s": 3.0, "end_s": 4.0, "solo_s": 0.5, "queue_depth": 3},
+        {"lane": "verify", "kind": "verify", "rows": 4, "start_s": 3.5, "end_s": 5.0, "solo_s": 0.75},
+    ]
+    scoring = Scoring(**changes)
+    return result(Experiment(traffic=POISSON, scoring=scoring), requests, deliveries, launches)
+
+
+def test_totals_by_hand() -> None:
+    m = summarise(two_requests())
+    assert m["duration"] == 4.0  # from the first arrival to the last finish
+    assert (m["completed"], m["failed"]) == (2, 0)
+    assert (m["total_input_tokens"], m["total_output_tokens"]) == (30, 7)
+    assert m["request_throughput"] == 0.5
+    assert m["output_throughput"] == 7 / 4
+    assert m["total_token_throughput"] == 37 / 4
+    assert m["request_goodput"] is None  # no service level was given
+    assert m["max_output_tokens_per_s"] == 4.0  # the second [4, 5): 3 at 4.0 and 1 at 4.5
+    assert m["max_concurrent_requests"] == 2
+
+
+def test_latencies_by_hand() -> None:
+    m = summarise(two_requests(metric_percentiles=(25.0, 99.9)))
+    assert m["mean_ttft_ms"] == 750.0
+    assert m["std_ttft_ms"] == 250.0
+    assert m["mean_tpot_ms"] == 3000 / 5  # only the request with more than one token
+    assert m["mean_itl_ms"] == 1500.0  # gaps 2.0 and 1.0 between chunks, however many tokens each holds
+    assert m["median_itl_ms"] == 1500.0
+    assert m["p25_itl_ms"] == 1250.0
+    assert m["p99.9_ttft_ms"] == pytest.approx(500 + 0.999 * 500)
+    assert m["mean_e2el_ms"] == 2250.0
+
+
+def test_speculation_by_hand() -> None:
+    m = summarise(two_requests())
+    assert m["spec_decode_acceptance_rate"] == 100 * 5 / 8
+    assert m["spec_decode_acceptance_length"] == 1 + 5 / 2
+    assert (m["spec_decode_num_drafts"], m["spec_decode_draft_tokens"], m["spec_decode_accepted_tokens"]) == (2, 8, 5)
+    assert m["spec_decode_per_position_acceptance_rates"] == [1.0, 1.0, 0.5]  # rounds accepted 2 and 3
+
+
+def test_no_per_position_rates_where_a_chunk_was_not_a_round() -> None:
+    run = two_requests()
+    run.requests["rounds"][0] = 1
+    assert "spec_decode_per_position_acceptance_rates" not in summarise(run)
+
+
+def test_nothing_drafted_no_speculation_keys() -> None:
+    run = two_requests()
+    run.requests["drafted"][:] = 0
+    assert not [key for key in summarise(run) if key.startswith("spec_decode")]
+
+
+def test_lanes_by_hand() -> None:
+    m = summarise(two_requests())
+    assert m["launches"] == 3
+    assert m["lanes"]["verify"]["utilisation"] == 2.0 / 4.0  # [3, 4] and [3.5, 5] overlap
+    assert m["lanes"]["verify"]["mean_batch"] == 3.0
+    assert m["lanes"]["verify"]["mean_queue_depth"] == 1.5
+    assert m["lanes"]["prefill"]["bandwidth_share"] == 1.0  # 4 GB in 4 s of 1 GB/s
+    assert m["kinds"]["verify"]["stretch"] == 2.0
+    assert m["breakdown_ms"]["queue"] == 250.0
+    assert sum(m["breakdown_ms"].values()) == pytest.approx(m["mean_e2el_ms"])
+
+
+def test_goodput_counts_requests_within_every_level() -> None:
+    assert summarise(two_requests(goodput=("ttft:500",)))["request_goodput"] == 0.25
+    assert summarise(two_requests(goodput=("ttft:1000", "tpot:599")))["request_goodput"] == 0.25  # tpot of one token: 0
+    assert summarise(two_requests(goodput=("ttft:1000", "tpot:600")))["request_goodput"] == 0.5
+    assert summarise(two_requests(goodput=("e2el:100",)))["request_goodput"] == 0.0
+
+
+def test_warm_up_leaves_out_the_first_arrivals() -> None:
+    m = summarise(two_requests(warmup_requests=1))
+    assert (m["completed"], m["duration"], m["mean_ttft_ms"]) == (1, 0.5, 500.0)
+    assert math.isnan(m["mean_tpot_ms"])  # nothing to average is not zero
+    with pytest.raises(ValueError, match="no request is left"):
+        summarise(two_requests(warmup_requests=2))
+
+
+def test_unfinished_requests_are_failed() -> None:
+    run = two_requests()
+    run.requests["finish_s"][1] = -1
+    assert (summarise(run)["completed"], summarise(run)["failed"]) == (1, 1)
+
+
+def oracle(run: Result) -> dict[str, float]:
+    """vLLM's calculate_metrics as one would write it without numpy."""
+    finishes = run.requests["finish_s"].tolist()
+    arrivals = run.requests["arrival_s"].tolist()
+    ttfts, tpots, itls, e2els, per_second = [], [], [], [], {}
+    for i, id in enumerate(run.requests["id"].tolist()):
+        times = [
+            t for r, t in zip(*(run.deliveries[n].tolist() for n in ("request", "time_s")), strict=True) if r == id
+        ]
+        ttfts.append(times[0] - arrivals[i])
+        e2els.append(times[-1] - arrivals[i])
+        output = int(run.requests["output_tokens"][i])
+        if output > 1:
+            tpots.append((e2els[-1] - ttfts[-1]) / (output - 1))
+        itls += [b - a for a, b in pairwise(times)]
+    for tokens, t in zip(run.deliveries["tokens"].tolist(), run.deliveries["time_s"].tolist(), strict=True):
+        second = int(t - min(arrivals))
+        per_second[second] = per_second.get(second, 0) + tokens
+    events = sorted([(t, 1) for t in arrivals] + [(t, -1) for t in finishes])
+    now = peak = 0
+    for _, change in events:
+        now += change
+        peak = max(peak, now)
+    found = {"max_output_tokens_per_s": max(per_second.values()), "max_concurrent_requests": peak}
+    for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
+        ms = sorted(1000 * v for v in values)
+        if not ms:
+            continue
+        rank = 0.99 * (len(ms) - 1)
+        low = math.floor(rank)
+        high = min(low + 1, len(ms) - 1)
+        found |= {f"mean_{name}_ms": statistics.fmean(ms), f"median_{name}_ms": statistics.median(ms)}
+        found |= {
+            f"std_{name}_ms": statistics.pstdev(ms),
+            f"p99_{name}_ms": ms[low] + (rank - low) * (ms[high] - ms[low]),
+        }
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 2**16), count=st.integers(1, 40), rate=st.sampled_from([0.5, 5.0, 50.0, math.inf]),
+    shuffled=st.booleans(),
+)  # fmt: skip
+def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bool) -> None:
+    run = served_alone(Experiment(traffic=Traffic(num_prompts=count, request_rate=rate, seed=seed)))
+    if shuffled:  # ids are names, not places
+        order = np.random.default_rng(seed).permutation(count)
+        run.requests = {name: column[order] for name, column in run.requests.items()}
+    metrics = summarise(run)
+    for name, value in oracle(run).items():
+        assert metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-6), name
+    per_position = metrics.get("spec_decode_per_position_acceptance_rates", [])
+    assert sum(per_position) == pytest.approx(metrics.get("spec_decode_acceptance_length", 1.0) - 1)
+    assert sum(metrics["breakdown_ms"].values()) == pytest.approx(metrics["mean_e2el_ms"])
+    assert all(0 <= lane["utilisation"] <= 1 + 1e-9 for lane in metrics["lanes"].values())
+
+
+def single_server(rate: float, service_s: float, count: int, seed: int) -> str:
+    """What `stability` says of an M/D/1 queue, by Lindley's recursion."""
+    rng = np.random.default_rng(seed)
+    arrival_s = rng.exponential(1 / rate, count).cumsum()
+    finish_s, free_s = np.empty(count), 0.0
+    for i, at_s in enumerate(arrival_s):
+        free_s = finish_s[i] = max(at_s, free_s) + service_s
+    return stability(arrival_s, finish_s, Traffic(request_rate=rate, num_prompts=count))
+
+
+def test_stability_of_a_single_server() -> None:
+    for seed in range(10):
+        assert single_server(1.0, 0.5, 1000, seed) == "stable"
+        assert single_server(1.0, 0.8, 1000, seed) == "stable"
+        assert single_server(1.0, 1.5, 1000, seed) == "overloaded"
+        assert single_server(1.0, 3.0, 1000, seed) == "overloaded"
+    assert {single_server(1.0, 1.06, 20000, seed) for seed in range(5)} == {"backlogged"}
+
+
+def test_a_load_without_a_rate_cannot_be_overloaded() -> None:
+    zeros, ones = np.zeros(4), np.ones(4)
+    assert stability(zeros, ones, Traffic(num_prompts=4)) == "burst"
+    assert stability(zeros, ones, Traffic(num_prompts=4, max_concurrency=2)) == "closed loop"
+
+
+def test_frames_decode_lanes_and_kinds() -> None:
+    requests, launches, deliveries = frames(two_requests())
+    assert requests["id"].tolist() == [7, 3]
+    assert launches["lane"].tolist() == ["prefill", "verify", "verify"]
+    assert launches["kind"].dtype == "category"
+    assert deliveries["tokens"].sum() == 7

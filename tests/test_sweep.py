@@ -1,0 +1,127 @@
+"""Sweeps: the same rows whatever the number of jobs, finished points survive Ctrl-C, intervals over replications."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.sim import sweep as sweep_module
+from pdvsim.sim.config import Experiment, Scoring, Traffic
+from pdvsim.sim.stats import interval, over_replications, paired_differences
+from pdvsim.sim.sweep import Point, Row, Sweep, SweepInterrupted, flatten, run_sweep
+
+SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
+
+
+def bytes_of(frame: pd.DataFrame, path: Path) -> bytes:
+    frame.to_parquet(path, index=False)
+    return path.read_bytes()
+
+
+def test_points_are_the_product_with_common_seeds() -> None:
+    points = Sweep(("pdv", "pd"), concurrency=(2, 4), num_runs=3).points()
+    assert len(points) == 2 * 2 * 3
+    assert [(p.load, p.experiment.arch, p.run) for p in points[:4]] == [
+        (2, "pdv", 0),
+        (2, "pdv", 1),
+        (2, "pdv", 2),
+        (2, "pd", 0),
+    ]
+    assert {(p.run, p.experiment.traffic.seed) for p in points} == {(0, 0), (1, 1), (2, 2)}
+    assert all(p.experiment.traffic.max_concurrency == p.load for p in points)
+    assert all(math.isinf(p.experiment.traffic.request_rate) for p in points)
+
+
+def test_rows_do_not_depend_on_the_number_of_jobs(tmp_path: Path) -> None:
+    points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
+    told: list[tuple[int, int]] = []
+    one = run_sweep(points, 1, lambda done, total: told.append((done, total)))
+    two = run_sweep(points, 2)
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
+    assert bytes_of(one, tmp_path / "one") == bytes_of(two, tmp_path / "two")
+
+
+def test_common_random_numbers_across_architectures() -> None:
+    rows = run_sweep(Sweep(("pdv", "colocated"), request_rate=(5.0,), base=SMALL).points(), 1)
+    assert rows["total_input_tokens"].nunique() == rows["total_output_tokens"].nunique() == 1
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_keeps_the_finished_points(jobs: int) -> None:
+    def stop_after_one(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(SweepInterrupted) as stopped:
+        run_sweep(Sweep(concurrency=(1, 2, 4, 8), base=SMALL).points(), jobs, stop_after_one)
+    assert len(stopped.value.points) == 1
+
+
+def test_ctrl_c_on_the_command_line_saves_and_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sweep_module.run_point
+
+    def run_point(point: Point) -> Row:
+        if point.load == 4:
+            raise KeyboardInterrupt
+        return real(point)
+
+    monkeypatch.setattr(sweep_module, "run_point", run_point)
+    small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
+    assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path)]) == 130
+    assert capsys.readouterr().err.endswith(f"pdvsim: interrupted: 2 of 4 points saved in {tmp_path}\n")
+    assert pd.read_parquet(tmp_path / "summary.parquet")["load"].tolist() == [1.0, 2.0]
+    assert json.loads((tmp_path / "sweep.json").read_text())["interrupted"] is True
+
+
+def test_an_interval_needs_two_replications() -> None:
+    assert math.isnan(interval([3.0]).half_width)
+    assert interval([3.0]).mean == 3.0
+    assert interval([]).n == 0
+    two = interval([1.0, 3.0, math.nan])
+    assert (two.mean, two.n) == (2.0, 2)
+    assert two.half_width == pytest.approx(12.7062, rel=1e-5)  # t table, one degree of freedom, sd / sqrt(n) = 1
+    assert interval([1, 2, 3, 4, 5]).half_width == pytest.approx(2.7764 * math.sqrt(2.5 / 5), rel=1e-4)
+
+
+def made_up() -> pd.DataFrame:
+    """Two architectures, three seeds: the second is faster by exactly 10, under noise of 100 that both share."""
+    rows = [
+        {"arch": arch, "load_kind": "concurrency", "load": 1.0, "run": seed, "seed": seed, "stability": "stable"}
+        | {"output_throughput": 1000.0 + 100 * seed + gain, "places": [0.5, 0.25 * seed]}
+        for arch, gain in (("pd", 0), ("pdv", 10))
+        for seed in (0, 1, 2)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_pairs_cancel_the_noise_they_share() -> None:
+    [difference] = paired_differences(made_up(), "output_throughput", "pd")
+    assert (difference["arch"], difference["difference"].mean) == ("pdv", 10.0)
+    assert difference["difference"].half_width == pytest.approx(0.0, abs=1e-9)
+    entries = over_replications(made_up())
+    assert entries[0]["output_throughput"].half_width > 200
+    assert [place.mean for place in entries[0]["places"]] == [0.5, 0.25]
+    assert entries[0]["stability"] == "stable"
+
+
+def test_replications_that_differ_say_so() -> None:
+    rows = made_up()
+    rows.loc[1, "stability"] = "overloaded"
+    assert over_replications(rows)[0]["stability"] == "stable/overloaded"
+
+
+def test_flatten_joins_names() -> None:
+    assert flatten({"a": 1, "lanes": {"decode": {"busy": 2}}}) == {"a": 1, "lanes_decode_busy": 2}
+
+
+def test_scoring_reaches_the_rows() -> None:
+    base = Experiment(traffic=SMALL.traffic, scoring=Scoring(metric_percentiles=(90.0,), goodput=("ttft:1000",)))
+    rows = run_sweep(Sweep(concurrency=(2,), base=base).points(), 1)
+    assert {"p90_ttft_ms", "request_goodput"} <= set(rows.columns)
