@@ -65,7 +65,7 @@ class SweepOptions:
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop), e.g. 1,2,4,8."""
     request_rate: tuple[float, ...] = ()
-    """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32."""
+    """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32,64."""
     num_runs: int = 1
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     jobs: int | None = None
@@ -112,7 +112,7 @@ class ProfilesCommand:
     """Print one JSON document instead of the table."""
 
 
-assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32), "the help of --request-rate names the default loads"
+assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
 
 
 def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
@@ -121,11 +121,10 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     tokens = _tokens(argv, known)
     path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)
     if path is not None and "config" in known:
-        given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")}
-        settings = {k: v for k, v in _read_toml(path).items() if k.replace("_", "-") not in given}
-        if "config" in settings:
-            raise ValueError(f"{path}: a configuration file cannot name another")
-        tokens = _tokens(from_mapping(settings, known, f"{path}: unknown key"), known) + tokens
+        in_file = {name: hint for name, hint in known.items() if name != "config"}  # a file names no other file
+        given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")} - {"config"}
+        settings = {key: value for key, value in _read_toml(path).items() if _name(key) not in given}
+        tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):

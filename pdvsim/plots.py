@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.stats import over_replications
-from pdvsim.table import load_name
+from pdvsim.table import load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def sweep_figure(points: pd.DataFrame) -> Figure:
         for axes, (title, metric, unit, scale) in zip(grid.flat, panels, strict=True):
             for arch in archs:
                 _curve(axes, [e for e in entries if e["arch"] == arch], metric, arch, colours[arch])
-            _dress(axes, entries, title, unit, scale)
+            _dress(axes, entries, metric, title, unit, scale)
         handles, labels = grid.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 8), frameon=False)
         figure.supxlabel(_footnote(points), fontsize=10, color="0.35", x=0.01, ha="left")
@@ -73,7 +73,7 @@ def _curve(axes: Axes, entries: list[dict[str, Any]], metric: str, arch: str, co
     axes.plot(x, y, color=colour, label=arch, linewidth=2)
     if any(half):
         axes.fill_between(
-            x, [a - h for a, h in zip(y, half, strict=True)], [a + h for a, h in zip(y, half, strict=True)],
+            x, [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)], [a + h for a, h in zip(y, half, strict=True)],
             color=colour, alpha=0.2, linewidth=0,
         )  # fmt: skip
     grew = [any(word in str(e.get("stability")) for word in HOLLOW) for e in shown]
@@ -91,17 +91,19 @@ def _place(entry: dict[str, Any], entries: list[dict[str, Any]]) -> float:
     return 2 * max((float(e["load"]) for e in entries if math.isfinite(e["load"])), default=0.5)
 
 
-def _dress(axes: Axes, entries: list[dict[str, Any]], title: str, unit: str, scale: str) -> None:
+def _dress(axes: Axes, entries: list[dict[str, Any]], metric: str, title: str, unit: str, scale: str) -> None:
     kind = str(entries[0]["load_kind"])
     loads = {_place(e, entries): e["load"] for e in entries}
     axes.set_xscale("log", base=2)
-    axes.set_xticks(list(loads), [f"{load:g}" for load in loads.values()])
-    low, high = axes.dataLim.y0, axes.dataLim.y1
+    axes.set_xticks(list(loads), [load_text(load) for load in loads.values()])
+    means = [e[metric].mean for e in entries if metric in e and math.isfinite(e[metric].mean)]
+    low, high = min(means, default=0), max(means, default=0)
     if scale == "log" and high > 10 * low > 0:
         axes.set_yscale("log")
+        axes.set_ylim(low / 2, high * 2)  # the curves set the frame: two replications make bands without end
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     else:
-        axes.set_ylim(0, 1.08 * high if high > 0 else 1)
+        axes.set_ylim(0, 1.2 * high if high > 0 else 1)
     axes.minorticks_off()
     axes.set_title(title, fontweight="bold", loc="left")
     axes.set_ylabel(unit)

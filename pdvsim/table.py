@@ -82,8 +82,8 @@ def sections(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Ite
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
     found.append(("Speculative Decoding", speculation))
-    for kind in KINDS:
-        found[-1][1].extend(_lines(values, [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2)]))
+    batches = [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2) for kind in KINDS if kind != "prefill"]
+    found.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
     parts = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
     found.append(("Mean Time of a Request", _lines(values, parts)))
     for lane in LANES:
@@ -108,17 +108,17 @@ def comparison_table(
 ) -> str:
     """One row per load and architecture: throughput, latencies, acceptance, and whether the server kept up."""
     tail = max(percentiles, default=None)
-    marks = ["mean"] if tail is None else ["mean", percentile_name(tail)]
+    marks = {"mean": "mean"} | ({} if tail is None else {percentile_name(tail).upper(): percentile_name(tail)})
     columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
     if any(not _missing(entry.get("request_goodput")) for entry in entries):
         columns.append(("goodput", "request_goodput"))
     for name in metrics:
-        columns += [(f"{mark} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for mark in marks]
+        columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
     header = [load_name(entries[0]["load_kind"]), "arch", *(title for title, _ in columns), "stability"]
     rows = [
         [
-            _number(entry["load"]),
+            load_text(entry["load"]),
             str(entry["arch"]),
             *(cell(entry.get(key)) for _, key in columns),
             str(entry.get("stability", "")),
@@ -136,7 +136,7 @@ def paired_table(differences: Sequence[Mapping[str, Any]]) -> str:
     """What each architecture gains over the first, as a share, from runs with the same seeds."""
     header = ["metric", load_name(differences[0]["load_kind"]), "arch", f"against {differences[0]['against']}"]
     rows = [
-        [d["metric"], _number(d["load"]), d["arch"], f"{cell(d['relative'], scale=100, sign='+')} %"]
+        [d["metric"], load_text(d["load"]), d["arch"], f"{cell(d['relative'], scale=100, sign='+')} %"]
         for d in differences
     ]
     return "Paired differences, same seeds, 95% confidence over replications\n" + _grid(header, rows)
@@ -168,6 +168,11 @@ def load_name(kind: str) -> str:
     return {"concurrency": "concurrency", "request_rate": "rate req/s"}.get(kind, kind)
 
 
+def load_text(load: float) -> str:
+    """A load as a number; a trace has none."""
+    return "trace" if math.isnan(load) else f"{load:g}"
+
+
 def _missing(value: Any) -> bool:
     if isinstance(value, Interval):
         value = value.mean
@@ -189,10 +194,6 @@ def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) ->
 
 def _founded(entry: Mapping[str, Any]) -> str:
     return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}"
-
-
-def _number(value: float) -> str:
-    return f"{value:g}"
 
 
 def _text(value: Any) -> str:

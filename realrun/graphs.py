@@ -46,14 +46,23 @@ class Outcome:
 class Ticket:
     """One launch under way."""
 
-    def __init__(self, shape: Shape, rows: int, chunks: int, host: Tensor, event: torch.cuda.Event | None) -> None:
-        self.shape, self.rows, self.chunks, self.event = shape, rows, chunks, event
+    def __init__(self, shape: Shape, rows: int, chunks: int, host: Tensor) -> None:
+        self.shape, self.rows, self.chunks = shape, rows, chunks
+        self.event: torch.cuda.Event | None = None  # after the result has reached the host
+        self.span: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the graph alone, when timing
         self._host = host
         self._values: NDArray[np.int32] | None = None
 
     def done(self) -> bool:
         """Whether the device has finished, without waiting."""
         return self.event is None or bool(self.event.query())
+
+    def gpu_s(self) -> float:
+        """Seconds between the graph's start and end on a lane that times its launches. Waits for the device."""
+        if self.span is None:
+            raise ValueError("the lane was not timing")
+        self.span[1].synchronize()
+        return float(self.span[0].elapsed_time(self.span[1])) / 1000
 
     def collect(self) -> None:
         """Wait, and keep the result past the reuse of the launch's host buffer."""
@@ -87,6 +96,7 @@ class Lane:
         self.stream = (stream or torch.cuda.Stream(device, priority=-priority)) if self.gpu else None
         self.pool = torch.cuda.graph_pool_handle() if self.gpu else None
         self.sampler = Sampler(engine.temperature, device, engine.sequences.fresh_seed(engine.seed))
+        self.timing = False
         self.graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         rows = engine.row_buckets[-1]
         sizes = (rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS)
@@ -177,22 +187,28 @@ class Lane:
         if old is not None:
             old.collect()
         self._fill(self._host_inputs[stage].numpy(), shape, slots, limits, pins, chunks)
-        output = self._host_outputs[stage]
-        event = None
+        ticket = Ticket(shape, len(slots), len(chunks), self._host_outputs[stage])
+        self._tickets[stage] = ticket
         with self.on_stream():
             self._device_inputs.copy_(self._host_inputs[stage], non_blocking=True)
             if self.gpu:
-                graph, result = self.graphs[shape]
-                graph.replay()
-                output[: result.shape[0]].copy_(result, non_blocking=True)
-                event = torch.cuda.Event()
-                event.record(self.stream)
+                self._replay(shape, ticket, self._host_outputs[stage])
             else:
                 result = self.engine.run(shape, self.inputs, self.sampler)
-                output[: result.shape[0]] = result
-        ticket = Ticket(shape, len(slots), len(chunks), output, event)
-        self._tickets[stage] = ticket
+                self._host_outputs[stage][: result.shape[0]] = result
         return ticket
+
+    def _replay(self, shape: Shape, ticket: Ticket, output: Tensor) -> None:
+        graph, result = self.graphs[shape]
+        if self.timing:
+            ticket.span = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            ticket.span[0].record(self.stream)
+        graph.replay()
+        if ticket.span is not None:
+            ticket.span[1].record(self.stream)
+        output[: result.shape[0]].copy_(result, non_blocking=True)
+        ticket.event = torch.cuda.Event()
+        ticket.event.record(self.stream)
 
     def on_stream(self) -> AbstractContextManager[None]:
         """Make the lane's stream current, for work that must run in its order."""

@@ -147,8 +147,8 @@ class Server:
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
     """pdv: prefill admits nobody while this many requests wait for the decode lane."""
-    verify_gather: bool = False
-    """pdv: verify waits until the decode lane has finished drafting, for one larger batch."""
+    verify_gather: Literal["auto", "always", "never"] = "auto"
+    """pdv: verify waits for a draft under way, to take both in one batch: by the latency model, always, or never."""
     admission_factor: float = 1.2
     """pdv-unified: admit one prefill a turn while the decode queue is under this times the batch limit."""
     hybrid_threshold: int = 8
@@ -306,5 +306,5 @@ class Experiment:
             raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")
         if self.server.priority == "partition" and self.arch not in ("pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"):
             raise ValueError(f"--priority partition needs lanes on their own streams; {self.arch} has one stream")
-        if self.server.verify_gather and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
+        if self.server.verify_gather != "auto" and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
             raise ValueError(f"--verify-gather needs a verify lane, which {self.arch} does not have")

@@ -1,7 +1,7 @@
 """Several rounds stepped as one: while a single batch has the GPU to itself, its rounds are known before they run.
 
 Acceptance is drawn beforehand, so until a request finishes nothing in the batch is uncertain: the times of all rounds are
-one running sum. A stretch ends before the round in which the first request finishes, and is cut, exactly, when anything
+one running sum. A stretch ends with the round in which the first request finishes, and is cut, exactly, when anything
 else happens: an arrival, a hand-over, a launch. The additions are those of stepping round by round, in the same order,
 so the records are the same to the last bit; a test holds the two against each other.
 """
@@ -65,23 +65,23 @@ def path_of(request: Request, k: int) -> Path:
 class Lap(NamedTuple):
     """The settled rounds of a stretch, as they are kept until the records are made."""
 
-    gpu: SimulatedGPU
-    draft: Work | None
-    verify: Work
-    shapes: tuple[Shape | None, Shape | None, Shape]  # draft, draft that catches up, verify
+    scalars: tuple[float, ...]  # see `expand`
     context: NDArray[np.int64]
     owes: NDArray[np.bool_]
-    spans: tuple[Floats, Floats, Floats, Floats]  # start and end of draft and verify
+    draft_start_s: Floats
+    draft_end_s: Floats
+    verify_start_s: Floats
+    verify_end_s: Floats
     delivered_s: Floats
-    rows: list[tuple[int, NDArray[np.int64]]]  # request, output positions before and after each round
+    rows: list[tuple[int, NDArray[np.int64]]]  # request, output positions before and after each delivery
 
 
 class Stretch:
     """Undisturbed rounds of `rows` at draft length `k`, from now on.
 
-    Without `handover`, draft and verify are launched together on one lane, and `event` is the completion of the first
-    round that was not foreseen. With it they are two lanes that hand over to each other; then `event` sends the drafting
-    lane back to its queue, or, where `drafted` is set, tells it that the draft under way at a cut is done.
+    Without `handover`, draft and verify are launched together on one lane, and `event` is the verdict of the last round.
+    With it they are two lanes that hand over to each other, the verify lane is given the last verdict, and `event` sends
+    the drafting lane back to its queue; or, where `drafted` is set, tells it that the draft under way at a cut is done.
     """
 
     def __init__(
@@ -109,81 +109,108 @@ class Stretch:
         for request in rows:
             path = path_of(request, k)
             self._paths.append((path, request.rounds - path.first_round))
+        checking = verify(rows, k)
+        drafting = draft(rows, k) if k else checking
+        self._lanes = (
+            LANE_CODE[drafting.lane], drafting.queue_depth, LANE_CODE[checking.lane], checking.queue_depth
+        )  # fmt: skip
         self._price()
         self._lay_out(gpu.env.now)
-        wake = Event(gpu.env)
-        wake.callbacks.append(self._on_end)  # type: ignore[union-attr]
-        gpu.env.at(float(self._starts[rounds]), wake)
+        self._end_after(rounds)
 
     def _price(self) -> None:
         n, count, k = self.rounds, len(self.rows), self.k
-        context = np.zeros(n, np.int64)
-        owes = np.zeros(n, bool)
-        fixed = 0
-        for request, (path, at) in zip(self.rows, self._paths, strict=True):
-            context += path.positions[at : at + n]
-            if k:
-                owes |= path.owes[at : at + n]
-            fixed += request.context - request.emitted
-        context += fixed
+        path, at = self._paths[0]
+        context = path.positions[at : at + n]
+        owes = path.owes[at : at + n]
+        fixed = self.rows[0].context - self.rows[0].emitted
+        for i in range(1, count):
+            path, at = self._paths[i]
+            context = context + path.positions[at : at + n]
+            owes = owes | path.owes[at : at + n]
+            fixed += self.rows[i].context - self.rows[i].emitted
+        context = context + fixed
         self._context, self._owes = context, owes
-        single = double = None
+        check = self.gpu.models["target"].shape(count, k + 1)
+        self._verify_s = check.solo_0 + check.solo_1 * context
+        single = double = check
         if k:
             model = self.gpu.models["draft"]
             single, double = model.shape(count, 1, k), model.shape(count, 2, k)
             self._draft_s = np.where(
                 owes, double.solo_0 + double.solo_1 * context, single.solo_0 + single.solo_1 * context
             )
-        check = self.gpu.models["target"].shape(count, k + 1)
-        self._verify_s = check.solo_0 + check.solo_1 * context
-        self._shapes = (single, double, check)
+        self._shapes = (*single, *double, *check)
 
     def _lay_out(self, now_s: float) -> None:
         """Lay the rounds out in time: each instant is the one before plus one duration, as when stepped singly."""
         times = self.gpu.host.times
         n = self.rounds
+        width = 8 if self.handover else 4 if self.k else 3
+        instants = np.empty(n * width + 1)
+        instants[0] = now_s
+        spans = instants[1:].reshape(n, width)
         if self.handover:
-            spans = np.empty((n, 8))
-            spans[:, 0] = spans[:, 4] = times.launch_s
+            h, c, o = times.launch_s, times.completion_s, times.handoff_s
+            spans[:] = (h, 0.0, c, o, h, 0.0, c, o)
             spans[:, 1] = self._draft_s
-            spans[:, 2] = spans[:, 6] = times.completion_s
-            spans[:, 3] = spans[:, 7] = times.handoff_s
             spans[:, 5] = self._verify_s
         elif self.k:
-            spans = np.empty((n, 4))
             spans[:, 0] = times.launch_s
             # the verify starts when the draft is over and the host has launched it behind the draft
-            spans[:, 1] = np.maximum(self._draft_s, times.launch_s)
+            np.maximum(self._draft_s, times.launch_s, out=spans[:, 1])
             spans[:, 2] = self._verify_s
             spans[:, 3] = times.completion_s
         else:
-            spans = np.empty((n, 3))
             spans[:, 0] = times.launch_s
             spans[:, 1] = self._verify_s
             spans[:, 2] = times.completion_s
-        width = spans.shape[1]
-        instants = np.empty(n * width + 1)
-        instants[0] = now_s
-        instants[1:] = spans.ravel()
-        np.cumsum(instants, out=instants)
+        instants.cumsum(out=instants)
         self._starts: Floats = instants[::width]
-        self._ends: Floats = instants[1:].reshape(n, width)  # end of each span
+        self._ends: Floats = spans  # the end of each span, now that they are summed
+
+    def _end_after(self, rounds: int) -> None:
+        """Wake up when the last of so many rounds has its verdict."""
+        self.rounds = rounds
+        self._wake = Event(self.gpu.env)
+        self._wake.callbacks.append(self._on_end)  # type: ignore[union-attr]
+        done = self._ends[rounds - 1, 6] if self.handover else self._starts[rounds]
+        self.gpu.env.at(float(done), self._wake)
 
     def _on_end(self, wake: Event) -> None:
-        if self.gpu.stretch is self:
-            self._leave(self.rounds)
+        """The last round's verdict is in: leave it to whoever waits for it."""
+        if wake is not self._wake or self.gpu.stretch is not self:
+            return
+        gpu, now = self.gpu, self.gpu.env.now
+        gpu.stretch = None
+        self._settle(self.rounds - 1, self.rounds)
+        gpu.host.free_at = now
+        verdict = gpu.verdict(self.verify(self.rows, self.k))
+        if self.handover is None:
+            gpu.env.at(now, self.event, verdict)
+            return
+        decode, check = self.handover
+        decode.waiting(self.event, float(self._ends[self.rounds - 1, 2]))
+        check.wake(now, (self.rows, gpu.env.at(now, Event(gpu.env), verdict)))
+
+    def _under_way(self) -> int:
+        return int(self._starts.searchsorted(self.gpu.env.now, side="right")) - 1
+
+    def shorten(self) -> None:
+        """End with the round under way."""
+        rounds = self._under_way() + 1
+        if rounds < self.rounds:
+            self._end_after(rounds)
 
     def cut(self) -> None:
         """Something else happens now: settle the rounds that are over and put the one under way on the GPU."""
-        self._leave(int(np.searchsorted(self._starts, self.gpu.env.now, side="right")) - 1)
-
-    def _leave(self, over: int) -> None:
+        over = self._under_way()
         gpu = self.gpu
         gpu.stretch = None
         if self.handover:
             self._hand_back(over, *self.handover)
             return
-        self._settle(over)
+        self._settle(over, over)
         start = float(self._starts[over])
         gpu.host.free_at = start
         if self.k:
@@ -196,30 +223,24 @@ class Stretch:
         gpu, rows = self.gpu, self.rows
         env, host = gpu.env, gpu.host
         now = env.now
-        if over < self.rounds:
-            ends = self._ends[over].tolist()
-            _, draft_end, draft_done, check_take, _, _, check_done, _ = ends
-        if over == self.rounds or now >= check_done:  # on its way back to the draft
-            over += over < self.rounds
-            self._settle(over)
-            start = float(self._starts[over])
-            host.free_at = start
+        ends = self._ends[over].tolist()
+        draft_start, draft_end, draft_done, check_take, _, _, check_done, _ = ends
+        if now >= check_done:  # on its way back to the draft
+            self._settle(over + 1, over + 1)
+            host.free_at = float(self._starts[over + 1])
             decode.queue.extendleft(reversed(rows))
-            env.at(start, self.event)
+            env.at(host.free_at, self.event)
             return
-        self._settle(over)
-        start = float(self._starts[over])
-        host.free_at = start
+        self._settle(over, over)
+        host.free_at = float(self._starts[over])
         draft = self.draft(rows, self.k)
         if now < draft_done:  # drafting
             self.drafted = True
-            gpu.launch(draft, start, self.event)
+            gpu.launch(draft, host.free_at, self.event)
             gpu.catch_up(now)
             return
-        solo, moved, flops = gpu.price(draft)
-        gpu.note(draft, float(self._ends[over, 0]), draft_end, solo, moved, flops)
+        gpu.note(draft, draft_start, draft_end, *gpu.price(draft))
         for row in rows:
-            row.k = self.k
             row.ready_s = draft_done
         host.free_at = check_take
         decode.waiting(self.event, draft_done)
@@ -234,25 +255,32 @@ class Stretch:
         gpu.catch_up(now)
         check.wake(now, (rows, underway))
 
-    def _settle(self, over: int) -> None:
-        """Bring the requests to where they stand after `over` rounds, and keep those rounds for the records."""
-        if not over:
+    def _settle(self, over: int, launched: int) -> None:
+        """Bring the requests to where they stand after `over` rounds, and keep the `launched` ones for the records."""
+        if not launched:
             return
-        k, ends = self.k, self._ends[:over]
+        k, ends = self.k, self._ends[:launched]
+        wait_ns = draft_ns = 0
         if self.handover:
-            draft, verify, delivered = (ends[:, 0], ends[:, 1]), (ends[:, 4], ends[:, 5]), ends[:, 6]
-            wait_ns = int(((ends[:, 3] - ends[:, 2]) * _NS).astype(np.int64).sum())
+            draft, verify, delivered = (ends[:, 0], ends[:, 1]), (ends[:, 4], ends[:, 5]), ends[:over, 6]
+            wait_ns = _whole_ns(ends[:, 2], ends[:, 3])
         elif k:
             # a draft shorter than the launch of its verify ends before the verify can start
-            draft = (ends[:, 0], ends[:, 0] + self._draft_s[:over])
-            verify, delivered, wait_ns = (ends[:, 1], ends[:, 2]), ends[:, 3], 0
+            draft = (ends[:, 0], ends[:, 0] + self._draft_s[:launched])
+            verify, delivered = (ends[:, 1], ends[:, 2]), ends[:over, 3]
         else:
-            verify, delivered, wait_ns = (ends[:, 0], ends[:, 1]), ends[:, 2], 0
+            verify, delivered = (ends[:, 0], ends[:, 1]), ends[:over, 2]
             draft = verify
-        draft_ns = int(((draft[1] - draft[0]) * _NS).astype(np.int64).sum()) if k else 0
-        verify_ns = int(((verify[1] - verify[0]) * _NS).astype(np.int64).sum())
+        if k:
+            draft_ns = _whole_ns(*draft)
+        verify_ns = _whole_ns(*verify)
         kept = []
         for request, (path, at) in zip(self.rows, self._paths, strict=True):
+            request.draft_ns += draft_ns
+            request.wait_ns += wait_ns
+            request.verify_ns += verify_ns
+            if not over:
+                continue
             positions = path.positions[at : at + over + 1]
             emitted = int(positions[-1])
             gained = emitted - request.emitted
@@ -263,79 +291,67 @@ class Stretch:
                 request.drafted += over * k
                 request.accepted += gained - over
                 request.owed = int(path.owes[at + over])
-                request.draft_ns += draft_ns
-                request.wait_ns += wait_ns
             else:
                 request.owed += gained
-            request.verify_ns += verify_ns
             kept.append((request.id, positions))
-        works = (self.draft(self.rows, k) if k else None, self.verify(self.rows, k))
         self.laps.append(
             Lap(
-                self.gpu, *works, self._shapes, self._context[:over], self._owes[:over],
-                (*draft, *verify), delivered, kept,
+                (
+                    self.gpu.replica, self.gpu.gpu, len(self.rows), k, *self._lanes, *self._shapes,
+                ),
+                self._context[:launched], self._owes[:launched], *draft, *verify, delivered, kept,
             )
         )  # fmt: skip
+
+
+def _whole_ns(start_s: Floats, end_s: Floats) -> int:
+    """Sum of the spans, each in whole nanoseconds."""
+    return int(((end_s - start_s) * _NS).astype(np.int64).sum())
 
 
 def expand(laps: list[Lap]) -> tuple[Columns, Columns]:
     """The launches and deliveries of all settled stretches, as columns."""
     if not laps:
         return {}, {}
-    counts = np.array([len(lap.context) for lap in laps])
     context = np.concatenate([lap.context for lap in laps])
     owes = np.concatenate([lap.owes for lap in laps])
-    drafts = np.repeat([lap.draft is not None for lap in laps], counts)
+    scalars = np.array([lap.scalars for lap in laps])
+    of_lap = np.repeat(np.arange(len(laps)), [len(lap.context) for lap in laps])
+    replica, gpu, rows, k, draft_lane, draft_depth, verify_lane, verify_depth = scalars[of_lap, :8].T
+    shapes = scalars[:, 8:].reshape(len(laps), 3, 6)
 
-    def spread(pick: Callable[[Lap], float]) -> NDArray[np.float64]:
-        return np.repeat(np.array([pick(lap) for lap in laps]), counts)
+    def prices(which: NDArray[np.int64], mask: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
+        shape = shapes[of_lap[mask], which[mask]]
+        at = context[mask]
+        return {name: shape[:, i] + shape[:, i + 1] * at for name, i in (("solo_s", 0), ("bytes", 2), ("flops", 4))}
 
-    def line(at: int, field: int, mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-        def coefficient(lap: Lap, which: int) -> float:
-            shape = lap.shapes[at]
-            return shape[which] if shape is not None else 0.0
+    drafted, every = k > 0, np.ones(len(k), bool)
+    drafts: Columns = {
+        "replica": replica, "gpu": gpu, "lane": draft_lane, "rows": rows, "queue_depth": draft_depth, "steps": k,
+        "tokens": rows * (owes + k), "kind": np.full(len(k), KIND_CODE["draft"]), "role": np.zeros(len(k)),
+        "start_s": np.concatenate([lap.draft_start_s for lap in laps]),
+        "end_s": np.concatenate([lap.draft_end_s for lap in laps]),
+    }  # fmt: skip
+    verifies: Columns = {
+        "replica": replica, "gpu": gpu, "lane": verify_lane, "rows": rows, "queue_depth": verify_depth,
+        "steps": np.ones(len(k)), "tokens": rows * (k + 1), "role": np.ones(len(k)),
+        "kind": np.where(drafted, KIND_CODE["verify"], KIND_CODE["decode"]),
+        "start_s": np.concatenate([lap.verify_start_s for lap in laps]),
+        "end_s": np.concatenate([lap.verify_end_s for lap in laps]),
+    }  # fmt: skip
+    drafts = {name: column[drafted] for name, column in drafts.items()} | prices(owes.astype(np.int64), drafted)
+    verifies |= prices(np.full(len(k), 2), every)
+    launches = {name: np.concatenate([drafts[name], verifies[name]]) for name in drafts}
 
-        slope = spread(lambda lap: coefficient(lap, field + 1))
-        return (spread(lambda lap: coefficient(lap, field)) + slope * context)[mask]
-
-    both: list[Columns] = []
-    for side in (0, 1):
-        mask = drafts if side == 0 else np.ones(len(context), bool)
-
-        def work(lap: Lap, side: int = side) -> Work:
-            return lap.draft if side == 0 and lap.draft is not None else lap.verify
-
-        late = owes[mask]
-        prices = []
-        for field in (0, 2, 4):
-            usual = line(0 if side == 0 else 2, field, mask)
-            prices.append(np.where(late, line(1, field, mask), usual) if side == 0 else usual)
-        rows = spread(lambda lap: len(lap.rows))[mask]
-        steps = spread(lambda lap: work(lap).steps)[mask]
-        width = 1 + late if side == 0 else spread(lambda lap: lap.verify.tokens)[mask]
-        both.append(
-            {
-                "replica": spread(lambda lap: lap.gpu.replica)[mask],
-                "gpu": spread(lambda lap: lap.gpu.gpu)[mask],
-                "lane": spread(lambda lap: LANE_CODE[work(lap).lane])[mask],
-                "kind": spread(lambda lap: KIND_CODE[work(lap).kind])[mask],
-                "role": spread(lambda lap: ROLE_CODE[work(lap).role])[mask],
-                "rows": rows,
-                "tokens": rows * (width + steps - 1),
-                "steps": steps,
-                "queue_depth": spread(lambda lap: work(lap).queue_depth)[mask],
-                "start_s": np.concatenate([lap.spans[2 * side] for lap in laps])[mask],
-                "end_s": np.concatenate([lap.spans[2 * side + 1] for lap in laps])[mask],
-                "solo_s": prices[0],
-                "bytes": prices[1],
-                "flops": prices[2],
-            }
-        )
-    launches = {name: np.concatenate([part[name] for part in both]) for name in both[0]}
     kept = [(request, positions, lap.delivered_s) for lap in laps for request, positions in lap.rows]
-    deliveries = {
-        "request": np.repeat([request for request, _, _ in kept], [len(times) for _, _, times in kept]),
-        "tokens": np.concatenate([positions[1:] - positions[:-1] for _, positions, _ in kept]),
+    if not kept:
+        return launches, {}
+    counts = np.array([len(times) for _, _, times in kept])
+    steps = np.diff(np.concatenate([positions for _, positions, _ in kept]))
+    inside = np.ones(len(steps), bool)
+    inside[(np.cumsum(counts + 1) - 1)[:-1]] = False  # from one request's last position to the next one's first
+    return launches, {
+        "request": np.repeat([request for request, _, _ in kept], counts),
+        "tokens": steps[inside],
         "time_s": np.concatenate([times for _, _, times in kept]),
     }
-    return launches, deliveries

@@ -13,6 +13,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import NamedTuple
 
 from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec
@@ -29,7 +30,7 @@ class ForwardFit:
     head_token_s: float
     kv_s: float  # per cached token read
     pair_s: float  # per (query token, context token) pair multiplied
-    sharpness: float = float("inf")  # p-norm that joins the memory and compute regimes; inf: the larger of the two
+    sharpness: float = inf  # p-norm that joins the memory and compute regimes; inf: the larger of the two
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
 
     @classmethod
@@ -58,39 +59,91 @@ class Shape(NamedTuple):
     flops_1: float
 
 
+_NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 class Latency:
     """Prices one model's works on one GPU."""
 
     def __init__(self, spec: ModelSpec, fit: ForwardFit) -> None:
         self.spec = spec
         self.fit = fit
+        self._layer_bytes = float(spec.layer_params * spec.dtype_bytes)
+        self._head_bytes = float(spec.head_params * spec.dtype_bytes)
+        self._layer_flops = 2.0 * spec.layer_params
+        self._head_flops = 2.0 * spec.head_params
+        self._kv_bytes = float(spec.kv_bytes_per_token)
+        self._pair_flops = float(spec.attention_flops_per_pair)
         self._shapes: dict[tuple[int, int, int], Shape] = {}
+        self._rests: dict[tuple[int, int, int], Shape] = {}
 
     def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
         """Price of `steps` forwards over `rows`: the first of `tokens` new tokens a row, the others of one."""
         key = (rows, tokens, steps)
         found = self._shapes.get(key)
         if found is None:
-            found = self._shapes[key] = self._price(rows, tokens, steps, (), 0)
+            new = self._padded(rows) * tokens
+            found = self._shapes[key] = self._with_layers(self._rest(rows, tokens, steps), new, new)
         return found
 
     def carrying(self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool) -> Shape:
         """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
-        ends = sum(c.start + c.tokens >= c.request.prompt_tokens for c in chunks) if first_tokens else 0
-        return self._price(rows, tokens, steps, chunks, ends)
+        new = logits = self._padded(rows) * tokens
+        solo = moved = flops = 0.0
+        fit = self.fit
+        for chunk in chunks:
+            n, start = chunk.tokens, chunk.start
+            new += n
+            if first_tokens and start + n >= chunk.request.prompt_tokens:
+                logits += 1
+            pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
+            solo += max((start + n) * fit.kv_s, pairs * fit.pair_s)
+            moved += (start + n) * self._kv_bytes
+            flops += pairs * self._pair_flops
+        priced = self._with_layers(self._rest(rows, tokens, steps) if rows else _NOTHING, new, logits)
+        return Shape(
+            priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
+            priced.flops_1,
+        )  # fmt: skip
 
-    def _price(self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], ends: int) -> Shape:
-        padded = self._padded(rows)
-        prompt = sum(c.tokens for c in chunks)
-        forwards = [self._forward(padded * tokens + prompt, padded * tokens + ends)]
-        forwards += [self._forward(padded, padded)] * (steps - 1 if rows else 0)
-        groups = [self._rows(rows, tokens, 0)]
-        groups += [self._rows(rows, 1, rows * (tokens + step)) for step in range(steps - 1)]
-        groups += [self._chunk(c) for c in chunks]
-        total = [0.0] * 6
-        for part in (*forwards, *groups):
-            total = [a + b for a, b in zip(total, part, strict=True)]
-        return Shape(*total)
+    def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
+        """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
+        fit = self.fit
+        solo = rest.solo_0 + fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+        moved = rest.bytes_0 + self._layer_bytes
+        flops = rest.flops_0 + self._layer_flops * tokens
+        if logits:
+            solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
+            moved += self._head_bytes
+            flops += self._head_flops * logits
+        return Shape(solo, rest.solo_1, moved, rest.bytes_1, flops, rest.flops_1)
+
+    def _rest(self, rows: int, tokens: int, steps: int) -> Shape:
+        """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
+        key = (rows, tokens, steps)
+        found = self._rests.get(key)
+        if found is None:
+            found = self._attention(rows, tokens, 0)
+            for step in range(steps - 1):
+                more = self._with_layers(found, self._padded(rows), self._padded(rows))
+                attention = self._attention(rows, 1, rows * (tokens + step))
+                found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
+            self._rests[key] = found
+        return found
+
+    def _attention(self, rows: int, tokens: int, grown: int) -> Shape:
+        """Attention of `tokens` queries a row over the cached tokens and `grown` more that earlier steps added."""
+        fit = self.fit
+        read = grown + rows * tokens
+        pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
+        # memory- or compute-bound by the slope, which keeps the price a straight line
+        if tokens * fit.pair_s > fit.kv_s:
+            solo_0, solo_1 = pairs * fit.pair_s, tokens * fit.pair_s
+        else:
+            solo_0, solo_1 = read * fit.kv_s, fit.kv_s
+        return Shape(
+            solo_0, solo_1, read * self._kv_bytes, self._kv_bytes, pairs * self._pair_flops, tokens * self._pair_flops
+        )
 
     def _padded(self, rows: int) -> int:
         buckets = self.fit.row_buckets
@@ -101,40 +154,7 @@ class Latency:
 
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
-        if p == float("inf"):
-            return max(memory_s, compute_s)
-        top = max(memory_s, compute_s)
-        return top * float((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p) if top else 0.0
-
-    def _forward(self, tokens: int, logits: int) -> Shape:
-        """The linear layers over `tokens`, of which `logits` reach the output projection."""
-        fit, spec = self.fit, self.spec
-        solo = fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
-        moved = spec.layer_params * spec.dtype_bytes
-        flops = 2.0 * spec.layer_params * tokens
-        if logits:
-            solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
-            moved += spec.head_params * spec.dtype_bytes
-            flops += 2.0 * spec.head_params * logits
-        return Shape(solo, 0.0, moved, 0.0, flops, 0.0)
-
-    def _rows(self, rows: int, tokens: int, extra: int) -> Shape:
-        """Attention of `tokens` queries a row over the cached tokens, of which `extra` are not in the line's argument."""
-        read = extra + rows * tokens
-        pairs = tokens * extra + rows * tokens * (tokens + 1) / 2
-        return self._attention(read, 1.0, pairs, float(tokens))
-
-    def _chunk(self, chunk: Chunk) -> Shape:
-        """Causal attention of one prompt stretch over what is cached before it and over itself."""
-        n = chunk.tokens
-        return self._attention(chunk.start + n, 0.0, n * chunk.start + n * (n + 1) / 2, 0.0)
-
-    def _attention(self, read_0: float, read_1: float, pairs_0: float, pairs_1: float) -> Shape:
-        fit, spec = self.fit, self.spec
-        kv, pair = spec.kv_bytes_per_token, spec.attention_flops_per_pair
-        # memory- or compute-bound by the slope where there is one: keeps the price a straight line
-        compute = pairs_1 * fit.pair_s > read_1 * fit.kv_s if read_1 else pairs_0 * fit.pair_s > read_0 * fit.kv_s
-        solo_0, solo_1 = (
-            (pairs_0 * fit.pair_s, pairs_1 * fit.pair_s) if compute else (read_0 * fit.kv_s, read_1 * fit.kv_s)
-        )
-        return Shape(solo_0, solo_1, read_0 * kv, read_1 * kv, pairs_0 * pair, pairs_1 * pair)
+        top = memory_s if memory_s > compute_s else compute_s
+        if p == inf or not top:
+            return top
+        return top * float((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p)

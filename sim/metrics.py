@@ -92,6 +92,7 @@ def stability(arrival_s: Array, finish_s: Array, traffic: Traffic) -> str:
     (N4 - N3) over a quarter's arrivals is the share of the arrivals that stayed behind: above 10% the run is
     overloaded, above 2% backlogged. Growth within two standard deviations of a Poisson count of N3 + N4 is noise, so a
     short run near saturation reads stable. A window shorter than a request reads overloaded: nothing leaves in it.
+    Where --max-concurrency holds requests back, sending them 10% slower than --request-rate is overloaded as well.
     """
     trace = traffic.use_trace_timestamps
     if math.isinf(traffic.request_rate) and not trace:
@@ -108,6 +109,10 @@ def stability(arrival_s: Array, finish_s: Array, traffic: Traffic) -> str:
 
     third, fourth = in_system(first_s + 2 * quarter_s), in_system(first_s + 3 * quarter_s)
     growth = fourth - third
+    if traffic.max_concurrency is not None and not trace:
+        noise = GROWTH_SIGMAS / math.sqrt(len(arrival_s) * traffic.burstiness)
+        if len(arrival_s) / (last_s - first_s) < (1 - OVERLOADED - noise) * traffic.request_rate:
+            return "overloaded"
     arrivals = int(((arrival_s > first_s + 2 * quarter_s) & (arrival_s <= last_s)).sum()) / 2
     if not arrivals or growth <= GROWTH_SIGMAS * math.sqrt(third + fourth):
         return "stable"
@@ -239,7 +244,7 @@ def _busy_s(start_s: Array, end_s: Array) -> float:
 
 
 def _lanes(launches: Columns, start_s: float, end_s: float, bandwidth: float, replicas: int) -> dict[str, Any]:
-    """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, batch and queue."""
+    """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, queue behind it."""
     lanes: dict[str, Any] = {}
     place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
     for code in np.unique(launches["lane"]).tolist():
@@ -252,7 +257,6 @@ def _lanes(launches: Columns, start_s: float, end_s: float, bandwidth: float, re
             "launches": int(mine.sum()),
             "utilisation": _rate(busy_s, available_s),
             "bandwidth_share": _rate(float(launches["bytes"][mine].sum()), available_s * bandwidth),
-            "mean_batch": float(launches["rows"][mine].mean()),
             "mean_queue_depth": float(launches["queue_depth"][mine].mean()),
         }
     return lanes
@@ -266,7 +270,8 @@ def _kinds(launches: Columns) -> dict[str, Any]:
         ran_s, solo_s = (launches["end_s"] - launches["start_s"])[mine], launches["solo_s"][mine]
         kinds[KINDS[code]] = {
             "launches": int(mine.sum()),
-            "mean_batch": float(launches["rows"][mine].mean()),
+            "mean_batch": float(launches["rows"][mine].mean()),  # decoding rows: a prefill has none
+            "mean_tokens": float(launches["tokens"][mine].mean()),
             "mean_ms": float(ran_s.mean()) * 1e3,
             "stretch": _rate(float(ran_s.sum()), float(solo_s.sum())),
         }

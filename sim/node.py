@@ -37,6 +37,9 @@ class Device(Protocol):
     def disturb(self) -> None:
         """Something is about to happen that the device could not foresee."""
 
+    def shorten(self) -> None:
+        """The batch may change after the round under way."""
+
 
 class Node:
     """The simulated GPUs of one server, driven by one host thread."""
@@ -71,6 +74,11 @@ class Node:
         if stretch is not None:
             stretch.cut()
 
+    def shorten(self) -> None:
+        stretch = self._first.stretch
+        if stretch is not None:
+            stretch.shorten()
+
     def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool) -> Event:
         rounds = self._undisturbed(rows, k) if steady else 0
         if rounds:
@@ -90,10 +98,15 @@ class Node:
         return stretch
 
     def _undisturbed(self, rows: list[Request], k: int) -> int:
-        """How many rounds lie before the one in which the first of `rows` finishes; 0 if too few to gain by it."""
+        """How many rounds there are until the first of `rows` finishes; 0 if too few to gain by it."""
         if not self._foresee or not self._first.idle or self._first.stretch or self.host.free_at > self.env.now:
             return 0
         if k and any(r.owed > 1 for r in rows):
             return 0
-        rounds = min(len(path_of(r, k).positions) - 2 - (r.rounds - path_of(r, k).first_round) for r in rows)
+        rounds = 1 << 30
+        for row in rows:
+            path = path_of(row, k)
+            left = len(path.positions) - 1 - (row.rounds - path.first_round)
+            if left < rounds:
+                rounds = left
         return rounds if rounds >= SHORTEST else 0

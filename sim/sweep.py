@@ -9,7 +9,10 @@ from __future__ import annotations
 import math
 import os
 import signal
+import threading
+import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +24,7 @@ if TYPE_CHECKING:
 LoadKind = Literal["concurrency", "request_rate", "trace"]
 Row = dict[str, Any]
 
-DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0)
+DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 @dataclass(frozen=True)
@@ -116,7 +119,8 @@ def run_sweep(
     except KeyboardInterrupt:
         raise SweepInterrupted(_frame(rows)) from None
     finally:
-        finished.close()
+        with warnings.catch_warnings(action="ignore"):  # joblib warns of the points given up
+            finished.close()
     return _frame(rows)
 
 
@@ -163,16 +167,29 @@ def _in_workers(points: Sequence[Point], jobs: int) -> Generator[tuple[int, Row]
     from joblib.externals.loky import get_reusable_executor
 
     pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
+    with _deaf_to_ctrl_c():  # workers inherit it: a terminal's Ctrl-C reaches every process, the parent answers it
+        finished = pool(delayed(_numbered)(index, point) for index, point in enumerate(points))
     try:
-        yield from pool(delayed(_worker)(index, point) for index, point in enumerate(points))
+        yield from finished
     except (KeyboardInterrupt, GeneratorExit):
         get_reusable_executor().shutdown(wait=False, kill_workers=True)
         raise
 
 
-def _worker(index: int, point: Point) -> tuple[int, Row]:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C reaches every process; the parent answers it
+def _numbered(index: int, point: Point) -> tuple[int, Row]:
     return index, run_point(point)
+
+
+@contextmanager
+def _deaf_to_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread may set handlers
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _frame(rows: dict[int, Row]) -> pd.DataFrame:

@@ -37,7 +37,7 @@ def test_sweep_is_a_frame() -> None:
         ({"request_rate": [1, 2]}, "takes one value"),
         ({"num_prompts": 0}, "num-prompts must be greater than 0"),
         ({"arch": "pdx"}, "invalid choice 'pdx'"),
-        ({"verify_gather": "yes"}, "must be true or false"),
+        ({"use_trace_timestamps": "yes"}, "must be true or false"),
     ],
 )
 def test_a_bad_option_is_a_value_error(options: dict[str, object], says: str) -> None:

@@ -84,7 +84,7 @@ def test_what_only_the_run_can_refuse_is_one_line_too(
 def test_unwritable_outputs_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pdvsim.sim.run", type("NotYet", (), {"simulate": None}))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "pdvsim.sim.run", type("NotYet", (), {"simulate": None}))
     (tmp_path / "file").touch()
     missing, file = str(tmp_path / "no" / "r.json"), str(tmp_path / "file" / "r.json")
     assert "No such file" in refused(capsys, "run", "-o", missing)
@@ -124,7 +124,7 @@ def test_config_file_is_the_same_flags(capsys: pytest.CaptureFixture[str], tmp_p
         ("request_rate = [1, 2]", "request_rate takes one value"),
         ('json = "yes"', "json must be true or false"),
         ("request_rate = ", "is not TOML"),
-        ('config = "c.toml"', "cannot name another"),
+        ('config = "c.toml"', "unknown key config"),
         ('num_prompts = "many"', "--num-prompts must be a whole number"),
         ("[traffic]\nseed = 1", "unknown key traffic"),
     ):

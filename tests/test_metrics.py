@@ -88,7 +88,7 @@ def test_lanes_by_hand() -> None:
     m = summarise(two_requests())
     assert m["launches"] == 3
     assert m["lanes"]["verify"]["utilisation"] == 2.0 / 4.0  # [3, 4] and [3.5, 5] overlap
-    assert m["lanes"]["verify"]["mean_batch"] == 3.0
+    assert m["kinds"]["verify"]["mean_batch"] == 3.0
     assert m["lanes"]["verify"]["mean_queue_depth"] == 1.5
     assert m["lanes"]["prefill"]["bandwidth_share"] == 1.0  # 4 GB in 4 s of 1 GB/s
     assert m["kinds"]["verify"]["stretch"] == 2.0
@@ -121,7 +121,11 @@ def oracle(run: Result) -> dict[str, float]:
     """vLLM's calculate_metrics as one would write it without numpy."""
     finishes = run.requests["finish_s"].tolist()
     arrivals = run.requests["arrival_s"].tolist()
-    ttfts, tpots, itls, e2els, per_second = [], [], [], [], {}
+    ttfts: list[float] = []
+    tpots: list[float] = []
+    itls: list[float] = []
+    e2els: list[float] = []
+    per_second: dict[int, int] = {}
     for i, id in enumerate(run.requests["id"].tolist()):
         times = [
             t for r, t in zip(*(run.deliveries[n].tolist() for n in ("request", "time_s")), strict=True) if r == id
@@ -140,7 +144,7 @@ def oracle(run: Result) -> dict[str, float]:
     for _, change in events:
         now += change
         peak = max(peak, now)
-    found = {"max_output_tokens_per_s": max(per_second.values()), "max_concurrent_requests": peak}
+    found: dict[str, float] = {"max_output_tokens_per_s": max(per_second.values()), "max_concurrent_requests": peak}
     for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
         ms = sorted(1000 * v for v in values)
         if not ms:
@@ -198,6 +202,13 @@ def test_a_load_without_a_rate_cannot_be_overloaded() -> None:
     zeros, ones = np.zeros(4), np.ones(4)
     assert stability(zeros, ones, Traffic(num_prompts=4)) == "burst"
     assert stability(zeros, ones, Traffic(num_prompts=4, max_concurrency=2)) == "closed loop"
+
+
+def test_requests_held_back_by_the_client_are_an_overload() -> None:
+    arrival_s = np.arange(400) / 10.0
+    traffic = Traffic(request_rate=20.0, max_concurrency=4, num_prompts=400)
+    assert stability(arrival_s, arrival_s + 0.4, traffic) == "overloaded"
+    assert stability(arrival_s / 2, arrival_s / 2 + 0.1, traffic) == "stable"
 
 
 def test_frames_decode_lanes_and_kinds() -> None:

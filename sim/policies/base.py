@@ -75,7 +75,6 @@ class Policy:
 
     def submit(self, request: Request) -> None:
         """A request arrives."""
-        self.device.disturb()
         self.waiting.append(request)
         self.open_door()
 
@@ -163,8 +162,8 @@ class Policy:
         )  # fmt: skip
 
     def backlog(self, lane: str) -> int:
-        """Requests waiting in front of a lane."""
-        return len(self.waiting)
+        """Requests waiting in front of a lane, when a work is launched on it."""
+        raise NotImplementedError
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""

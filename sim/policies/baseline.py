@@ -18,6 +18,9 @@ class Baseline(Policy):
         self.resting = [self.lane("main") for _ in range(self.settings.num_workers)]
         return [self.worker(rest) for rest in self.resting]
 
+    def backlog(self, lane: str) -> int:
+        return 0
+
     def open_door(self) -> None:
         if self.waiting:
             for rest in self.resting:

@@ -18,6 +18,13 @@ class Colocated(Policy):
         self.running: list[Request] = []
         super().__init__(context)
 
+    def submit(self, request: Request) -> None:
+        self.device.shorten()
+        super().submit(request)
+
+    def backlog(self, lane: str) -> int:
+        return len(self.waiting)
+
     def processes(self) -> Sequence[Process]:
         return [self.loop()]
 

@@ -20,6 +20,9 @@ class Lanes(Policy):
         self.decode = self.lane("decode")
         return [self.prefill_worker(), self.decode_worker()]
 
+    def backlog(self, lane: str) -> int:
+        return len(self.decode)
+
     def prefill_worker(self) -> Process:
         while True:
             chunks = self.next_chunks(self.settings.max_num_batched_tokens)

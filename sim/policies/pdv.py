@@ -22,7 +22,7 @@ class PDV(Lanes):
 
     def processes(self) -> Sequence[Process]:
         self.check = self.lane("verify")
-        self.drafting = False
+        self.drafting: list[Request] = []
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
@@ -50,12 +50,30 @@ class PDV(Lanes):
                 if ahead.drafted:
                     self.hand_over(rows)
                 return
-        self.drafting = True
+        self.drafting = rows
         yield self.device.launch(self.draft(rows, k))
         self.hand_over(rows)
 
+    def gathers(self) -> bool:
+        """Whether verify should wait for the requests in the decode lane and take all in one batch.
+
+        Weights are read once for a batch of any size, so two half batches that overlap often take longer than one whole
+        batch in turn; `auto` asks the profile which it is.
+        """
+        rule = self.settings.verify_gather
+        coming = [*self.drafting, *self.decode.queue]
+        if not coming or rule == "never":
+            return False
+        if rule == "always":
+            return True
+        rows = len(self.check) + len(coming)
+        context = sum(row.context for row in coming) + sum(row.context for row in self.check.queue)
+        k = max(row.k for row in self.check.queue)
+        half, half_context = max(1, rows // 2), context // 2
+        return rows / self.planner.round_s(rows, context, k) > half / self.planner.overlapped_s(half, half_context, k)
+
     def hand_over(self, rows: list[Request]) -> None:
-        self.drafting = False
+        self.drafting = []
         now = self.env.now
         for row in rows:
             row.ready_s = now
@@ -64,7 +82,7 @@ class PDV(Lanes):
     def verify_worker(self) -> Process:
         while True:
             underway = None
-            while not self.check.queue or (self.settings.verify_gather and self.drafting):
+            while not self.check.queue or self.gathers():
                 underway = yield self.check.wait()
                 if underway is not None:  # a verify that was foreseen and is already on the GPU
                     break

@@ -1,0 +1,247 @@
+"""Whether the engine is right on this GPU: `python -m pdvsim.realrun.check`. Exits 1 and says what is wrong.
+
+Kernels against their twins on fresh random data; bf16 logits as close to float32 as transformers' own; greedy
+speculative output equal to plain decoding through CUDA graphs, ragged and padded; sampled drafts; mixed forwards.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdvsim.realrun import gpu, twins
+from pdvsim.realrun.arch import Architecture
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.cache import KVCache, Sequences
+from pdvsim.realrun.engine import Engine
+from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.linear import narrow_linear, wide_linear
+from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.speculative import generate
+from pdvsim.sim.core import ModelSpec
+
+DEVICE = torch.device("cuda")
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """Norm of the difference over norm of the expected; infinite where anything is not finite."""
+    if not bool(torch.isfinite(got).all()):
+        return float("inf")
+    return float((got.double() - expected.double()).norm() / expected.double().norm())
+
+
+def ints(*values: int) -> Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+def batch_of(
+    slots: list[int], width: int, scratch: int, chunk: int = 0, stretches: list[tuple[int, int, int]] | None = None
+) -> Batch:
+    """Rows at `slots`, then stretches of (slot, start, tokens)."""
+    stretches = (stretches or []) + [(0, 0, 0)] * (MAX_CHUNKS - len(stretches or []))
+    bounds = torch.tensor([0, *(s[2] for s in stretches)]).cumsum(0).int().to(DEVICE)
+    return Batch(
+        len(slots), width, chunk, ints(*slots), ints(*(s[0] for s in stretches)), ints(*(s[1] for s in stretches)),
+        bounds, scratch,
+    )  # fmt: skip
+
+
+def check_linear(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, float, float]]:
+    for tokens, outputs, inputs in ((1, 2560, 2048), (5, 2048, 5632), (40, 4608, 3584), (64, 1024, 11008)):
+        x = torch.randn(tokens, inputs, device=DEVICE).to(dtype)
+        weight = (torch.randn(2 * outputs, inputs, device=DEVICE) * inputs**-0.5).to(dtype)
+        norm = 1 + 0.1 * torch.randn(inputs, device=DEVICE)
+        bias = torch.randn(2 * outputs, device=DEVICE).to(dtype)
+        residual = torch.randn(tokens, 2 * outputs, device=DEVICE).to(dtype)
+        forms: list[dict[str, Any]] = [
+            {"norm": norm, "eps": 1e-5, "bias": bias},
+            {"norm": norm, "eps": 1e-5, "activation": "silu"},
+            {"norm": norm, "eps": 1e-5, "activation": "gelu_tanh"},
+            {"residual": residual},
+        ]
+        for form in forms:
+            wide = {k: v.double() if isinstance(v, Tensor) else v for k, v in form.items()}
+            expected = _double_linear(x.double(), weight.double(), **wide)
+            for run in (narrow_linear, wide_linear):
+                given = {k: v.clone() if isinstance(v, Tensor) else v for k, v in form.items()}
+                yield (
+                    f"{run.__name__} {tokens}x{inputs}->{outputs} {sorted(form)}",
+                    error(run(x, weight, **given), expected),
+                    limit,
+                )
+
+
+def _double_linear(x: Tensor, weight: Tensor, **form: Any) -> Tensor:
+    if "norm" in form:
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + form["eps"]) * form["norm"]
+    y = x @ weight.t() + form.get("bias", 0) + form.get("residual", 0)
+    if "activation" not in form:
+        return y
+    gate, up = y.chunk(2, -1)
+    approximate = torch.nn.functional.gelu(gate, approximate="tanh")
+    return (torch.nn.functional.silu(gate) if form["activation"] == "silu" else approximate) * up
+
+
+def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, float, float]]:
+    for heads, kv_heads, dim, width in (
+        (32, 4, 64, 1),
+        (32, 32, 128, 5),
+        (8, 1, 256, 5),
+        (28, 4, 128, 9),
+        (64, 8, 128, 16),
+    ):
+        capacity, slots = 700, 6
+        arch = Architecture(ModelSpec("c", "llama", 1, 64, 64, heads, kv_heads, dim, 64), 1e4, 1e-5)
+        cache = KVCache(arch, slots, capacity, DEVICE, dtype)
+        cache.randomize(width)
+        angles = torch.outer(torch.arange(capacity).float(), arch.rope_frequencies())
+        cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
+        for rows in (1, 3, 6):
+            batch = batch_of([5, 2, 0, 3, 1, 4][:rows], width, slots)
+            firsts = [0, 17, 640, 333, 511, 64][:rows]
+            positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int().to(DEVICE)
+            qkv = torch.randn(rows * width, arch.qkv_width, device=DEVICE).to(dtype)
+            kv, twin_kv = cache.layers[0].clone(), cache.layers[0].float()
+            got = gpu.decode_attention(qkv.clone(), kv, batch, positions, cos, sin)
+            expected = twins.decode_attention(qkv.float(), twin_kv, batch, positions, cos, sin)
+            name = f"decode attention {heads}/{kv_heads}x{dim}, {rows} rows of {width}"
+            yield name, error(got, expected), limit
+            yield name + ", cache", error(kv, twin_kv), limit
+        stretches = [(4, 0, 130), (1, 70, 33), (3, 500, 64)]
+        batch = batch_of([], 0, slots, 256, stretches)
+        tokens = torch.zeros(slots + 1, capacity, dtype=torch.int32, device=DEVICE)
+        table = torch.randn(4, 64, device=DEVICE)
+        _, at, positions = gpu.embed(batch, tokens, ints(*[2] * (slots + 1)), table, 1.0)
+        qkv = torch.randn(256, arch.qkv_width, device=DEVICE).to(dtype)
+        kv, twin_kv, twin_qkv = cache.layers[0].clone(), cache.layers[0].float(), qkv.float()
+        gpu.rope_write(qkv, kv, at, positions, cos, sin)
+        got = gpu.prefill_attention(qkv, kv, batch, gpu.prefill_plan(batch, kv, at, positions))[:227]
+        twins.rope_write(twin_qkv, twin_kv, at, positions, cos, sin)
+        expected = twins.prefill_attention(twin_qkv, twin_kv, batch, (at, positions))[:227]
+        yield f"prefill attention {heads}/{kv_heads}x{dim}", error(got, expected), limit
+
+
+def check_logits() -> Iterator[tuple[str, float, float]]:
+    """bf16 logits against float32's, next to transformers' own bf16 ones; the limit is 1.2 times their error."""
+    import transformers as hf
+
+    shape: dict[str, Any] = {
+        "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
+        "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 1024,
+    }  # fmt: skip
+    families = {
+        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+        "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM, {"head_dim": 64}),
+    }
+    for family, (config, model_class, extra) in families.items():
+        torch.manual_seed(1)
+        reference = model_class(config(**shape, **extra)).eval().to(DEVICE).to(torch.bfloat16)
+        tokens = torch.randint(0, 4096, (300,))
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            reference.save_pretrained(folder)
+            theirs = reference(tokens[None].to(DEVICE)).logits[0]
+            exact = reference.float()(tokens[None].to(DEVICE)).logits[0]
+            model = Transformer.load(folder, 384, DEVICE, torch.bfloat16)
+        sequences, cache = Sequences(2, 384, DEVICE), model.new_cache(2)
+        sequences.put(0, tokens.tolist(), settled=True)
+        limit = 1.2 * error(theirs, exact)
+        whole = model.forward(batch_of([], 0, 2, 320, [(0, 0, 300)]), cache, sequences)
+        yield f"{family} logits, prompt", error(model.logits(whole.x)[:300], exact), limit
+        parts = []
+        for width, upto in ((1, 285), (5, 290), (10, 300)):
+            sequences.length[0] = upto - width + 1
+            hidden = model.forward(batch_of([0], width, 2), cache, sequences)
+            parts.append(error(model.logits(hidden.x), exact[upto - width : upto]))
+        yield f"{family} logits, decode", max(parts), limit
+
+
+def check_generation() -> Iterator[tuple[str, float, float]]:
+    """Counts of wrong tokens, in float32 so that no tie is decided by rounding."""
+    target_arch = Architecture(ModelSpec("t", "llama", 3, 256, 512, 8, 2, 32, 499), 1e4, 1e-5)
+    draft_arch = Architecture(ModelSpec("d", "llama", 1, 128, 256, 4, 4, 32, 499), 1e4, 1e-5)
+    sequences = Sequences(12, 256, DEVICE)
+    buckets: dict[str, Any] = {"row_buckets": (1, 4, 8, 16), "chunk_buckets": (16, 64)}
+    target = Engine(Transformer.random(target_arch, 256, DEVICE, torch.float32, 1), sequences, **buckets)
+    weak = Engine(Transformer.random(draft_arch, 256, DEVICE, torch.float32, 2), sequences, **buckets)
+    same = Engine(Transformer.random(target_arch, 256, DEVICE, torch.float32, 1), sequences, **buckets)
+    generator = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(0, 499, (n,), generator=generator).tolist() for n in (3, 40, 17, 1, 60, 9, 33)]
+    lane = target.lane()
+    plain = generate(lane, prompts, 40, chunk_tokens=64)
+
+    def wrong(other: list[list[int]]) -> float:
+        return float(sum(a != b for x, y in zip(plain, other, strict=True) for a, b in zip(x, y, strict=True)))
+
+    for name, engine in (("weak drafter", weak), ("perfect drafter", same)):
+        for k in (1, 4, 7):
+            got = generate(lane, prompts, 40, draft=engine.lane(), drafts=k, chunk_tokens=13)
+            yield f"greedy speculation, {name}, k={k}: wrong tokens", wrong(got), 0.0
+    alone = [generate(lane, [p], 40, draft=weak.lane(), drafts=3, chunk_tokens=64)[0] for p in prompts[:3]]
+    yield (
+        "ragged batch against one by one: wrong tokens",
+        float(sum(a != b for a, b in zip(alone, plain[:3], strict=True))),
+        0.0,
+    )
+    sequences.put(0, prompts[1])
+    sequences.put(1, prompts[2])
+    lane.prefill([PromptChunk(0, 0, 40, True)]).outcome()
+    mixed = lane.verify([0], 0, chunks=[PromptChunk(1, 0, 17, True)]).outcome()
+    yield "mixed forward: wrong tokens", float([mixed.rows[0][0], mixed.first[0]] != [plain[1][1], plain[2][0]]), 0.0
+
+
+def check_sampling() -> Iterator[tuple[str, float, float]]:
+    """Through graphs: pinned counts are obeyed, tokens are in range, and replays draw afresh."""
+    arch = Architecture(ModelSpec("t", "llama", 2, 128, 256, 4, 4, 32, 300), 1e4, 1e-5)
+    sequences = Sequences(8, 128, DEVICE)
+    sequences.keep_proposals(4, 300, torch.bfloat16)
+    target, draft = (
+        Engine(Transformer.random(arch, 128, DEVICE, torch.bfloat16, s), sequences, temperature=1.0).lane()
+        for s in (1, 2)
+    )
+    prompts = [[5, 6, 7], [8, 9]]
+    runs = [generate(target, prompts, 30, draft=draft, drafts=4, chunk_tokens=64) for _ in range(2)]
+    yield "sampled replays that repeat", float(runs[0] == runs[1]), 0.0
+    yield "sampled tokens out of range", float(sum(not 0 <= t < 300 for out in runs[0] for t in out)), 0.0
+    draft.draft([0, 1], 4, catch_up=True).outcome()
+    rows = target.verify([0, 1], 4, pins=[3, 0]).outcome().rows
+    yield "pinned counts not obeyed", float([len(r) for r in rows] != [4, 1]), 0.0
+
+
+def main() -> int:
+    if not torch.cuda.is_available():
+        print("no CUDA device: this check needs one", file=sys.stderr)
+        return 1
+    torch.backends.cuda.matmul.allow_tf32 = False
+    parts: list[tuple[str, Callable[[], Iterator[tuple[str, float, float]]]]] = [
+        ("linear bf16", lambda: check_linear(torch.bfloat16, 8e-3)),
+        ("linear fp32", lambda: check_linear(torch.float32, 1e-5)),
+        ("attention bf16", lambda: check_attention(torch.bfloat16, 8e-3)),
+        ("attention fp32", lambda: check_attention(torch.float32, 1e-5)),
+        ("logits", check_logits),
+        ("generation", check_generation),
+        ("sampling", check_sampling),
+    ]
+    failures = 0
+    for title, part in parts:
+        worst, count = 0.0, 0
+        for name, value, limit in part():
+            count += 1
+            worst = max(worst, value)
+            if not value <= limit:
+                failures += 1
+                print(f"WRONG {name}: {value:.3g} > {limit:.3g}", flush=True)
+        print(f"{title}: {count} checks, largest error {worst:.3g}", flush=True)
+        gc.collect()
+    print("all right" if not failures else f"{failures} wrong")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

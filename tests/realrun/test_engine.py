@@ -1,0 +1,123 @@
+"""What an engine's launches may and may not change: chunking, padding, mixing, rolling back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_engines import CPU, Stage, engine, stage, tiny_arch
+
+from pdvsim.realrun.cache import HEADROOM, Sequences
+from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.speculative import generate, prefill
+
+PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
+
+
+def cached(lanes: Stage, slot: int, upto: int) -> torch.Tensor:
+    return lanes.target.engine.cache.data[:, :, slot, :, :upto].clone()
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
+def test_chunked_prefill_equals_whole(sizes: list[int]) -> None:
+    whole, pieces = stage(), stage()
+    whole.sequences.put(0, PROMPT)
+    pieces.sequences.put(0, PROMPT)
+    expected = whole.target.prefill([PromptChunk(0, 0, len(PROMPT), True)]).outcome().first
+    start, got = 0, None
+    for size in [*sizes, len(PROMPT)]:
+        size = min(size, len(PROMPT) - start)
+        if size:
+            final = start + size == len(PROMPT)
+            got = pieces.target.prefill([PromptChunk(0, start, size, final)]).outcome().first
+            start += size
+    assert got == expected
+    torch.testing.assert_close(cached(pieces, 0, 13), cached(whole, 0, 13), rtol=1e-5, atol=1e-5)
+
+
+def test_several_chunks_in_one_forward_equal_separate_ones() -> None:
+    together, apart = stage(), stage()
+    texts = [PROMPT[:5], PROMPT[3:11], PROMPT[6:9]]
+    for lanes in (together, apart):
+        for slot, text in enumerate(texts):
+            lanes.sequences.put(slot, text)
+    chunks = [PromptChunk(slot, 0, len(text), slot != 1) for slot, text in enumerate(texts)]
+    joint = together.target.prefill(chunks).outcome().first
+    assert joint == [apart.target.prefill([chunk]).outcome().first[0] for chunk in chunks]
+    assert joint[1] is None
+    for slot, text in enumerate(texts):
+        torch.testing.assert_close(cached(together, slot, len(text)), cached(apart, slot, len(text)))
+
+
+def test_a_mixed_forward_equals_its_parts() -> None:
+    mixed, apart = stage(), stage()
+    for lanes in (mixed, apart):
+        for slot, text in enumerate((PROMPT[:6], PROMPT[4:9], PROMPT)):
+            lanes.sequences.put(slot, text)
+        prefill(lanes.target, [PROMPT[:6], PROMPT[4:9]], 64, emit=True)
+        prefill(lanes.draft, [PROMPT[:6], PROMPT[4:9]], 64, emit=False)
+        lanes.draft.draft([0, 1], 3).outcome()
+    chunk = PromptChunk(2, 0, len(PROMPT), True)
+    both = mixed.target.verify([0, 1], 3, chunks=[chunk]).outcome()
+    assert both.rows == apart.target.verify([0, 1], 3).outcome().rows
+    assert both.first == apart.target.prefill([chunk]).outcome().first
+    for slot, upto in ((0, 7), (1, 6), (2, 13)):
+        torch.testing.assert_close(cached(mixed, slot, upto), cached(apart, slot, upto), rtol=1e-5, atol=1e-5)
+    assert mixed.sequences.length.tolist() == apart.sequences.length.tolist()
+
+
+def test_rollback_leaves_what_never_drafting_leaves() -> None:
+    drafted, plain = stage(), stage()
+    for lanes in (drafted, plain):
+        lanes.sequences.put(0, PROMPT)
+        prefill(lanes.target, [PROMPT], 64, emit=True)
+        prefill(lanes.draft, [PROMPT], 64, emit=False)
+    for _ in range(4):  # drafts are made, fed to the target, and all thrown away
+        drafted.draft.draft([0], 5).outcome()
+        drafted.target.verify([0], 5, pins=[0]).outcome()
+        plain.target.step([0]).outcome()
+    assert drafted.sequences.get(0) == plain.sequences.get(0)
+    known = len(PROMPT) + 4
+    torch.testing.assert_close(cached(drafted, 0, known), cached(plain, 0, known), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [3, 5, 7])
+def test_padded_rows_change_nothing(rows: int) -> None:
+    lanes = stage()
+    generate(lanes.target, [PROMPT[i:] for i in range(8)], 3, draft=lanes.draft)
+    before = lanes.target.engine.cache.data.clone()
+    tokens, length = lanes.sequences.tokens.clone(), lanes.sequences.length.clone()
+    lanes.draft.draft(list(range(rows)), 3, catch_up=True).outcome()
+    lanes.target.verify(list(range(rows)), 3).outcome()
+    after, idle = lanes.target.engine.cache.data, slice(rows, 8)
+    assert after[:, :, idle].equal(before[:, :, idle])
+    assert lanes.sequences.tokens[idle].equal(tokens[idle])
+    assert lanes.sequences.length[idle].equal(length[idle])
+    assert int(lanes.sequences.length[lanes.sequences.scratch]) == 2
+
+
+def test_results_survive_the_reuse_of_host_buffers() -> None:
+    lanes = stage()
+    lanes.sequences.put(0, PROMPT)
+    first = lanes.target.prefill([PromptChunk(0, 0, len(PROMPT), True)])
+    later = [lanes.target.step([0]) for _ in range(20)]
+    tokens = [first.outcome().first[0], *(ticket.outcome().rows[0][0] for ticket in later)]
+    assert lanes.sequences.get(0) == PROMPT + tokens
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    lanes = stage(capacity=64)
+    with pytest.raises(ValueError, match="do not fit"):
+        lanes.sequences.put(0, [1] * (64 - HEADROOM + 1))
+    with pytest.raises(ValueError, match="do not fit"):
+        generate(lanes.target, [PROMPT], 64)
+    with pytest.raises(ValueError, match="rows"):
+        lanes.target.step(list(range(9)))
+    with pytest.raises(ValueError, match="drafts"):
+        lanes.target.verify([0], 16)
+    with pytest.raises(ValueError, match="chunk buckets"):
+        lanes.target.prefill([PromptChunk(0, 0, 65)])
+    with pytest.raises(ValueError, match="outgrow"):
+        engine(tiny_arch(), Sequences(2, 64, CPU), 0).__class__(lanes.target.engine.model, Sequences(2, 65, CPU))

@@ -1,0 +1,160 @@
+"""Every Triton kernel against its torch twin, in Triton's interpreter, on ragged and awkward shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from pdvsim.realrun import attention, kernels, linear, twins
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+
+SLOTS, CAPACITY = 5, 96
+quick = settings(max_examples=12, deadline=None)
+
+
+def normal(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def ints(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32)
+
+
+def rows_batch(slots: list[int], width: int, first: int = -1) -> Batch:
+    nothing = ints(*[0] * MAX_CHUNKS)
+    return Batch(len(slots), width, 0, ints(*slots), nothing, nothing, ints(*[0] * (MAX_CHUNKS + 1)), SLOTS, first)
+
+
+def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    angles = torch.outer(torch.arange(CAPACITY).float(), 0.3 ** torch.arange(dim // 2).float())
+    return angles.cos(), angles.sin()
+
+
+@quick
+@given(
+    st.lists(st.integers(0, SLOTS), min_size=0, max_size=4),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 9), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
+    st.integers(-2, 1),
+)
+def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> None:
+    bounds = torch.tensor([0, *sizes]).cumsum(0).int()
+    chunk = int(bounds[-1]) + 3 if sum(sizes) or not slots else 0
+    batch = Batch(
+        len(slots), width if slots else 0, chunk, ints(*slots), ints(1, 0, 3, 2), ints(0, 7, 20, 31), bounds, SLOTS,
+        first,
+    )  # fmt: skip
+    tokens = torch.randint(0, 50, (SLOTS + 1, CAPACITY), dtype=torch.int32)
+    length = torch.randint(2, 40, (SLOTS + 1,), dtype=torch.int32)
+    arguments = (batch, tokens, length, normal(50, 24), 1.5)
+    for got, expected in zip(kernels.embed(*arguments), twins.embed(*arguments), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.parametrize("hidden", [32, 48, 1000])
+def test_rms_norm(hidden: int) -> None:
+    x, weight = normal(3, 2, hidden)[:, 1], normal(hidden, seed=1)
+    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_gated(activation: twins.Activation) -> None:
+    gate_up = 3 * normal(3, 2 * 1100)
+    torch.testing.assert_close(kernels.gated(gate_up, activation), twins.gated(gate_up, activation))
+
+
+@quick
+@given(st.integers(1, 40), st.sampled_from([48, 64, 112]), st.sampled_from([16, 40, 64]), st.integers(0, 4))
+def test_linear(tokens: int, inputs: int, outputs: int, form: int) -> None:
+    x, weight = normal(tokens, 2, inputs)[:, 0], normal(outputs, inputs, seed=1) * inputs**-0.5
+    forms: list[dict[str, object]] = [
+        {},
+        {"norm": normal(inputs, seed=2), "eps": 1e-5, "bias": normal(outputs, seed=3)},
+        {"norm": normal(inputs, seed=2), "eps": 1e-5, "activation": "silu"},
+        {"activation": "gelu_tanh"},
+        {"residual": normal(tokens, outputs, seed=4)},
+    ]
+    options = forms[form]
+    twice = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
+    expected = twins.linear(x, weight, **options)  # type: ignore[arg-type]
+    for run in (linear.narrow_linear, linear.wide_linear):
+        again = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in twice.items()}
+        torch.testing.assert_close(run(x, weight, **again), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 3, 32), (10, 1, 16)])
+def test_rope_write(heads: int, kv_heads: int, dim: int) -> None:
+    qkv = normal(4, (heads + 2 * kv_heads) * dim)
+    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim)
+    slots, positions = ints(0, 3, 3, 5), ints(7, 0, 95, 2)
+    got_qkv, got_kv = qkv.clone(), kv.clone()
+    kernels.rope_write(got_qkv, got_kv, slots, positions, *tables(dim))
+    twins.rope_write(qkv, kv, slots, positions, *tables(dim))
+    torch.testing.assert_close(got_kv, kv)
+    torch.testing.assert_close(got_qkv[:, : heads * dim], qkv[:, : heads * dim])
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(0, CAPACITY - 9), min_size=1, max_size=4),
+    st.integers(1, 8),
+    st.sampled_from([(4, 2), (2, 2), (8, 1)]),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(0, 99),
+)
+def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int], splits: int, seed: int) -> None:
+    (heads, kv_heads), dim, rows = shape, 16, len(firsts)
+    qkv = normal(rows * width, (heads + 2 * kv_heads) * dim, seed=seed)
+    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim, seed=seed + 1)
+    batch = rows_batch([(3 * r + seed) % SLOTS for r in range(rows)], width)
+    positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int()
+    got_qkv, got_kv = qkv.clone(), kv.clone()
+    tuning = attention.Tuning(programs_per_sm=splits * rows * kv_heads // 8 + 1, block=16)
+    got = attention.decode_attention(got_qkv, got_kv, batch, positions, *tables(dim), tuning)
+    expected = twins.decode_attention(qkv, kv, batch, positions, *tables(dim))
+    torch.testing.assert_close(got_kv, kv)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_argmax_takes_the_lowest_of_ties() -> None:
+    logits = torch.randint(0, 30, (6, 9000)).float()
+    logits[0] = -5.0
+    logits[1, 8999] = 99.0
+    expected = [int((row == row.max()).nonzero()[0]) for row in logits]
+    assert kernels.argmax(logits).tolist() == twins.argmax(logits).tolist() == expected
+
+
+def test_append() -> None:
+    tokens = torch.zeros(SLOTS + 1, CAPACITY, dtype=torch.int32)
+    twin = tokens.clone()
+    arguments = (ints(11, 12, 13), ints(0, 4, 2), ints(5, 0, 94))
+    kernels.append(arguments[0], tokens, *arguments[1:])
+    twins.append(arguments[0], twin, *arguments[1:])
+    assert tokens.equal(twin)
+    assert tokens[0, 6] == 11
+    assert tokens.count_nonzero() == 3
+
+
+@quick
+@given(st.integers(1, 9), st.integers(0, 999), st.booleans())
+def test_settle(width: int, seed: int, pinned: bool) -> None:
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int, *shape: int) -> torch.Tensor:
+        return torch.randint(low, high, shape, generator=generator, dtype=torch.int32)
+
+    batch = rows_batch([3, 0, SLOTS, 4], width)
+    tokens, length = draw(0, 50, SLOTS + 1, CAPACITY), draw(2, 60, SLOTS + 1)
+    agreed, chosen, limits = draw(0, width, 4), draw(50, 99, 4, width), draw(0, width, 4)
+    pins = draw(0, width, 4) if pinned else ints(-1, -1, -1, -1)
+    twin_tokens, twin_length = tokens.clone(), length.clone()
+    got = kernels.settle(agreed, chosen, batch, limits, pins, tokens, length)
+    expected = twins.settle(agreed, chosen, batch, limits, pins, twin_tokens, twin_length)
+    assert got.equal(expected)
+    assert tokens.equal(twin_tokens)
+    assert length.equal(twin_length)
+    assert got[:, 0].tolist() == torch.minimum(pins if pinned else agreed, limits).tolist()
