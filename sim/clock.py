@@ -6,7 +6,7 @@ knows its finish times absolutely; `at` keeps them, so that a run is the same wh
 
 from __future__ import annotations
 
-from heapq import heappush
+from heapq import heappop, heappush
 from typing import Any
 
 import simpy
@@ -22,3 +22,14 @@ class Clock(simpy.Environment):
         event._value = value
         heappush(self._queue, (time_s, NORMAL, next(self._eid), event))
         return event
+
+    def run_to(self, last: Event) -> None:
+        """Run until `last` has happened. SimPy's `run`, without a call and a try block for every event."""
+        queue = self._queue
+        while last.callbacks is not None:
+            self._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not event.defused:
+                raise event._value

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
-Arch = Literal[
-    "autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"
-]
+Arch = Literal["autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"]
 Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
 Controller = Literal["fixed", "feedback", "goodput"]
 Priority = Literal["none", "stream", "preemptive", "partition"]
@@ -108,15 +107,13 @@ class Acceptance:
         if self.acceptance_concentration is not None:
             _positive("acceptance-concentration", self.acceptance_concentration)
         rates = self.synthetic_acceptance_rates
-        if any(not 0 <= r <= 1 for r in rates) or any(b > a for a, b in zip(rates, rates[1:], strict=False)):
+        if any(not 0 <= r <= 1 for r in rates) or any(b > a for a, b in pairwise(rates)):
             raise ValueError(f"synthetic-acceptance-rates must be in [0, 1] and non-increasing, got {rates}")
         _positive("acceptance-trace-k", self.acceptance_trace_k)
         _finite("acceptance-temperature-slope", self.acceptance_temperature_slope)
         forms = [bool(rates), self.acceptance_trace is not None, self.acceptance_concentration is not None]
         if sum(forms) > 1:
-            raise ValueError(
-                "give one of --acceptance-concentration, --synthetic-acceptance-rates, --acceptance-trace"
-            )
+            raise ValueError("give one of --acceptance-concentration, --synthetic-acceptance-rates, --acceptance-trace")
         if self.acceptance_temperature_slope and (rates or self.acceptance_trace):
             raise ValueError("--acceptance-temperature-slope works with --acceptance-rate only")
 
@@ -304,7 +301,13 @@ class Experiment:
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
         if self.hardware.verify_gpu and self.arch not in ("pdv", "pdv-hybrid"):
             raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")
-        if self.server.priority == "partition" and self.arch not in ("pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"):
+        if self.server.priority == "partition" and self.arch not in (
+            "pd",
+            "pdv",
+            "pdv-unified",
+            "pdv-hybrid",
+            "adaptive",
+        ):
             raise ValueError(f"--priority partition needs lanes on their own streams; {self.arch} has one stream")
         if self.server.verify_gather != "auto" and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
             raise ValueError(f"--verify-gather needs a verify lane, which {self.arch} does not have")

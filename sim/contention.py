@@ -59,6 +59,24 @@ def max_min(
     return compute, bandwidth
 
 
+def max_min_of_two(first: Load, second: Load, first_weight: float, second_weight: float, capacity: float) -> None:
+    """The same for two loads that use both resources, without the loop: by far the most common case."""
+    if first_weight < second_weight:
+        first, second, first_weight, second_weight = second, first, second_weight, first_weight
+    level = 1.0 / first_weight  # at which the first reaches full speed
+    full = min(
+        capacity / (first_weight * first.compute + second_weight * second.compute),
+        capacity / (first_weight * first.bandwidth + second_weight * second.bandwidth),
+    )
+    if full < level:  # a resource that both need is full before
+        first.rate = first_weight * full
+        second.rate = second_weight * full
+        return
+    first.rate = 1.0
+    left = min((capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth)
+    second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
+
+
 class Sharing:
     """The contention model of one GPU: sets the rates of whatever runs together."""
 
@@ -75,6 +93,7 @@ class Sharing:
         self.partition = partition or {}
         # a work alone runs at its solo speed except inside a partition
         self.alone_is_full = priority != "partition"
+        self._plain = priority in ("none", "stream")
 
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
@@ -97,7 +116,13 @@ class Sharing:
         chosen.rate = 1.0
 
     def _fluid(self, loads: Sequence[Load]) -> None:
-        capacity = self._efficiency(loads)
+        capacity = self._efficiency(loads) if self.fit.efficiency else 1.0
+        if len(loads) == 2 and self._plain:
+            a, b = loads
+            if a.compute and a.bandwidth and b.compute and b.bandwidth:
+                weight = self.fit.stream_weight ** (a.priority - b.priority) if self.priority == "stream" else 1.0
+                max_min_of_two(a, b, weight, 1.0, capacity)
+                return
         ones = [1.0] * len(loads)
         if self.priority == "preemptive":
             compute = bandwidth = capacity
@@ -116,11 +141,13 @@ class Sharing:
     def _limit(self, load: Load) -> float:
         share = self.partition[load.lane]
         reach = min(1.0, self.fit.partition_bandwidth_reach * share)
-        return min(1.0, share / load.compute if load.compute else 1.0, reach / load.bandwidth if load.bandwidth else 1.0)
+        return min(
+            1.0, share / load.compute if load.compute else 1.0, reach / load.bandwidth if load.bandwidth else 1.0
+        )
 
     def _efficiency(self, loads: Sequence[Load]) -> float:
         table = self.fit.efficiency
-        if not table or len(loads) < 2:
+        if len(loads) < 2:
             return 1.0
         kinds = sorted(load.kind for load in loads)
         return min(table.get(f"{a}+{b}", 1.0) for i, a in enumerate(kinds) for b in kinds[i + 1 :])

@@ -12,14 +12,14 @@ from pdvsim.sim.planner import Planner
 
 
 class AcceptanceEstimate:
-    """Chance that one draft token is accepted, from recent verdicts: exponentially forgotten, with a weak prior of 0.6."""
+    """Chance that a draft token is accepted, from recent verdicts: older ones fade, with a weak prior of 0.6."""
 
     def __init__(self, memory: float = 2000.0) -> None:
         self._keep = 1 - 1 / memory
         self._accepted, self._tried = 6.0, 10.0
 
     def observe(self, accepted: int, rejected: int) -> None:
-        """`accepted` drafts passed, `rejected` were the first of their round to fail; those behind were never judged."""
+        """`accepted` drafts passed, `rejected` were the first of their round to fail; those behind had no verdict."""
         decay = self._keep ** (accepted + rejected)
         self._accepted = self._accepted * decay + accepted
         self._tried = self._tried * decay + accepted + rejected

@@ -6,7 +6,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
@@ -147,7 +147,7 @@ class Request:
         self.draft_ns = 0
         self.wait_ns = 0
         self.verify_ns = 0
-        self.path: object = None  # the rounds to come, kept by `foresight`
+        self.path: Any = None  # the rounds to come, kept by `foresight`
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"

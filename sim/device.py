@@ -1,6 +1,6 @@
 """The simulated GPU: works queue on streams, the stream heads run together and slow each other, the host sets the pace.
 
-Each stream is a FIFO. What runs is re-solved at every start and finish (`contention`), so a work's progress is piecewise
+Each stream is a FIFO. What runs is re-solved at every start and finish (`contention`), so progress is piecewise
 linear. One host thread launches and completes; since it does one thing at a time, works become ready in launch order,
 and the state can be run ahead to the next start without missing one.
 
@@ -9,9 +9,11 @@ Not modelled: memory allocation, graph capture, and host costs that depend on th
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from simpy.events import Event
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 LANE_CODE = {name: i for i, name in enumerate(LANES)}
 KIND_CODE: dict[str, int] = {name: i for i, name in enumerate(KINDS)}
 ROLE_CODE: dict[Role, int] = {"draft": 0, "target": 1}
+
+_ready = attrgetter("ready_s")
 
 Verdict = Callable[[Work], "list[int] | None"]
 
@@ -87,6 +91,7 @@ class SimulatedGPU:
         self.streams: dict[str, deque[Job]] = {}
         self.stretch: Stretch | None = None  # rounds that are stepped as one at the moment
         self._running: list[Job] = []  # heads of their streams that have started
+        self._coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self._time_s = 0.0  # `remaining_s` and the rates are as of then
         self._tick: Event | None = None
         self._finish_s = inf
@@ -126,6 +131,7 @@ class SimulatedGPU:
             stream = self.streams[work.lane] = deque()
         stream.append(job)
         if len(stream) == 1:
+            self._coming.append(job)
             self._plan()
         return job.done
 
@@ -137,26 +143,22 @@ class SimulatedGPU:
 
     def _plan(self) -> None:
         """Run ahead through the coming starts to the next finish, and wake up then."""
-        running = self._running
+        running, coming = self._running, self._coming
         while True:
-            coming: Job | None = None
-            for stream in self.streams.values():
-                if stream:
-                    head = stream[0]
-                    if head.start_s < 0 and (coming is None or head.ready_s < coming.ready_s):
-                        coming = head
             finish, first = inf, None
             for job in running:
                 if job.rate > 0:
                     at = self._time_s + job.remaining_s / job.rate
                     if at < finish:
                         finish, first = at, job
-            if coming is None or coming.ready_s >= finish:
+            if not coming or coming[0].ready_s >= finish:
                 break
-            self._advance(coming.ready_s)
-            coming.start_s = self._time_s
-            running.append(coming)
-            self.sharing.solve(running)
+            job = coming.pop(0)
+            if job.ready_s > self._time_s:
+                self._advance(job.ready_s)
+            job.start_s = self._time_s
+            running.append(job)
+            self._share()
         if finish == self._finish_s and first is self._next:
             return
         self._finish_s, self._next = finish, first
@@ -164,16 +166,22 @@ class SimulatedGPU:
             self._tick = None
             return
         self._tick = tick = Event(self.env)
-        tick.callbacks.append(self._on_tick)  # type: ignore[union-attr]
+        tick.callbacks = [self._on_tick]
         self.env.at(finish, tick)
+
+    def _share(self) -> None:
+        running = self._running
+        if len(running) == 1 and self.sharing.alone_is_full:
+            running[0].rate = 1.0
+        elif running:
+            self.sharing.solve(running)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""
         elapsed = time_s - self._time_s
-        if elapsed > 0:
-            for job in self._running:
-                job.remaining_s -= elapsed * job.rate
-            self._time_s = time_s
+        for job in self._running:
+            job.remaining_s -= elapsed * job.rate
+        self._time_s = time_s
 
     def _on_tick(self, tick: Event) -> None:
         if tick is self._tick:
@@ -194,12 +202,14 @@ class SimulatedGPU:
         if work.watched:
             done = self.host.spend(end, self.host.times.completion_s)
             self.env.at(done, job.done, self.verdict(work))
-        if stream and stream[0].ready_s <= end:
+        if stream:
             following = stream[0]
-            following.start_s = end
-            self._running.append(following)
-        if self._running:
-            self.sharing.solve(self._running)
+            if following.ready_s <= end:
+                following.start_s = end
+                self._running.append(following)
+            else:
+                insort(self._coming, following, key=_ready)
+        self._share()
 
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
         """Record a finished work, and its time with its requests."""

@@ -1,32 +1,34 @@
 """Several rounds stepped as one: while a single batch has the GPU to itself, its rounds are known before they run.
 
-Acceptance is drawn beforehand, so until a request finishes nothing in the batch is uncertain: the times of all rounds are
-one running sum. A stretch ends with the round in which the first request finishes, and is cut, exactly, when anything
-else happens: an arrival, a hand-over, a launch. The additions are those of stepping round by round, in the same order,
-so the records are the same to the last bit; a test holds the two against each other.
+Acceptance is drawn beforehand, so until a request finishes nothing in the batch is uncertain: the times of all rounds
+are one running sum. A stretch ends with the round in which the first request finishes, and is cut, exactly, when
+anything else happens: an arrival, a hand-over, a launch. The additions are those of stepping round by round, in the
+same order, so the records are the same to the last bit; a test holds the two against each other.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from simpy.events import Event
 
+from pdvsim.sim.config import MAX_DRAFT
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.device import KIND_CODE, LANE_CODE, ROLE_CODE, SimulatedGPU
-from pdvsim.sim.latency import Shape
-from pdvsim.sim.records import Columns
+from pdvsim.sim.device import KIND_CODE, LANE_CODE, SimulatedGPU
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, Columns, typed
 
 if TYPE_CHECKING:
     from pdvsim.sim.lane import Lane
 
-Floats = NDArray[np.float64]
+Floats = NDArray[np.floating[Any]]
 
 SHORTEST = 3  # rounds below which stepping singly is cheaper
 _NS = 1e9
+_GAINS = [bytes(min(run, k) + 1 for run in range(256)) for k in range(MAX_DRAFT + 1)]  # tokens of a round, by run
 
 
 class Path(NamedTuple):
@@ -40,21 +42,18 @@ class Path(NamedTuple):
 
 def path_of(request: Request, k: int) -> Path:
     """The request's path, worked out once."""
-    path = request.path
-    if isinstance(path, Path) and path.k == k:
-        return path
-    runs, end = request.runs, request.output_tokens
-    at = request.emitted
-    positions = [at]
-    if k == 0:
-        positions = list(range(at, end + 1))
-    else:
-        while at < end:
-            run = runs[at]
-            at += (run if run < k else k) + 1
-            positions.append(at)
-        positions[-1] = end
-    steps = np.array(positions)
+    known: Path | None = request.path
+    if known is not None and known.k == k:
+        return known
+    end, at = request.output_tokens, request.emitted
+    gains = request.runs.translate(_GAINS[k])
+    positions = array("q", [at])
+    append = positions.append
+    while at < end:
+        at += gains[at]
+        append(at)
+    positions[-1] = end
+    steps = np.frombuffer(positions, np.int64)
     owes = np.empty(len(positions), bool)
     owes[0] = bool(request.owed)
     np.equal(steps[1:] - steps[:-1], k + 1, out=owes[1:])
@@ -72,6 +71,9 @@ class Lap(NamedTuple):
     draft_end_s: Floats
     verify_start_s: Floats
     verify_end_s: Floats
+    draft_solo_s: Floats
+    verify_solo_s: Floats
+    waited_ns: NDArray[np.int64] | None  # between draft and verify, where they are separate lanes
     delivered_s: Floats
     rows: list[tuple[int, NDArray[np.int64]]]  # request, output positions before and after each delivery
 
@@ -79,24 +81,25 @@ class Lap(NamedTuple):
 class Stretch:
     """Undisturbed rounds of `rows` at draft length `k`, from now on.
 
-    Without `handover`, draft and verify are launched together on one lane, and `event` is the verdict of the last round.
-    With it they are two lanes that hand over to each other, the verify lane is given the last verdict, and `event` sends
-    the drafting lane back to its queue; or, where `drafted` is set, tells it that the draft under way at a cut is done.
+    Without `handover`, draft and verify are launched together on one lane; `event` is the verdict of the last round.
+    With it they are two lanes that hand over to each other; the verify lane is given the last verdict, and `event`
+    sends the drafting lane back to its queue or, where `drafted` is set, tells it that a draft under way is done.
     """
 
     def __init__(
         self,
         gpu: SimulatedGPU,
-        laps: list[Lap],
+        ledger: Ledger,
         rows: list[Request],
         k: int,
+        paths: list[tuple[Path, int]],
         rounds: int,
         draft: Callable[[list[Request], int], Work],
         verify: Callable[[list[Request], int], Work],
         handover: tuple[Lane, Lane] | None,
     ) -> None:
         self.gpu = gpu
-        self.laps = laps
+        self.ledger = ledger
         self.rows = rows
         self.k = k
         self.rounds = rounds
@@ -105,10 +108,7 @@ class Stretch:
         self.handover = handover
         self.event = Event(gpu.env)
         self.drafted = False
-        self._paths: list[tuple[Path, int]] = []
-        for request in rows:
-            path = path_of(request, k)
-            self._paths.append((path, request.rounds - path.first_round))
+        self._paths = paths
         checking = verify(rows, k)
         drafting = draft(rows, k) if k else checking
         self._lanes = (
@@ -132,14 +132,17 @@ class Stretch:
         context = context + fixed
         self._context, self._owes = context, owes
         check = self.gpu.models["target"].shape(count, k + 1)
-        self._verify_s = check.solo_0 + check.solo_1 * context
+        self._verify_s = self._draft_s = check.solo_0 + check.solo_1 * context
         single = double = check
         if k:
             model = self.gpu.models["draft"]
             single, double = model.shape(count, 1, k), model.shape(count, 2, k)
-            self._draft_s = np.where(
-                owes, double.solo_0 + double.solo_1 * context, single.solo_0 + single.solo_1 * context
-            )
+            if single.solo_1 == double.solo_1:  # as a rule: attention reads the cache once, for one token or two
+                self._draft_s = np.where(owes, double.solo_0, single.solo_0) + single.solo_1 * context
+            else:
+                self._draft_s = np.where(
+                    owes, double.solo_0 + double.solo_1 * context, single.solo_0 + single.solo_1 * context
+                )
         self._shapes = (*single, *double, *check)
 
     def _lay_out(self, now_s: float) -> None:
@@ -173,7 +176,7 @@ class Stretch:
         """Wake up when the last of so many rounds has its verdict."""
         self.rounds = rounds
         self._wake = Event(self.gpu.env)
-        self._wake.callbacks.append(self._on_end)  # type: ignore[union-attr]
+        self._wake.callbacks.append(self._on_end)
         done = self._ends[rounds - 1, 6] if self.handover else self._starts[rounds]
         self.gpu.env.at(float(done), self._wake)
 
@@ -260,10 +263,10 @@ class Stretch:
         if not launched:
             return
         k, ends = self.k, self._ends[:launched]
-        wait_ns = draft_ns = 0
+        waited_ns = None
         if self.handover:
             draft, verify, delivered = (ends[:, 0], ends[:, 1]), (ends[:, 4], ends[:, 5]), ends[:over, 6]
-            wait_ns = _whole_ns(ends[:, 2], ends[:, 3])
+            waited_ns = ((ends[:, 3] - ends[:, 2]) * _NS).astype(np.int64)
         elif k:
             # a draft shorter than the launch of its verify ends before the verify can start
             draft = (ends[:, 0], ends[:, 0] + self._draft_s[:launched])
@@ -271,20 +274,12 @@ class Stretch:
         else:
             verify, delivered = (ends[:, 0], ends[:, 1]), ends[:over, 2]
             draft = verify
-        if k:
-            draft_ns = _whole_ns(*draft)
-        verify_ns = _whole_ns(*verify)
         kept = []
         for request, (path, at) in zip(self.rows, self._paths, strict=True):
-            request.draft_ns += draft_ns
-            request.wait_ns += wait_ns
-            request.verify_ns += verify_ns
-            if not over:
-                continue
             positions = path.positions[at : at + over + 1]
-            emitted = int(positions[-1])
-            gained = emitted - request.emitted
-            request.emitted = emitted
+            kept.append((request.id, positions))
+            gained = int(positions[-1]) - request.emitted
+            request.emitted += gained
             request.context += gained
             request.rounds += over
             if k:
@@ -293,65 +288,112 @@ class Stretch:
                 request.owed = int(path.owes[at + over])
             else:
                 request.owed += gained
-            kept.append((request.id, positions))
-        self.laps.append(
+        scalars = (self.gpu.replica, self.gpu.gpu, len(self.rows), k, *self._lanes, *self._shapes)
+        self.ledger.append(
             Lap(
-                (
-                    self.gpu.replica, self.gpu.gpu, len(self.rows), k, *self._lanes, *self._shapes,
-                ),
-                self._context[:launched], self._owes[:launched], *draft, *verify, delivered, kept,
+                scalars,
+                self._context[:launched],
+                self._owes[:launched],
+                *draft,
+                *verify,
+                self._draft_s[:launched],
+                self._verify_s[:launched],
+                waited_ns,
+                delivered,
+                kept,
             )
-        )  # fmt: skip
+        )
 
 
-def _whole_ns(start_s: Floats, end_s: Floats) -> int:
-    """Sum of the spans, each in whole nanoseconds."""
-    return int(((end_s - start_s) * _NS).astype(np.int64).sum())
+class Ledger:
+    """All settled stretches of a run, packed into columns now and then to keep memory small."""
+
+    PACK = 4096
+
+    def __init__(self, requests: int) -> None:
+        self._laps: list[Lap] = []
+        self.launches: list[Columns] = []
+        self.deliveries: list[Columns] = []
+        self.spent_ns = {stage: np.zeros(requests, np.int64) for stage in ("draft_ns", "verify_ns", "wait_ns")}
+
+    def append(self, lap: Lap) -> None:
+        self._laps.append(lap)
+        if len(self._laps) >= self.PACK:
+            self.pack()
+
+    def pack(self) -> None:
+        """Turn the laps kept so far into columns, and into each request's time by stage."""
+        if self._laps:
+            launches, deliveries = _columns(self._laps, self.spent_ns)
+            self.launches.append(typed(launches, LAUNCH_DTYPES))
+            self.deliveries.append(typed(deliveries, DELIVERY_DTYPES))
+            self._laps.clear()
 
 
-def expand(laps: list[Lap]) -> tuple[Columns, Columns]:
-    """The launches and deliveries of all settled stretches, as columns."""
-    if not laps:
-        return {}, {}
+def _columns(laps: list[Lap], spent: dict[str, NDArray[np.int64]]) -> tuple[Columns, Columns]:
+    rounds = np.array([len(lap.context) for lap in laps])
     context = np.concatenate([lap.context for lap in laps])
     owes = np.concatenate([lap.owes for lap in laps])
     scalars = np.array([lap.scalars for lap in laps])
-    of_lap = np.repeat(np.arange(len(laps)), [len(lap.context) for lap in laps])
-    replica, gpu, rows, k, draft_lane, draft_depth, verify_lane, verify_depth = scalars[of_lap, :8].T
-    shapes = scalars[:, 8:].reshape(len(laps), 3, 6)
+    of_lap = np.repeat(np.arange(len(laps)), rounds)
+    replica, gpu, rows, k, draft_lane, draft_depth, verify_lane, verify_depth = np.repeat(
+        scalars[:, :8].astype(np.int32), rounds, axis=0
+    ).T
+    shapes = scalars[:, 8:].reshape(len(laps) * 3, 6)
+    of_lap *= 3
 
-    def prices(which: NDArray[np.int64], mask: NDArray[np.bool_]) -> dict[str, NDArray[np.float64]]:
-        shape = shapes[of_lap[mask], which[mask]]
-        at = context[mask]
-        return {name: shape[:, i] + shape[:, i + 1] * at for name, i in (("solo_s", 0), ("bytes", 2), ("flops", 4))}
+    def prices(which: NDArray[Any] | int) -> Columns:
+        """Bytes and flops of each round's work by its shape: 0 the draft, 1 the draft that catches up, 2 the verify."""
+        at = of_lap + which
+        return {name: shapes[at, i] + shapes[at, i + 1] * context for name, i in (("bytes", 2), ("flops", 4))}
 
-    drafted, every = k > 0, np.ones(len(k), bool)
+    drafted = k > 0
     drafts: Columns = {
         "replica": replica, "gpu": gpu, "lane": draft_lane, "rows": rows, "queue_depth": draft_depth, "steps": k,
-        "tokens": rows * (owes + k), "kind": np.full(len(k), KIND_CODE["draft"]), "role": np.zeros(len(k)),
+        "tokens": rows * (owes + k), "kind": np.full(len(k), KIND_CODE["draft"], np.int8),
+        "role": np.zeros(len(k), np.int8),
         "start_s": np.concatenate([lap.draft_start_s for lap in laps]),
         "end_s": np.concatenate([lap.draft_end_s for lap in laps]),
+        "solo_s": np.concatenate([lap.draft_solo_s for lap in laps]),
+        **prices(owes),
     }  # fmt: skip
     verifies: Columns = {
         "replica": replica, "gpu": gpu, "lane": verify_lane, "rows": rows, "queue_depth": verify_depth,
-        "steps": np.ones(len(k)), "tokens": rows * (k + 1), "role": np.ones(len(k)),
+        "steps": np.ones(len(k), np.int8), "tokens": rows * (k + 1), "role": np.ones(len(k), np.int8),
         "kind": np.where(drafted, KIND_CODE["verify"], KIND_CODE["decode"]),
         "start_s": np.concatenate([lap.verify_start_s for lap in laps]),
         "end_s": np.concatenate([lap.verify_end_s for lap in laps]),
+        "solo_s": np.concatenate([lap.verify_solo_s for lap in laps]),
+        **prices(2),
     }  # fmt: skip
-    drafts = {name: column[drafted] for name, column in drafts.items()} | prices(owes.astype(np.int64), drafted)
-    verifies |= prices(np.full(len(k), 2), every)
-    launches = {name: np.concatenate([drafts[name], verifies[name]]) for name in drafts}
 
-    kept = [(request, positions, lap.delivered_s) for lap in laps for request, positions in lap.rows]
-    if not kept:
-        return launches, {}
-    counts = np.array([len(times) for _, _, times in kept])
-    steps = np.diff(np.concatenate([positions for _, positions, _ in kept]))
+    members = np.array([len(lap.rows) for lap in laps])
+    kept = [row for lap in laps for row in lap.rows]
+    ids = np.array([request for request, _ in kept])
+    first_round = np.cumsum(rounds) - rounds
+
+    def book(stage: str, spent_ns: NDArray[np.int64]) -> None:
+        np.add.at(spent[stage], ids, np.repeat(np.add.reduceat(spent_ns, first_round), members))
+
+    book("draft_ns", np.where(drafted, _whole_ns(drafts["start_s"], drafts["end_s"]), 0))
+    book("verify_ns", _whole_ns(verifies["start_s"], verifies["end_s"]))
+    if any(lap.waited_ns is not None for lap in laps):
+        none = np.zeros(int(rounds.max()), np.int64)
+        waits = [none[: len(lap.context)] if lap.waited_ns is None else lap.waited_ns for lap in laps]
+        book("wait_ns", np.concatenate(waits))
+    launches = {name: np.concatenate([column[drafted], verifies[name]]) for name, column in drafts.items()}
+
+    counts = np.repeat([len(lap.delivered_s) for lap in laps], members)
+    steps = np.diff(np.concatenate([positions for _, positions in kept]))
     inside = np.ones(len(steps), bool)
     inside[(np.cumsum(counts + 1) - 1)[:-1]] = False  # from one request's last position to the next one's first
-    return launches, {
-        "request": np.repeat([request for request, _, _ in kept], counts),
+    deliveries = {
+        "request": np.repeat(ids, counts),
         "tokens": steps[inside],
-        "time_s": np.concatenate([times for _, _, times in kept]),
+        "time_s": np.concatenate([lap.delivered_s for lap in laps for _ in lap.rows]),
     }
+    return launches, deliveries
+
+
+def _whole_ns(start_s: Floats, end_s: Floats) -> NDArray[np.int64]:
+    return ((end_s - start_s) * _NS).astype(np.int64)

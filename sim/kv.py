@@ -1,4 +1,4 @@
-"""The KV cache as a number of tokens: a request reserves all it may need when it is admitted, and waits until that fits.
+"""The KV cache as a number of tokens: a request is admitted when all it may need fits, and reserves it.
 
 Not modelled: paging, prefix sharing, and preemption of running requests (so none is needed).
 """

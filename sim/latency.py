@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from typing import NamedTuple
 
 from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec
@@ -30,7 +29,7 @@ class ForwardFit:
     head_token_s: float
     kv_s: float  # per cached token read
     pair_s: float  # per (query token, context token) pair multiplied
-    sharpness: float = inf  # p-norm that joins the memory and compute regimes; inf: the larger of the two
+    sharpness: float | None = None  # p-norm that joins the memory and compute regimes; None: the larger of the two
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
 
     @classmethod
@@ -155,6 +154,6 @@ class Latency:
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
         top = memory_s if memory_s > compute_s else compute_s
-        if p == inf or not top:
+        if p is None or not top:
             return top
-        return top * float((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p)
+        return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))

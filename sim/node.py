@@ -10,7 +10,7 @@ from simpy.events import Event
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.foresight import SHORTEST, Lap, Stretch, path_of
+from pdvsim.sim.foresight import SHORTEST, Ledger, Stretch, path_of
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.lane import Lane
 
@@ -31,7 +31,9 @@ class Device(Protocol):
         Then a device that can foresee may run several rounds; the event is always the verdict of the last one.
         """
 
-    def stretch(self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]) -> Stretch | None:
+    def stretch(
+        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]
+    ) -> Stretch | None:
         """Foresee rounds of the only batch in two lanes, or None."""
 
     def disturb(self) -> None:
@@ -50,7 +52,7 @@ class Node:
         host: SimulatedHost,
         gpus: Sequence[SimulatedGPU],
         placement: dict[Role, int],
-        laps: list[Lap],
+        ledger: Ledger,
         foresee: bool,
     ) -> None:
         self.env = env
@@ -58,10 +60,8 @@ class Node:
         self.gpus = gpus
         self._by_role = {role: gpus[at] for role, at in placement.items()}
         self._first = gpus[0]
-        self._laps = laps
-        self._foresee = (
-            foresee and len(gpus) == 1 and gpus[0].sharing.alone_is_full and not host.times.idle_poll_s
-        )
+        self._ledger = ledger
+        self._foresee = foresee and len(gpus) == 1 and gpus[0].sharing.alone_is_full and not host.times.idle_poll_s
 
     def launch(self, work: Work) -> Event:
         stretch = self._first.stretch
@@ -80,33 +80,36 @@ class Node:
             stretch.shorten()
 
     def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool) -> Event:
-        rounds = self._undisturbed(rows, k) if steady else 0
-        if rounds:
-            return self._begin(Stretch(self._first, self._laps, rows, k, rounds, draft, verify, None)).event
+        ahead = self._foresee_rounds(rows, k, draft, verify, None) if steady else None
+        if ahead is not None:
+            return ahead.event
         if k:
             self.launch(draft(rows, k))
         return self.launch(verify(rows, k))
 
-    def stretch(self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]) -> Stretch | None:
-        rounds = self._undisturbed(rows, k)
-        if not rounds:
+    def stretch(
+        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]
+    ) -> Stretch | None:
+        return self._foresee_rounds(rows, k, draft, verify, lanes)
+
+    def _foresee_rounds(
+        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane] | None
+    ) -> Stretch | None:
+        """The rounds until the first of `rows` finishes, if there are enough of them and nothing else goes on."""
+        gpu = self._first
+        if not self._foresee or gpu.stretch is not None or not gpu.idle or self.host.free_at > self.env.now:
             return None
-        return self._begin(Stretch(self._first, self._laps, rows, k, rounds, draft, verify, lanes))
-
-    def _begin(self, stretch: Stretch) -> Stretch:
-        self._first.stretch = stretch
-        return stretch
-
-    def _undisturbed(self, rows: list[Request], k: int) -> int:
-        """How many rounds there are until the first of `rows` finishes; 0 if too few to gain by it."""
-        if not self._foresee or not self._first.idle or self._first.stretch or self.host.free_at > self.env.now:
-            return 0
-        if k and any(r.owed > 1 for r in rows):
-            return 0
-        rounds = 1 << 30
+        paths, rounds = [], 1 << 30
         for row in rows:
+            if row.owed > 1 and k:
+                return None
             path = path_of(row, k)
-            left = len(path.positions) - 1 - (row.rounds - path.first_round)
+            at = row.rounds - path.first_round
+            left = len(path.positions) - 1 - at
+            if left < SHORTEST:
+                return None
             if left < rounds:
                 rounds = left
-        return rounds if rounds >= SHORTEST else 0
+            paths.append((path, at))
+        gpu.stretch = Stretch(gpu, self._ledger, rows, k, paths, rounds, draft, verify, lanes)
+        return gpu.stretch

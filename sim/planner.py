@@ -24,7 +24,12 @@ class Planner:
     """Predicts solo and overlapped times of a batch on one GPU."""
 
     def __init__(
-        self, models: dict[Role, Latency], sharing: Sharing, peak: tuple[float, float], launch_s: float, completion_s: float
+        self,
+        models: dict[Role, Latency],
+        sharing: Sharing,
+        peak: tuple[float, float],
+        launch_s: float,
+        completion_s: float,
     ) -> None:
         self.models = models
         self.sharing = sharing
@@ -47,9 +52,7 @@ class Planner:
         draft = self._demand("draft", "decode", 2, self.models["draft"].shape(rows, 1, k), context)
         verify = self._demand("verify", "verify", 1, self.models["target"].shape(rows, k + 1), context)
         self.sharing.solve([draft, verify])
-        first, second = sorted(
-            (draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf")
-        )
+        first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
         alone = max(0.0, second.solo_s - together * second.rate)
         return together + alone + 2 * (self.launch_s + self.completion_s)

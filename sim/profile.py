@@ -6,10 +6,10 @@ A profile is data (JSON), checked on load; an unknown key, a negative or missing
 from __future__ import annotations
 
 import json
+import math
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
-
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import ForwardFit
@@ -18,30 +18,27 @@ from pdvsim.sim.models import MODELS, gpu
 SCHEMA = 1
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class HostCost(_Strict):
+@dataclass(frozen=True)
+class HostCost:
     """Host seconds of one launch, one completion read back, one hand-over between lanes."""
 
-    launch_s: float = Field(ge=0, allow_inf_nan=False)
-    completion_s: float = Field(ge=0, allow_inf_nan=False)
-    handoff_s: float = Field(ge=0, allow_inf_nan=False)
+    launch_s: float
+    completion_s: float
+    handoff_s: float
 
 
-class ContentionFit(_Strict):
+@dataclass(frozen=True)
+class ContentionFit:
     """How works that run side by side slow each other beyond sharing bandwidth and compute."""
 
-    stream_weight: float = Field(default=4.0, ge=1, allow_inf_nan=False)
-    """Share of a stream against one a priority level below it."""
-    efficiency: dict[str, float] = Field(default_factory=dict)
-    """Capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent."""
-    partition_bandwidth_reach: float = Field(default=2.0, ge=1, allow_inf_nan=False)
-    """A share s of the SMs can draw at most this times s of the bandwidth."""
+    stream_weight: float = 4.0  # share of a stream against one a priority level below it
+    # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
+    efficiency: dict[str, float] = field(default_factory=dict)
+    partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
 
 
-class Profile(_Strict):
+@dataclass(frozen=True)
+class Profile:
     """One GPU, the models known on it, and how well-founded the figures are."""
 
     schema_version: int
@@ -50,8 +47,8 @@ class Profile(_Strict):
     gpu: GpuSpec
     models: dict[str, ForwardFit]
     host: HostCost
-    contention: ContentionFit = ContentionFit()
-    provenance: dict[str, Any] = Field(default_factory=dict)
+    contention: ContentionFit = field(default_factory=ContentionFit)
+    provenance: dict[str, Any] = field(default_factory=dict)
 
     def fit(self, spec: ModelSpec) -> ForwardFit:
         """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
@@ -84,18 +81,38 @@ def load(path: str | Path) -> Profile:
     version = data.get("schema_version")
     if version != SCHEMA:
         raise ValueError(f"profile {path}: schema_version is {version!r}, this version reads {SCHEMA}")
+    from pydantic import TypeAdapter, ValidationError  # a quarter of the start-up time, and only files need it
+
     try:
-        profile = Profile.model_validate(data)
+        profile = TypeAdapter(Profile).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"profile {path}: {field}: {first['msg']}") from None
-    for name, fit in profile.models.items():
-        for field in ForwardFit.__slots__:
-            value = getattr(fit, field)
-            if isinstance(value, float) and not value >= 0:
-                raise ValueError(f"profile {path}: models.{name}.{field}: must be at least 0, got {value}")
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
+    parts = {"": (data, profile), "gpu.": (data["gpu"], profile.gpu), "host.": (data["host"], profile.host)}
+    parts |= {f"models.{name}.": (data["models"][name], fit) for name, fit in profile.models.items()}
+    if "contention" in data:
+        parts["contention."] = (data["contention"], profile.contention)
+    for where, (given, read) in parts.items():
+        _check(path, where, given, read)
     return profile
+
+
+def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> None:
+    """Refuse unknown keys and figures that are no durations, rates or sizes."""
+    known = {f.name for f in fields(read)}
+    for key in given:
+        if key not in known:
+            raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
+    for name in known:
+        value = getattr(read, name)
+        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
+
+
+def save(profile: Profile, path: str | Path) -> None:
+    """Write a profile as JSON that `load` reads."""
+    Path(path).write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
 
 
 def builtin(gpu_name: str) -> Profile:

@@ -6,7 +6,8 @@ received `tokens` tokens at `time_s`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
@@ -61,40 +62,22 @@ DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f
 
 
 class Table:
-    """Rows appended one by one or in blocks, kept as packed columns of 64 Ki rows."""
+    """Rows of numbers, appended one by one into one flat array."""
 
-    __slots__ = ("_blocks", "_limit", "append", "dtypes", "rows")
+    __slots__ = ("_flat", "append", "dtypes")
 
     def __init__(self, dtypes: dict[str, str]) -> None:
         self.dtypes = dtypes
-        self._blocks: list[Columns] = []
-        self._limit = 1 << 16
-        self.rows: list[tuple[Any, ...]] = []
-        self.append = self.rows.append  # bound once: the hottest call of a run
-
-    def flush(self) -> None:
-        """Pack the rows appended so far; call now and then to keep memory small."""
-        if self.rows:
-            packed = zip(self.dtypes.items(), zip(*self.rows, strict=True), strict=True)
-            self._blocks.append({name: np.array(col, dtype) for (name, dtype), col in packed})
-            self.rows.clear()
-
-    def trim(self) -> None:
-        if len(self.rows) >= self._limit:
-            self.flush()
-
-    def extend(self, block: Columns) -> None:
-        """Append a whole block of rows at once, behind those appended before."""
-        self.flush()
-        self._blocks.append({name: np.asarray(block[name], dtype) for name, dtype in self.dtypes.items()})
+        self._flat = array("d")  # doubles hold every count exactly, and packing a row is one call
+        self.append: Callable[[tuple[float, ...]], None] = self._flat.extend  # the hottest call of a run
 
     def columns(self) -> Columns:
-        self.flush()
-        if not self._blocks:
-            return {name: np.empty(0, dtype) for name, dtype in self.dtypes.items()}
-        if len(self._blocks) > 1:
-            self._blocks = [{n: np.concatenate([b[n] for b in self._blocks]) for n in self.dtypes}]
-        return self._blocks[0]
+        grid = (
+            np.frombuffer(self._flat, "f8").reshape(-1, len(self.dtypes))
+            if self._flat
+            else np.empty((0, len(self.dtypes)))
+        )
+        return {name: grid[:, i].astype(dtype) for i, (name, dtype) in enumerate(self.dtypes.items())}
 
 
 @dataclass
@@ -116,26 +99,34 @@ class Result:
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
 
 
-def request_columns(requests: Iterable[Request]) -> Columns:
-    """The finished requests as columns, in their order."""
-    rows: Sequence[Request] = list(requests)
+def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]]) -> Columns:
+    """The requests as columns, in their order; `more_ns` is time by stage that is not in their own books."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
         if name in STAGES:
-            whole = np.fromiter(map(attrgetter(name.removesuffix("_s") + "_ns"), rows), "i8", len(rows))
-            columns[name] = whole * 1e-9
+            stage = name.removesuffix("_s") + "_ns"
+            spent = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests))
+            columns[name] = (spent + more_ns[stage] if stage in more_ns else spent) * 1e-9
         else:
-            columns[name] = np.fromiter(map(attrgetter(name), rows), dtype, len(rows))
+            columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
 
 
-def merged(table: Table, block: Columns, order: tuple[str, ...]) -> Columns:
-    """A table's rows and a block of more, by time: the last of the columns in `order`, ties by those before it."""
-    columns = table.columns()
-    if block:
-        columns = {name: np.concatenate([columns[name], block[name].astype(dtype)]) for name, dtype in table.dtypes.items()}
-    time = columns[order[-1]]
+def typed(columns: Columns, dtypes: dict[str, str]) -> Columns:
+    """The columns in their own types and order."""
+    return {name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+
+
+def merged(table: Table, blocks: Sequence[Columns], order: tuple[str, ...]) -> Columns:
+    """A table's rows and blocks of more, by time: the last of the columns in `order`, ties by those before it."""
+    parts = [table.columns(), *blocks]
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([part.pop(name) for part in parts])  # freed as they are joined
+
+    keys = {name: joined(name) for name in order}
+    time = keys[order[-1]]
     by_time = np.argsort(time, kind="stable")
     if np.any(np.diff(time[by_time]) == 0):
-        by_time = np.lexsort([columns[name] for name in order])
-    return {name: column[by_time] for name, column in columns.items()}
+        by_time = np.lexsort([keys[name] for name in order])
+    return {name: (keys.pop(name) if name in keys else joined(name))[by_time] for name in table.dtypes}

@@ -97,7 +97,7 @@ class Policy:
         return None
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Prompt stretches for the next forward: unfinished prompts first, then new admissions, within a token budget."""
+        """Prompt stretches for the next forward, within a token budget: unfinished prompts, then new admissions."""
         chunks: list[Chunk] = []
         for request in self.prefilling:
             if budget <= 0:
@@ -193,7 +193,6 @@ class Policy:
                 self.finish(row)
             else:
                 going.append(row)
-        self.deliveries.trim()
         if drafted:
             self.controller.observe(drafted, accepted_in_all, rejected, now)
         return going

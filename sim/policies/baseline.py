@@ -1,5 +1,7 @@
-"""Standard speculative decoding, request by request: W workers, each takes one request and runs it to its end at batch 1.
-All share one stream, so their kernels line up behind each other."""
+"""Standard speculative decoding, request by request: each of W workers runs one request to its end at batch 1.
+
+All share one stream, so their kernels line up behind each other.
+"""
 
 from __future__ import annotations
 

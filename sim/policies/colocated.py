@@ -1,5 +1,8 @@
-"""Continuous batching on one stream, as vLLM does it: each step drafts and verifies all running requests, and its
-forwards also carry a chunk of the prompts that are waiting. Without speculation it is plain autoregressive serving."""
+"""Continuous batching on one stream, as vLLM does it.
+
+Each step drafts and verifies all running requests, and its forwards also carry a chunk of the prompts that are waiting.
+Without speculation it is plain autoregressive serving.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""PD: a prefill lane and a decode lane, each on its own stream. The decode lane drafts and verifies its whole batch in one
-atomic step; prompts are read beside it."""
+"""PD: a prefill lane and a decode lane, each on its own stream.
+
+The decode lane drafts and verifies its whole batch in one atomic step; prompts are read beside it.
+"""
 
 from __future__ import annotations
 
