@@ -85,7 +85,9 @@ def result_name(experiment: Experiment, label: str, date: str) -> str:
 
 
 def check_file(path: Path) -> Path:
-    """`path` if it can be written; an OSError otherwise. Leaves no file behind that was not there."""
+    """`path` if it can be written, its folder made if need be; an OSError otherwise. Leaves no new file behind."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
     existed = path.exists()
     with path.open("ab"):
         pass

@@ -10,9 +10,10 @@ from simpy.events import Event
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.foresight import SHORTEST, Ledger, Stretch, path_of
+from pdvsim.sim.foresight import SHORTEST, Stretch, path_of
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.lane import Lane
+from pdvsim.sim.ledger import Ledger
 
 Maker = Callable[[list[Request], int], Work]
 

@@ -18,10 +18,10 @@ from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.foresight import Ledger
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
+from pdvsim.sim.ledger import Ledger
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
 from pdvsim.sim.planner import Planner

@@ -1,0 +1,903 @@
+"""Hand-worked schedules: tiny scenarios whose every launch and delivery is worked out on paper beside the expectation.
+
+The toy GPU (times in ms):
+
+- a draft forward over N tokens takes 1 + N/100, a target forward 10 + N/10 (`sharpness` 1 adds the two terms), so with
+  k = 2 drafts and n rows: draft 2 + 0.02n (2 + 0.03n where some row catches up: the first step then has two tokens a
+  row), verify 10 + 0.3n, plain decode 10 + 0.1n; a prompt of P tokens is read in 10 + P/10 by the target and 1 + P/100
+  by the draft;
+- the one host thread takes 0.1 (h) to launch, 0.2 (c) to complete, 0.5 (o) to hand over between lanes;
+- every work alone draws the whole bandwidth, so works side by side split it by weight: `stream_weight` to the power of
+  their priorities' difference (decode 2, verify 1, prefill 0), or evenly with priority none.
+
+An expected launch is (lane, kind, rows, start, end); a request's deliveries are [(time, tokens)]. Each scenario runs
+twice: with every round stepped singly, and with rounds foreseen; both must give the schedule worked out here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.core import KINDS, ModelSpec, Request
+from pdvsim.sim.models import MODELS
+from pdvsim.sim.records import LANES, Result
+from pdvsim.sim.run import simulate
+
+MS = 1e-3
+NEAR = 1e-6  # of a millisecond: 1e-9 s
+
+Launch = tuple[Any, ...]  # lane, kind, rows, start_ms, end_ms
+Deliveries = list[tuple[float, int]]
+Asked = tuple[float, int, int, dict[int, int]]  # arrival_ms, prompt, output, {output position: drafts accepted from it}
+Run = Callable[..., Result]
+
+
+def toy_model(name: str, intermediate: int) -> ModelSpec:
+    """A model without attention or vocabulary: 6 * intermediate bytes a forward, as many flops a token."""
+    return ModelSpec(name, "llama", 1, 1, intermediate, heads=0, kv_heads=0, head_dim=1, vocab=0)
+
+
+def write_profile(
+    path: Path,
+    draft_ms: tuple[float, float],
+    target_ms: tuple[float, float],
+    sharpness: float | None,
+    kv_ms: float,
+    bandwidth_bytes_per_s: float,
+    contention: dict[str, Any],
+) -> str:
+    def fit(weights_ms: float, token_ms: float, kv_ms: float = 0.0) -> dict[str, float]:
+        forward = {"fixed_s": 0.0, "weights_s": weights_ms * MS, "token_s": token_ms * MS}
+        forward |= {"head_weights_s": 0.0, "head_token_s": 0.0, "kv_s": kv_ms * MS, "pair_s": 0.0}
+        return forward if sharpness is None else forward | {"sharpness": sharpness}
+
+    profile = {
+        "schema_version": 1,
+        "name": "toy",
+        "foundation": "made up",
+        "gpu": {
+            "name": "toy",
+            "bandwidth_bytes_per_s": bandwidth_bytes_per_s,
+            "flops_per_s": 1e300,  # arithmetic is free: only bandwidth is shared
+            "memory_bytes": 1e12,
+            "source": "made up",
+            "measured": False,
+        },
+        "models": {"toy-draft": fit(*draft_ms), "toy-target": fit(*target_ms, kv_ms)},
+        "host": {"launch_s": 0.1 * MS, "completion_s": 0.2 * MS, "handoff_s": 0.5 * MS},
+        "contention": contention,
+    }
+    path.write_text(json.dumps(profile))
+    return str(path)
+
+
+@pytest.fixture(params=[False, True], ids=["stepped", "foreseen"])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs requests through an architecture on the toy GPU."""
+    monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**6))
+    monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**7))
+
+    def runs(
+        arch: Any,
+        asked: list[Asked],
+        *,
+        server: dict[str, Any] | None = None,
+        hardware: dict[str, Any] | None = None,
+        host: dict[str, float] | None = None,
+        max_concurrency: int | None = None,
+        draft_ms: tuple[float, float] = (1.0, 0.01),
+        target_ms: tuple[float, float] = (10.0, 0.1),
+        sharpness: float | None = 1.0,
+        kv_ms: float = 0.0,
+        bandwidth_bytes_per_s: float = 1.0,  # far below what any work asks: each alone draws all of it
+        **contention: Any,
+    ) -> Result:
+        profile = write_profile(
+            tmp_path / "toy.json", draft_ms, target_ms, sharpness, kv_ms, bandwidth_bytes_per_s, contention
+        )
+        requests = [
+            Request(i, at * MS, prompt, output, bytes(accepted.get(p, 0) for p in range(output)))
+            for i, (at, prompt, output, accepted) in enumerate(asked)
+        ]
+        settings = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2, "max_speculative_tokens": 2}
+        experiment = Experiment(
+            arch,
+            traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
+            server=Server(**settings | (server or {})),
+            hardware=Hardware(**{"profile": profile, "kv_capacity_tokens": 10_000} | (hardware or {})),
+            host=Host(**host or {}),
+        )
+        return simulate(experiment, foresee=request.param, requests=requests)
+
+    return runs
+
+
+def events(result: Result, *more: str) -> list[Launch]:
+    """What ran, by its end: lane, kind, rows, start and end in ms, and `more` columns."""
+    columns = result.launches
+    listed = [
+        (LANES[lane], KINDS[kind], int(rows), start / MS, end / MS, *(int(x) for x in rest))
+        for lane, kind, rows, start, end, *rest in zip(
+            *(columns[name] for name in ("lane", "kind", "rows", "start_s", "end_s", *more)), strict=True
+        )
+    ]
+    return sorted(listed, key=lambda launch: (round(launch[4], 6), launch[:3]))
+
+
+def delivered(result: Result) -> list[Deliveries]:
+    """Each request's deliveries as (ms, tokens)."""
+    columns = result.deliveries
+    lists: list[Deliveries] = [[] for _ in result.requests["id"]]
+    for request, tokens, time in zip(columns["request"], columns["tokens"], columns["time_s"], strict=True):
+        lists[request].append((time / MS, int(tokens)))
+    return lists
+
+
+def check(result: Result, launches: list[Launch], deliveries: list[Deliveries], *more: str) -> None:
+    """The schedule is the expected one; `launches` in order of their ends, with `more` columns behind."""
+    happened = events(result, *more)
+    assert [e[:3] + e[5:] for e in happened] == [e[:3] + e[5:] for e in launches]
+    for got, expected in zip(happened, launches, strict=True):
+        assert got[3:5] == pytest.approx(expected[3:5], abs=NEAR), (got, expected)
+    for id, (got, expected) in enumerate(zip(delivered(result), deliveries, strict=True)):
+        assert [tokens for _, tokens in got] == [tokens for _, tokens in expected], id
+        assert [at for at, _ in got] == pytest.approx([at for at, _ in expected], abs=NEAR), id
+    # and a request's books agree with its deliveries
+    columns = result.requests
+    assert columns["first_token_s"] / MS == pytest.approx([d[0][0] for d in deliveries], abs=NEAR)
+    assert columns["finish_s"] / MS == pytest.approx([d[-1][0] for d in deliveries], abs=NEAR)
+    assert columns["output_tokens"].tolist() == [sum(tokens for _, tokens in d) for d in deliveries]
+
+
+def times_ms(result: Result, column: str) -> Any:
+    return pytest.approx((result.requests[column] / MS).tolist(), abs=NEAR)
+
+
+# the eight policies -----------------------------------------------------------------------------------------------
+
+
+def test_autoregressive(run: Run) -> None:
+    """One stream, one token a step for everyone running; a waiting prompt rides along. Each cached token costs 0.01.
+
+    0       R0 arrives: launch 0.1; its 100 tokens take 10 + 10 + 100 * 0.01 = 21 -> 21.1; completion -> 21.3.
+    5       R1 arrives; the step under way is not disturbed.
+    21.3    R0 decodes and R1's 200 tokens ride along: 201 new tokens 10 + 20.1, R0 reads 101 cached, R1 200:
+            30.1 + 1.01 + 2 = 33.11; 21.4 -> 54.51; 54.71 both get a token.
+    54.71   both decode: 10.2 + (101 + 1 + 200 + 1) * 0.01 = 13.23; 54.81 -> 68.04; 68.24: R0 has its three tokens.
+    68.24   R1 alone: 10.1 + 202 * 0.01 = 12.12; 68.34 -> 80.46; 80.66.
+    """
+    result = run("autoregressive", [(0, 100, 3, {}), (5, 200, 3, {})], kv_ms=0.01)
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 21.1),
+            ("main", "decode", 1, 21.4, 54.51),
+            ("main", "decode", 2, 54.81, 68.04),
+            ("main", "decode", 1, 68.34, 80.46),
+        ],
+        [[(21.3, 1), (54.71, 1), (68.24, 1)], [(54.71, 1), (68.24, 1), (80.66, 1)]],
+    )
+
+
+def test_baseline(run: Run) -> None:
+    """Two workers at batch 1 on one stream; the third request, of one token, waits for a worker.
+
+    0       worker A, R0: draft reads 0.1 -> 2.1, target (launched at 0.2) 2.1 -> 22.1; first token 22.3.
+    4       worker B, R1 of 200 tokens, lines up: draft 3 ms 22.1 -> 25.1, target 30 ms -> 55.1; first token 55.3.
+    6       R2 finds no worker.
+    22.3    A: R0's round lines up behind R1's prompt: draft 2.02 -> 57.12, verify 10.3 -> 67.42; 67.62: both accepted.
+    55.3    B: R1's round: draft 67.42 -> 69.44, verify -> 79.74; 79.94: one accepted, so 2 tokens and R1 is done.
+    67.62   A: R0's drafter also reads the last draft: 2.03, 79.74 -> 81.77, verify -> 92.07; 92.27: none accepted.
+    79.94   B takes R2: draft 92.07 -> 94.07, target -> 114.07; its only token at 114.27.
+    92.27   A: draft 114.07 -> 116.09, verify -> 126.39; 126.59: one token is left of the two gained.
+    """
+    result = run(
+        "baseline",
+        [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (4, 200, 3, {1: 1}), (6, 100, 1, {})],
+        server={"num_workers": 2},
+    )
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 2.1),
+            ("main", "prefill", 0, 2.1, 22.1),
+            ("main", "prefill", 0, 22.1, 25.1),
+            ("main", "prefill", 0, 25.1, 55.1),
+            ("main", "draft", 1, 55.1, 57.12),
+            ("main", "verify", 1, 57.12, 67.42),
+            ("main", "draft", 1, 67.42, 69.44),
+            ("main", "verify", 1, 69.44, 79.74),
+            ("main", "draft", 1, 79.74, 81.77),
+            ("main", "verify", 1, 81.77, 92.07),
+            ("main", "prefill", 0, 92.07, 94.07),
+            ("main", "prefill", 0, 94.07, 114.07),
+            ("main", "draft", 1, 114.07, 116.09),
+            ("main", "verify", 1, 116.09, 126.39),
+        ],
+        [[(22.3, 1), (67.62, 3), (92.27, 1), (126.59, 1)], [(55.3, 1), (79.94, 2)], [(114.27, 1)]],
+    )
+    assert times_ms(result, "admitted_s") == [0, 4, 79.94]
+    assert result.requests["rounds"].tolist() == [3, 1, 0]
+    assert result.requests["drafted"].tolist() == [6, 2, 0]
+    assert result.requests["accepted"].tolist() == [3, 1, 0]
+
+
+def test_colocated(run: Run) -> None:
+    """One stream; each step drafts and verifies whoever runs, and both forwards carry the waiting prompt.
+
+    0       R0: draft reads 0.1 -> 2.1, target -> 22.1; first token 22.3.
+    22.3    R0 drafts, R1's 200 tokens ride along: (1 + 2.01) + 1.01 = 4.02, 22.4 -> 26.42; the verify has 3 + 200
+            tokens: 30.3 -> 56.72; 56.92: R0 gains 3, R1 its first.
+    56.92   both, and R0's drafter catches up, which pads R1 too: (1 + 0.04) + 1.02 = 2.06, 57.02 -> 59.08; verify
+            of 6 tokens 10.6 -> 69.68; 69.88: R0 gains 1, R1 2.
+    69.88   both, nobody catches up: 2.04, 69.98 -> 72.02; verify -> 82.62; 82.82: one token was left of each.
+    """
+    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})])
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 2.1),
+            ("main", "prefill", 0, 2.1, 22.1),
+            ("main", "draft", 1, 22.4, 26.42),
+            ("main", "verify", 1, 26.42, 56.72),
+            ("main", "draft", 2, 57.02, 59.08),
+            ("main", "verify", 2, 59.08, 69.68),
+            ("main", "draft", 2, 69.98, 72.02),
+            ("main", "verify", 2, 72.02, 82.62),
+        ],
+        [[(22.3, 1), (56.92, 3), (69.88, 1), (82.82, 1)], [(56.92, 1), (69.88, 2), (82.82, 1)]],
+    )
+
+
+def test_pd(run: Run) -> None:
+    """Prefill beside an atomic decode lane. Weight 2 and two levels apart: decode runs at 0.8, prefill at 0.2.
+
+    0       R0: target 0.1 -> 20.1 (first token 20.3), draft 20.1 -> 22.1, completed 22.3, handed over 22.8.
+    22.8    draft 22.9 -> 24.92, verify from 24.92 (launched at 23.0, behind the draft).
+    25      R1 of 10 tokens (target 11, draft 1.1) is launched, from 25.1 beside the verify, which has 10.12 left:
+            / 0.8 = 12.65 -> 37.75. R1 has 11 - 2.53 = 8.47 left.
+    37.95   R0 gained 3. Until its draft is launched R1 is alone: 0.3, 8.17 left at 38.05.
+            Catch-up draft 2.03 / 0.8 = 2.5375 -> 40.5875; verify 10.3 / 0.8 = 12.875 -> 53.4625; R1 does a quarter
+            of that, (2.03 + 10.3) / 4 = 3.0825: 5.0875 left.
+    53.6625 R0 gained 1. R1 alone 0.3: 4.7875. Draft 2.02 / 0.8 = 2.525: 53.7625 -> 56.2875; verify -> 69.1625;
+            R1 12.32 / 4 = 3.08: 1.7075 left.
+    69.3625 R0 gained 2. R1 alone 0.3: 1.4075. Draft 69.4625 -> 71.9875; R1 0.9025 left, / 0.2 = 4.5125 -> 76.5;
+            first token 76.7. Its draft prompt 1.1 / 0.2 = 5.5: 76.5 -> 82.0, completed 82.2, handed over by 82.7.
+            R0's verify did (82 - 71.9875) * 0.8 = 8.01 by 82.0; the last 2.29 alone -> 84.29.
+    84.49   R0 gained 3 and R1 joins: draft of two rows with catch-up 2.06: 84.59 -> 86.65; verify 10.6 -> 97.25.
+    97.45   R0 gains its last, R1 its last two.
+    """
+    result = run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=2)
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 22.1),
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("decode", "verify", 1, 24.92, 37.75),
+            ("decode", "draft", 1, 38.05, 40.5875),
+            ("decode", "verify", 1, 40.5875, 53.4625),
+            ("decode", "draft", 1, 53.7625, 56.2875),
+            ("decode", "verify", 1, 56.2875, 69.1625),
+            ("decode", "draft", 1, 69.4625, 71.9875),
+            ("prefill", "prefill", 0, 25.1, 76.5),
+            ("prefill", "prefill", 0, 76.5, 82.0),
+            ("decode", "verify", 1, 71.9875, 84.29),
+            ("decode", "draft", 2, 84.59, 86.65),
+            ("decode", "verify", 2, 86.65, 97.25),
+        ],
+        [
+            [(20.3, 1), (37.95, 3), (53.6625, 1), (69.3625, 2), (84.49, 3), (97.45, 1)],
+            [(76.7, 1), (97.45, 2)],
+        ],
+    )
+
+
+PDV_ASKED: list[Asked] = [(0, 100, 9, {1: 2, 4: 0, 5: 1, 7: 2}), (24, 5, 3, {1: 1})]
+# As `test_pdv` works it out: the same for every rule of gathering, since until 73.7275 there is nothing to gather.
+PDV_START: list[Launch] = [
+    ("prefill", "prefill", 0, 0.1, 20.1),
+    ("prefill", "prefill", 0, 20.1, 22.1),
+    ("decode", "draft", 1, 22.9, 24.97125),
+    ("verify", "verify", 1, 25.77125, 38.64625),
+    ("decode", "draft", 1, 39.44625, 41.603125),
+    ("verify", "verify", 1, 42.403125, 55.278125),
+    ("decode", "draft", 1, 56.078125, 58.224375),
+    ("prefill", "prefill", 0, 24.1, 64.2525),
+    ("prefill", "prefill", 0, 64.2525, 69.5025),
+    ("decode", "draft", 1, 70.3025, 72.8275),
+    ("verify", "verify", 1, 59.024375, 73.44),
+]
+
+
+def test_pdv(run: Run) -> None:
+    """Three lanes; verify takes what is there (`never` gathers).
+
+    Weight 4: draft beside verify, and verify beside prefill, at 0.8 and 0.2; draft beside prefill 16/17 and 1/17, so
+    that a draft takes 1.0625 times as long and the prefill does a sixteenth of what the draft does.
+
+    0         R0 as in PD: first token 20.3, handed to decode 22.8; draft from 22.9.
+    24        R1 of 5 tokens (target 10.5, draft 1.05), from 24.1. R0's draft has 0.82 left: * 1.0625 -> 24.97125;
+              R1 10.5 - 0.82/16 = 10.44875 left. Draft completed 25.17125, handed over 25.67125, verify launched
+              25.77125; R1 alone 0.8: 9.64875.
+    25.77125  verify 10.3 / 0.8 = 12.875 -> 38.64625; R1 - 2.575 = 7.07375. Verdict 38.84625: 3 tokens; handed over
+              39.34625, launched 39.44625; R1 - 0.8 = 6.27375.
+    39.44625  catch-up draft 2.03 * 1.0625 = 2.156875 -> 41.603125; R1 - 0.126875 = 6.146875. c + o + h: R1 - 0.8.
+    42.403125 verify -> 55.278125; R1 5.346875 - 2.575 = 2.771875. Verdict 55.478125: 1 token. c + o + h: R1 - 0.8.
+    56.078125 draft 2.02 * 1.0625 = 2.14625 -> 58.224375; R1 1.971875 - 0.12625 = 1.845625; c + o + h: R1 - 0.8.
+    59.024375 verify; R1's 1.045625 / 0.2 = 5.228125 -> 64.2525, first token 64.4525; the verify has 6.1175 left.
+    64.2525   R1's draft prompt 1.05 / 0.2 = 5.25 -> 69.5025; the verify 6.1175 - 4.2 = 1.9175. Completed 69.7025,
+              handed over 70.2025, R1's draft launched 70.3025; the verify alone until then: 1.1175 left.
+    70.3025   draft 2.02 / 0.8 = 2.525 -> 72.8275; the verify 1.1175 - 0.505 = 0.6125 -> 73.44 alone.
+    73.0275   R1's draft completed; the hand-over keeps the host until 73.5275; so R0's verdict comes not at 73.64 but
+              at 73.7275: 2 tokens. R0's hand-over takes the host until 74.2275, then R1's verify is launched 74.3275,
+              then R0's draft (asked at 74.2275) 74.4275.
+    74.4275   draft 2.02 / 0.8 -> 76.9525; R1's verify 10.3 - 0.1 - 0.505 = 9.695 left -> 86.6475. 86.8475: R1 done.
+    86.8475   R0, drafted at 77.1525, is verified: 86.9475 -> 97.2475; 97.4475.
+    """
+    result = run("pdv", PDV_ASKED, server={"verify_gather": "never"}, stream_weight=4)
+    check(
+        result,
+        [
+            *PDV_START,
+            ("decode", "draft", 1, 74.4275, 76.9525),
+            ("verify", "verify", 1, 74.3275, 86.6475),
+            ("verify", "verify", 1, 86.9475, 97.2475),
+        ],
+        [
+            [(20.3, 1), (38.84625, 3), (55.478125, 1), (73.7275, 2), (97.4475, 2)],
+            [(64.4525, 1), (86.8475, 2)],
+        ],
+    )
+    # between draft and verify: three hand-overs of R0, then from 77.1525 to 86.8475; R1 from 73.0275 to 73.7275
+    assert times_ms(result, "wait_s") == [3 * 0.5 + 9.695, 0.7]
+
+
+def test_pdv_always_gathers(run: Run) -> None:
+    """As `test_pdv` until R0's verdict at 73.7275; then R1's draft waits for R0's, and both are verified at once.
+
+    R0 is handed over 74.2275, drafted 74.3275 -> 76.3475 alone, completed 76.5475, handed over 77.0475.
+    Verify of two rows 10.6: 77.1475 -> 87.7475; 87.9475.
+    """
+    result = run("pdv", PDV_ASKED, server={"verify_gather": "always"}, stream_weight=4)
+    check(
+        result,
+        [*PDV_START, ("decode", "draft", 1, 74.3275, 76.3475), ("verify", "verify", 2, 77.1475, 87.7475)],
+        [
+            [(20.3, 1), (38.84625, 3), (55.478125, 1), (73.7275, 2), (87.9475, 2)],
+            [(64.4525, 1), (87.9475, 2)],
+        ],
+    )
+
+
+def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
+    """The two rows at 73.7275: as one batch 2.04 + 10.6 + 0.3 = 12.94 for two rows; as two in turn, every 12.92 one.
+
+    The latter: draft 2.02 / 0.8 = 2.525, then the verify's other 10.3 - 0.505 alone, and 0.6 of host time: 12.92.
+    So it gathers; with the default too the schedule is that of `always`.
+    """
+    auto, always = (
+        run("pdv", PDV_ASKED, server={"verify_gather": rule}, stream_weight=4) for rule in ("auto", "always")
+    )
+    assert events(auto) == events(always)
+    assert delivered(auto) == delivered(always)
+
+
+def test_pdv_unified(run: Run) -> None:
+    """One worker, three streams: each turn starts at most one prompt, then drafts, then verifies; weights as in PDV.
+
+    0         R0: target 0.1 -> 20.1, draft -> 22.1; the worker waits for both: 22.3, first token and end of the turn.
+    22.3      draft 22.4 -> 24.42, completed 24.62; verify 24.72 -> 35.02; 35.22: 3 tokens.
+    30        R1 and R2, of 5 tokens each, have to wait for the end of the turn.
+    35.22     R1's prompt starts (target ready 35.32), R0's draft is launched third: 35.52. R1 10.5 - 0.2 = 10.3.
+              Catch-up draft 2.03 * 1.0625 = 2.156875 -> 37.676875; R1 10.173125; c + h = 0.3 alone: 9.873125.
+    37.976875 verify 10.3 / 0.8 -> 50.851875; R1 - 2.575 = 7.298125. 51.051875: R0 gains its last token.
+    50.851875 R1 alone -> 58.15; draft 1.05 -> 59.2; 59.4: first token.
+    59.4      R2's prompt starts (59.5); R1's draft 59.7, R2 10.3: 2.02 * 1.0625 = 2.14625 -> 61.84625, R2 10.17375.
+    62.14625  verify -> 75.02125; R2 10.17375 - 0.3 - 2.575 = 7.29875; 75.22125: R1 done.
+    75.02125  R2 alone -> 82.32, draft -> 83.37; 83.57: its only token.
+    """
+    result = run("pdv-unified", [(0, 100, 5, {1: 2, 4: 0}), (30, 5, 3, {1: 1}), (30, 5, 1, {})], stream_weight=4)
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 22.1),
+            ("decode", "draft", 1, 22.4, 24.42),
+            ("verify", "verify", 1, 24.72, 35.02),
+            ("decode", "draft", 1, 35.52, 37.676875),
+            ("verify", "verify", 1, 37.976875, 50.851875),
+            ("prefill", "prefill", 0, 35.32, 58.15),
+            ("prefill", "prefill", 0, 58.15, 59.2),
+            ("decode", "draft", 1, 59.7, 61.84625),
+            ("verify", "verify", 1, 62.14625, 75.02125),
+            ("prefill", "prefill", 0, 59.5, 82.32),
+            ("prefill", "prefill", 0, 82.32, 83.37),
+        ],
+        [[(22.3, 1), (35.22, 3), (51.051875, 1)], [(59.4, 1), (75.22125, 2)], [(83.57, 1)]],
+    )
+    assert times_ms(result, "admitted_s") == [0, 35.22, 59.4]
+
+
+def test_pdv_hybrid(run: Run) -> None:
+    """Threshold 1: R0 alone is drafted and verified on the decode lane, with R1 admitted it goes through the lanes.
+
+    22.8      R0, atomic: draft 22.9 -> 24.92, verify -> 35.22; 35.42: 3 tokens.
+    35.42     atomic: catch-up draft 35.52 -> 37.55, verify from 37.55.
+    40        R1 of 5 tokens, from 40.1. A verify on the decode lane has decode's priority: it has 7.75 left,
+              * 1.0625 -> 48.334375; R1 10.5 - 7.75/16 = 10.015625. 48.534375: 1 token.
+    48.534375 two in flight: three lanes. R1 - 0.3; draft 48.634375, 2.02 * 1.0625 -> 50.780625, R1 - 0.12625 =
+              9.589375; completed, handed over, launched: R1 - 0.8 = 8.789375.
+    51.580625 verify 10.3 / 0.8 -> 64.455625; R1 - 2.575 = 6.214375 -> 70.67 alone. 64.655625: R0's last token.
+    70.67     R1: first token 70.87, draft prompt -> 71.72, completed 71.92, handed over 72.42.
+    72.42     one in flight: atomic. Draft 72.52 -> 74.54, verify -> 84.84; 85.04.
+    """
+    result = run(
+        "pdv-hybrid",
+        [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (40, 5, 3, {1: 1})],
+        server={"hybrid_threshold": 1},
+        stream_weight=4,
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 22.1),
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("decode", "verify", 1, 24.92, 35.22),
+            ("decode", "draft", 1, 35.52, 37.55),
+            ("decode", "verify", 1, 37.55, 48.334375),
+            ("decode", "draft", 1, 48.634375, 50.780625),
+            ("verify", "verify", 1, 51.580625, 64.455625),
+            ("prefill", "prefill", 0, 40.1, 70.67),
+            ("prefill", "prefill", 0, 70.67, 71.72),
+            ("decode", "draft", 1, 72.52, 74.54),
+            ("decode", "verify", 1, 74.54, 84.84),
+        ],
+        [[(20.3, 1), (35.42, 3), (48.534375, 1), (64.655625, 1)], [(70.87, 1), (85.04, 2)]],
+    )
+
+
+def test_adaptive(run: Run) -> None:
+    """A dear drafter (5 + N/100 a forward): one rejection tips the choice from an atomic round to plain decoding.
+
+    For one row, plain gives 1 token in 10.1 + 0.3 = 10.4 ms: 0.0962 a ms. A round takes 10.02 + 10.3 + 0.3 = 20.62.
+    Prior acceptance 0.6: 1 + 0.6 + 0.36 = 1.96 tokens, 0.0951; atomic is in use, so it counts 5% more, 0.0998: atomic.
+    One rejection: 5.997 / 10.995 = 0.545, 1.843 tokens, 0.0894 * 1.05 = 0.0938: plain, and so it stays.
+
+    0         R0: target 0.1 -> 20.1, first token 20.3; draft 6 -> 26.1, completed 26.3, handed over 26.8.
+    26.8      atomic: draft 26.9 -> 36.92, verify -> 47.22; 47.42: none accepted, 1 token.
+    47.42     plain, 10.1 ms: from 47.52. R1 of 5 tokens from 50.1 (50 + h): the decode has 7.52 left, * 1.0625 ->
+              58.09; R1 10.5 - 0.47 = 10.03. 58.29 a token. R1 - 0.3.
+    58.39     10.1 * 1.0625 = 10.73125 -> 69.12125, R1 9.73 - 0.63125 = 9.09875; 69.32125 a token. R1 - 0.3.
+    69.42125  -> 80.1525; R1 8.79875 - 0.63125 = 8.1675 -> 88.32 alone; 80.3525: R0's fifth token.
+    88.32     R1: first token 88.52; draft prompt 5.05 -> 93.37, completed 93.57, handed over 94.07.
+    94.07     plain: 94.17 -> 104.27; 104.47.
+    """
+    result = run("adaptive", [(0, 100, 5, {}), (50, 5, 2, {1: 2})], draft_ms=(5.0, 0.01), stream_weight=4)
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 26.1),
+            ("decode", "draft", 1, 26.9, 36.92),
+            ("decode", "verify", 1, 36.92, 47.22),
+            ("decode", "decode", 1, 47.52, 58.09),
+            ("decode", "decode", 1, 58.39, 69.12125),
+            ("decode", "decode", 1, 69.42125, 80.1525),
+            ("prefill", "prefill", 0, 50.1, 88.32),
+            ("prefill", "prefill", 0, 88.32, 93.37),
+            ("decode", "decode", 1, 94.17, 104.27),
+        ],
+        [[(20.3, 1), (47.42, 1), (58.29, 1), (69.32125, 1), (80.3525, 1)], [(88.52, 1), (104.47, 1)]],
+    )
+
+
+# admission --------------------------------------------------------------------------------------------------------
+
+
+def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
+    """Each needs 100 + 3 tokens and 2 for drafts beyond the last: 105 of 200. R1 is admitted when R0 is done.
+
+    R0: prompt to 20.1 and 22.1, decode from 22.8: 22.9 -> 24.92 -> 35.22; done 35.42. R1 the same, 35.42 later.
+    """
+    result = run("pd", [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], hardware={"kv_capacity_tokens": 200})
+    alone: list[Launch] = [
+        ("prefill", "prefill", 0, 0.1, 20.1),
+        ("prefill", "prefill", 0, 20.1, 22.1),
+        ("decode", "draft", 1, 22.9, 24.92),
+        ("decode", "verify", 1, 24.92, 35.22),
+    ]
+    later: list[Launch] = [(*launch[:3], launch[3] + 35.42, launch[4] + 35.42) for launch in alone]
+    check(result, alone + later, [[(20.3, 1), (35.42, 2)], [(55.72, 1), (70.84, 2)]])
+    assert times_ms(result, "admitted_s") == [0, 35.42]
+    assert result.meta["kv_peak_tokens"] == 105
+
+
+def test_bounded_decode_queue_of_pdv(run: Run) -> None:
+    """With one request waiting to be drafted, prefill admits nobody. A slow drafter (30 + N/100), priority none.
+
+    Works side by side get an equal share. A prompt of 100: target 20, draft 31; a draft of one row 60.02.
+
+    0        R0 alone is admitted (100 tokens are a full forward): target 0.1 -> 20.1, first token 20.3, draft -> 51.1.
+    51.3     R0 is queued for decode, so R1 is refused; decode takes R0 at 51.8 and opens the door.
+    51.8     R0's draft launched 51.9, R1's target 52.0, R1's draft 52.1.
+    52.0     R0's draft has 59.92 left. R1's target 20 at 1/2 -> 92.0, first token 92.2; its draft 31 at 1/2 -> 154.0.
+             R0's draft has 59.92 - 20 - 31 = 8.92 left: alone -> 162.92.
+    154.2    R1 is queued for decode, so R2 is refused.
+    163.12   R0's draft completed, hand-over until 163.62. Decode takes R1 at 163.12 and opens the door. The host then
+             launches R1's draft 163.72, R2's target 163.82, R2's draft 163.92, R0's verify 164.02.
+    164.02   R1's draft has 60.02 - 0.1 - 0.1 = 59.82 left, R2's target 19.9. Three at 1/3: the verify 10.3 -> 194.92,
+             verdict 195.12, R0 done. R1's draft 49.52, R2's target 9.6 left.
+    194.92   at 1/2: R2's target -> 214.12; its only token 214.32. Its draft prompt, already launched, 31 -> 276.12.
+             R1's draft 49.52 - 9.6 - 31 = 8.92 -> 285.04.
+    285.24   R1 handed over 285.74, verify 285.84 -> 296.14; 296.34.
+    """
+    result = run(
+        "pdv",
+        [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})],
+        server={
+            "max_decode_queue": 1, "max_num_batched_tokens": 100, "verify_gather": "never", "priority": "none"
+        },
+        draft_ms=(30.0, 0.01),
+    )  # fmt: skip
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 51.1),
+            ("prefill", "prefill", 0, 52.0, 92.0),
+            ("prefill", "prefill", 0, 92.0, 154.0),
+            ("decode", "draft", 1, 51.9, 162.92),
+            ("verify", "verify", 1, 164.02, 194.92),
+            ("prefill", "prefill", 0, 163.82, 214.12),
+            ("prefill", "prefill", 0, 214.12, 276.12),
+            ("decode", "draft", 1, 163.72, 285.04),
+            ("verify", "verify", 1, 285.84, 296.14),
+        ],
+        [[(20.3, 1), (195.12, 1)], [(92.2, 1), (296.34, 1)], [(214.32, 1)]],
+    )
+    assert times_ms(result, "admitted_s") == [0, 51.8, 163.12]
+
+
+def test_chunked_prefill_in_colocated(run: Run) -> None:
+    """103 tokens a step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
+
+    22.3   R0 and 100: draft (1 + 1.01) + 1.01 = 3.02, 22.4 -> 25.42; verify 103 tokens 20.3 -> 45.72; 45.92.
+    45.92  the same: 46.02 -> 49.04 -> 69.34; 69.54.
+    69.54  R0 and 50: (1 + 0.51) + 1.01 = 2.52, 69.64 -> 72.16; verify 53 tokens 15.3 -> 87.46; 87.66: R0's last
+           token, R1's first.
+    87.66  R1 alone: 87.76 -> 89.78 -> 100.08; 100.28.
+    """
+    result = run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], server={"max_num_batched_tokens": 103})
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 2.1),
+            ("main", "prefill", 0, 2.1, 22.1),
+            ("main", "draft", 1, 22.4, 25.42),
+            ("main", "verify", 1, 25.42, 45.72),
+            ("main", "draft", 1, 46.02, 49.04),
+            ("main", "verify", 1, 49.04, 69.34),
+            ("main", "draft", 1, 69.64, 72.16),
+            ("main", "verify", 1, 72.16, 87.46),
+            ("main", "draft", 1, 87.76, 89.78),
+            ("main", "verify", 1, 89.78, 100.08),
+        ],
+        [[(22.3, 1), (45.92, 1), (69.54, 1), (87.66, 1)], [(87.66, 1), (100.28, 1)]],
+    )
+
+
+def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
+    """250 tokens, 100 a forward: 20 + 2, 20 + 2, 15 + 1.5; a chunk is launched when the draft has read the one before.
+
+    The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
+    """
+    result = run("pd", [(0, 250, 2, {})], server={"max_num_batched_tokens": 100})
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 22.1),
+            ("prefill", "prefill", 0, 22.4, 42.4),
+            ("prefill", "prefill", 0, 42.4, 44.4),
+            ("prefill", "prefill", 0, 44.7, 59.7),
+            ("prefill", "prefill", 0, 59.7, 61.2),
+            ("decode", "draft", 1, 62.0, 64.02),
+            ("decode", "verify", 1, 64.02, 74.32),
+        ],
+        [[(59.9, 1), (74.52, 1)]],
+    )
+
+
+def test_closed_loop(run: Run) -> None:
+    """One outstanding: R1, due at 0, is sent when R0's last token is delivered, and its latency counts from there.
+
+    R0: 0.1 -> 20.1, token 20.3; 20.4 -> 30.5, token 30.7. R1: 30.8 -> 50.8, its only token 51.0.
+    """
+    result = run("autoregressive", [(0, 100, 2, {}), (0, 100, 1, {})], max_concurrency=1)
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 20.1),
+            ("main", "decode", 1, 20.4, 30.5),
+            ("main", "prefill", 0, 30.8, 50.8),
+        ],
+        [[(20.3, 1), (30.7, 1)], [(51.0, 1)]],
+    )
+    assert times_ms(result, "arrival_s") == [0, 30.7]
+
+
+def test_replicas_take_turns(run: Run) -> None:
+    """R0 and R2 go to replica 0, R1 to replica 1, each with its own GPU and host.
+
+    Replica 0: R0 0.1 -> 20.1, token 20.3; its decode carries R2's 100 tokens, 20.1 ms: 20.4 -> 40.5; 40.7.
+    Replica 1: R1 is as fast as alone, from 1.0: 1.1 -> 21.1, 21.3.
+    """
+    result = run("autoregressive", [(0, 100, 2, {}), (1, 100, 1, {}), (5, 100, 1, {})], hardware={"replicas": 2})
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 20.1, 0),
+            ("main", "prefill", 0, 1.1, 21.1, 1),
+            ("main", "decode", 1, 20.4, 40.5, 0),
+        ],
+        [[(20.3, 1), (40.7, 1)], [(21.3, 1)], [(40.7, 1)]],
+        "replica",
+    )
+    assert result.requests["replica"].tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("arch", ["colocated", "baseline", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"])
+def test_one_token_is_the_prefills(run: Run, arch: str) -> None:
+    """An output of one token needs no round: the target's forward over the prompt gives it."""
+    result = run(arch, [(0, 100, 1, {})])
+    assert {kind for _, kind, *_ in events(result)} == {"prefill"}
+    # on one stream the drafter reads first, in lanes the target does; the one worker of pdv-unified waits for both
+    when = {"colocated": 22.3, "baseline": 22.3, "pdv-unified": 22.3}.get(arch, 20.3)
+    assert delivered(result) == [[(pytest.approx(when, abs=NEAR), 1)]]
+    assert result.requests["rounds"].tolist() == [0]
+
+
+# how streams share the GPU ----------------------------------------------------------------------------------------
+
+# R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts. Until 24.1: draft from 22.9, verify launched.
+OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
+BEFORE: list[Launch] = [("prefill", "prefill", 0, 0.1, 20.1), ("prefill", "prefill", 0, 20.1, 22.1)]
+
+
+def test_preemptive_priority(run: Run) -> None:
+    """Decode runs as if alone; R1's prompt moves only while the decode stream is empty.
+
+    22.9   R0: draft -> 24.92, verify -> 35.22; 35.42: 2 tokens; R1 was launched at 24.1 and has moved nothing.
+    35.22  R1 runs for 0.3: 10.2 left. R0's second round 35.52 -> 37.54 -> 47.84; 48.04: its last token.
+    47.84  R1 10.2 -> 58.04, first token 58.24; draft prompt -> 59.09; completed 59.29, handed over 59.79.
+    59.89  R1: draft -> 61.91, verify -> 72.21; 72.41.
+    """
+    result = run("pd", OVERLAP, server={"priority": "preemptive"})
+    check(
+        result,
+        [
+            *BEFORE,
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("decode", "verify", 1, 24.92, 35.22),
+            ("decode", "draft", 1, 35.52, 37.54),
+            ("decode", "verify", 1, 37.54, 47.84),
+            ("prefill", "prefill", 0, 24.1, 58.04),
+            ("prefill", "prefill", 0, 58.04, 59.09),
+            ("decode", "draft", 1, 59.89, 61.91),
+            ("decode", "verify", 1, 61.91, 72.21),
+        ],
+        [[(20.3, 1), (35.42, 2), (48.04, 1)], [(58.24, 1), (72.41, 2)]],
+    )
+
+
+def test_serial_ablation(run: Run) -> None:
+    """No overlap, first come first served: each work runs to its end before another begins to move.
+
+    24.1   R1's prompt waits for the draft (-> 24.92), then goes before the verify, which came to the head of its
+           stream later: 10.5 -> 35.42, first token 35.62. The verify, from 24.92 at the head, -> 45.72; 45.92: 2 tokens.
+    45.72  R1's draft prompt (at the head since 35.42) -> 46.77; completed 46.97. R0's draft, launched at 46.02,
+           -> 48.79, its verify -> 59.09; 59.29: R0's last token. R1 was handed over at 47.47 and joins.
+    59.29  R1: draft 59.39 -> 61.41, verify -> 71.71; 71.91.
+    """
+    result = run("pd", OVERLAP, server={"priority": "none"}, hardware={"contention": "serial"})
+    check(
+        result,
+        [
+            *BEFORE,
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("prefill", "prefill", 0, 24.1, 35.42),
+            ("decode", "verify", 1, 24.92, 45.72),
+            ("prefill", "prefill", 0, 35.42, 46.77),
+            ("decode", "draft", 1, 46.02, 48.79),
+            ("decode", "verify", 1, 48.79, 59.09),
+            ("decode", "draft", 1, 59.39, 61.41),
+            ("decode", "verify", 1, 61.41, 71.71),
+        ],
+        [[(20.3, 1), (45.92, 2), (59.29, 1)], [(35.62, 1), (71.91, 2)]],
+    )
+
+
+def test_max_ablation(run: Run) -> None:
+    """Overlap is free: both streams run as if alone.
+
+    R1's target 24.1 -> 34.6, first token 34.8; draft -> 35.65. Meanwhile R0's verify ends at 35.22, verdict 35.42,
+    round launched 35.52 and 35.62. R1's completion, asked at 35.65, -> 35.85, handed over 36.35; it joins at the end
+    of R0's second round, 35.52 -> 37.54 -> 47.84; 48.04, which is R0's last. R1: 48.14 -> 50.16 -> 60.46; 60.66.
+    """
+    result = run("pd", OVERLAP, hardware={"contention": "max"})
+    check(
+        result,
+        [
+            *BEFORE,
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("prefill", "prefill", 0, 24.1, 34.6),
+            ("decode", "verify", 1, 24.92, 35.22),
+            ("prefill", "prefill", 0, 34.6, 35.65),
+            ("decode", "draft", 1, 35.52, 37.54),
+            ("decode", "verify", 1, 37.54, 47.84),
+            ("decode", "draft", 1, 48.14, 50.16),
+            ("decode", "verify", 1, 50.16, 60.46),
+        ],
+        [[(20.3, 1), (35.42, 2), (48.04, 1)], [(34.8, 1), (60.66, 2)]],
+    )
+
+
+def test_partition(run: Run) -> None:
+    """Shares 0.4, 0.4, 0.2 of the SMs draw at most twice that of the bandwidth: decode 0.8, prefill 0.4, even alone.
+
+    Prompt: 20 / 0.4 = 50 -> 50.1, first token 50.3; 2 / 0.4 = 5 -> 55.1, completed 55.3, handed over 55.8.
+    Draft 2.02 / 0.8 = 2.525: 55.9 -> 58.425; verify 12.875 -> 71.3; 71.5.
+    """
+    result = run("pd", [(0, 100, 2, {})], server={"priority": "partition"})
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 50.1),
+            ("prefill", "prefill", 0, 50.1, 55.1),
+            ("decode", "draft", 1, 55.9, 58.425),
+            ("decode", "verify", 1, 58.425, 71.3),
+        ],
+        [[(50.3, 1), (71.5, 1)]],
+    )
+
+
+def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
+    """Works that draw 3/4 of the bandwidth each; decode weighs four times prefill; prefill+verify leave 3/4 of the GPU.
+
+    Here a forward takes the larger of its two terms: a draft step 1 ms, a verify 10, a prompt of 100 tokens 10 and 1;
+    each moves 6e6 bytes a ms (0.75 of 8e9 bytes/s).
+    Draft beside prefill: rates rise 4:1 until the draft is at 1 (4 * 0.25 * 0.75 + 0.25 * 0.75 < 1); prefill goes on
+    to the bandwidth left: 0.25 / 0.75 = 1/3. Verify beside prefill: 4x * 0.75 + x * 0.75 = 0.75 at x = 0.2: 0.8 and 0.2.
+
+    0      R0: 0.1 -> 10.1, first token 10.3, draft -> 11.1; completed 11.3, handed over 11.8; draft 11.9 -> 13.9.
+    12.3   R1's target from 12.4 beside the draft's last 1.5: does 0.5, 9.5 left.
+    13.9   verify 10 / 0.8 = 12.5 -> 26.4; 26.6: R0 done. R1 9.5 - 2.5 = 7 -> 33.4 alone, first token 33.6.
+    33.4   R1's draft prompt -> 34.4, completed 34.6, handed over 35.1; 35.2 -> 37.2 -> 47.2; 47.4.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 3, {1: 1}), (12.3, 100, 3, {1: 1})],
+        sharpness=None,
+        bandwidth_bytes_per_s=8e9,
+        stream_weight=2,
+        efficiency={"prefill+verify": 0.75},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 10.1),
+            ("prefill", "prefill", 0, 10.1, 11.1),
+            ("decode", "draft", 1, 11.9, 13.9),
+            ("decode", "verify", 1, 13.9, 26.4),
+            ("prefill", "prefill", 0, 12.4, 33.4),
+            ("prefill", "prefill", 0, 33.4, 34.4),
+            ("decode", "draft", 1, 35.2, 37.2),
+            ("decode", "verify", 1, 37.2, 47.2),
+        ],
+        [[(10.3, 1), (26.6, 2)], [(33.6, 1), (47.4, 2)]],
+    )
+
+
+def test_target_on_a_second_gpu(run: Run) -> None:
+    """GPU 1 holds the target; a launch there takes 1 ms more to arrive. Even shares among works on one GPU.
+
+    0      R0: target ready 0.1 + 1: 1.1 -> 21.1 on GPU 1; draft 0.2 -> 2.2 on GPU 0. First token and hand-over 21.3.
+    21.8   draft 21.9 -> 23.92 on GPU 0; completed 24.12, handed over 24.62; verify ready 24.72 + 1: 25.72 on GPU 1.
+    26     R1 of 5 tokens: target ready 27.1, draft 26.2 -> 27.25 on GPU 0. From 27.1 the verify has 8.92 left: at 1/2
+           -> 44.94; R1's target 10.5 - 8.92 = 1.58 -> 46.52 alone.
+    45.14  R0 gained 3; handed over 45.64, catch-up draft 45.74 -> 47.77 on GPU 0, undisturbed.
+    46.72  R1's first token; its draft was read long ago: handed over 47.22, decode is busy.
+    47.97  R0's draft completed, hand-over until 48.47; decode takes R1, its draft is launched 48.57 -> 50.59; verify
+           of R0 is launched next, 48.67 + 1: 49.67 -> 59.97; 60.17: R0's last token.
+    60.17  R1, drafted at 50.79, is verified: 60.27 + 1: 61.27 -> 71.57; 71.77.
+    """
+    result = run(
+        "pdv",
+        [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})],
+        server={"verify_gather": "never", "priority": "none"},
+        hardware={"verify_gpu": 1, "transfer_s": 1 * MS},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 0),
+            ("prefill", "prefill", 0, 1.1, 21.1, 1),
+            ("decode", "draft", 1, 21.9, 23.92, 0),
+            ("prefill", "prefill", 0, 26.2, 27.25, 0),
+            ("verify", "verify", 1, 25.72, 44.94, 1),
+            ("prefill", "prefill", 0, 27.1, 46.52, 1),
+            ("decode", "draft", 1, 45.74, 47.77, 0),
+            ("decode", "draft", 1, 48.57, 50.59, 0),
+            ("verify", "verify", 1, 49.67, 59.97, 1),
+            ("verify", "verify", 1, 61.27, 71.57, 1),
+        ],
+        [[(21.3, 1), (45.14, 3), (60.17, 1)], [(46.72, 1), (71.77, 2)]],
+        "gpu",
+    )
+    assert result.meta["gpus"] == 2
+
+
+# the host ---------------------------------------------------------------------------------------------------------
+
+
+def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
+    """An idle lane looks every 1 ms from when it fell idle (and looking is free here).
+
+    0.3    R0 arrives; prefill, idle since 0, looks at 1.0: 1.1 -> 21.1, first token 21.3; draft -> 23.1, 23.3.
+    23.8   R0 handed over; decode, idle since 0, looks at 24.0: 24.1 -> 26.12 -> 36.42; 36.62.
+    40.55  R1 arrives; prefill, idle since 23.3, looks at 41.3: 41.4 -> 61.4, first token 61.6; draft -> 63.4, 63.6.
+    64.1   R1 handed over; decode, idle since 36.62, looks at 64.62: 64.72 -> 66.74 -> 77.04; 77.24.
+    """
+    result = run(
+        "pd",
+        [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})],
+        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.0},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 1.1, 21.1),
+            ("prefill", "prefill", 0, 21.1, 23.1),
+            ("decode", "draft", 1, 24.1, 26.12),
+            ("decode", "verify", 1, 26.12, 36.42),
+            ("prefill", "prefill", 0, 41.4, 61.4),
+            ("prefill", "prefill", 0, 61.4, 63.4),
+            ("decode", "draft", 1, 64.72, 66.74),
+            ("decode", "verify", 1, 66.74, 77.04),
+        ],
+        [[(21.3, 1), (36.62, 2)], [(61.6, 1), (77.24, 2)]],
+    )
+
+
+def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
+    """An idle lane looks for 0.25 out of every 1.25 ms: with one lane idle all else on the host takes 1/0.8 as long.
+
+    Launch 0.125, completion 0.25, hand-over 0.4 / 0.8 = 0.5. Decode is idle while prefill works, and the reverse.
+
+    0       0.125 -> 20.125, first token 20.375; draft -> 22.125, completed 22.375, handed over 22.875: decode, idle
+            since 0, looks at 23.0.
+    23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 3, {1: 1})],
+        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS, "handoff_s": 0.4 * MS},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.125, 20.125),
+            ("prefill", "prefill", 0, 20.125, 22.125),
+            ("decode", "draft", 1, 23.125, 25.145),
+            ("decode", "verify", 1, 25.145, 35.445),
+        ],
+        [[(20.375, 1), (35.695, 2)]],
+    )
