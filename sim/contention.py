@@ -60,9 +60,7 @@ def max_min(
 
 
 def max_min_of_two(first: Load, second: Load, first_weight: float, second_weight: float, capacity: float) -> None:
-    """The same for two loads that use both resources, without the loop: by far the most common case."""
-    if first_weight < second_weight:
-        first, second, first_weight, second_weight = second, first, second_weight, first_weight
+    """The same for two loads that use both resources, the heavier first, without the loop: the most common case."""
     level = 1.0 / first_weight  # at which the first reaches full speed
     full = min(
         capacity / (first_weight * first.compute + second_weight * second.compute),
@@ -120,8 +118,11 @@ class Sharing:
         if len(loads) == 2 and self._plain:
             a, b = loads
             if a.compute and a.bandwidth and b.compute and b.bandwidth:
-                weight = self.fit.stream_weight ** (a.priority - b.priority) if self.priority == "stream" else 1.0
-                max_min_of_two(a, b, weight, 1.0, capacity)
+                weight = self.fit.stream_weight if self.priority == "stream" and a.priority != b.priority else 1.0
+                if a.priority >= b.priority:
+                    max_min_of_two(a, b, weight, 1.0, capacity)
+                else:
+                    max_min_of_two(b, a, weight, 1.0, capacity)
                 return
         ones = [1.0] * len(loads)
         if self.priority == "preemptive":
@@ -130,8 +131,8 @@ class Sharing:
                 group = [load for load in loads if load.priority == level]
                 compute, bandwidth = max_min(group, ones, ones, compute, bandwidth)
         elif self.priority == "stream":
-            lowest = min(load.priority for load in loads)
-            weights = [self.fit.stream_weight ** (load.priority - lowest) for load in loads]
+            levels = sorted({load.priority for load in loads})
+            weights = [self.fit.stream_weight ** levels.index(load.priority) for load in loads]
             max_min(loads, weights, ones, capacity, capacity)
         elif self.priority == "partition":
             max_min(loads, ones, [self._limit(load) for load in loads], capacity, capacity)

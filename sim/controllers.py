@@ -38,7 +38,7 @@ class Controller:
         self.k = settings.num_speculative_tokens
         self.temperature = settings.draft_temperature
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int) -> int:
+    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         """Draft length for the next draft of `rows`, with that many requests queued for verification."""
         return self.k
 
@@ -50,14 +50,14 @@ class Feedback(Controller):
     """Moves the draft length by one, at most once in `PATIENCE` verdicts, by three signals with hysteresis.
 
     Longer when the share of accepted drafts is high and the verify queue short; shorter when that share is low, when
-    drafts pile up before verify, or when the 95th percentile of the time between drafts is far above their median.
+    drafts pile up before verify, or when the 95th percentile of the time from draft to verdict is far above its median.
     """
 
     steady = False
     PATIENCE = 8
     LENGTHEN, SHORTEN = 0.75, 0.45  # share of drafts accepted; between the two nothing changes
     QUEUE = 2.0  # verify queue, in batches, beyond which drafts are too long
-    TAIL = 2.5  # p95 over median of the time between drafts
+    TAIL = 2.5  # p95 over median of the time from draft to verdict
 
     def __init__(self, settings: Server) -> None:
         super().__init__(settings)
@@ -67,20 +67,19 @@ class Feedback(Controller):
         self._share = 0.6
         self._verdicts = 0
         self._turns: deque[float] = deque(maxlen=64)
-        self._last_s: float | None = None
+        self._drafted_s = 0.0
         self._crowded = False
         self._share_before = 0.6
         self._heat_step = 0.1
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int) -> int:
+    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         self._crowded = queue_depth > self.QUEUE * max(1, len(rows))
+        self._drafted_s = now_s
         return self.k
 
     def observe(self, drafted: int, accepted: int, rejected: int, now_s: float) -> None:
         self._share += 0.1 * (accepted / drafted - self._share)
-        if self._last_s is not None:
-            self._turns.append(now_s - self._last_s)
-        self._last_s = now_s
+        self._turns.append(now_s - self._drafted_s)
         self._verdicts += 1
         if self._verdicts < self.PATIENCE:
             return
@@ -115,7 +114,7 @@ class Goodput(Controller):
         self.estimate = AcceptanceEstimate()
         self._known: dict[tuple[int, int, int], int] = {}
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int) -> int:
+    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         context = sum(row.context for row in rows)
         # the answer is flat around its best: rounding the question costs nothing and lets it be remembered
         key = (len(rows), context // (64 * max(1, len(rows))), round(self.estimate.rate * 50))

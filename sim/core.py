@@ -149,6 +149,35 @@ class Request:
         self.verify_ns = 0
         self.path: Any = None  # the rounds to come, kept by `foresight`
 
+    def book(self, accepted: int) -> int:
+        """Take a verdict: the accepted drafts and one token of the target's, up to the end. Returns the gain."""
+        k = self.k
+        gained, left = accepted + 1, self.output_tokens - self.emitted
+        if gained > left:
+            gained = left
+        self.emitted += gained
+        self.context += gained
+        self.rounds += 1
+        if k:
+            self.drafted += k
+            self.accepted += accepted
+            self.owed = 1 if accepted == k else 0
+        else:
+            self.owed += gained
+        return gained
+
+    def book_rounds(self, rounds: int, gained: int, owed: int) -> None:
+        """Take the verdicts of several rounds at the same draft length, none of them the last."""
+        self.emitted += gained
+        self.context += gained
+        self.rounds += rounds
+        if self.k:
+            self.drafted += rounds * self.k
+            self.accepted += gained - rounds
+            self.owed = owed if rounds else self.owed
+        else:
+            self.owed += gained
+
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
 

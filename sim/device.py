@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
-from typing import TYPE_CHECKING
 
 from simpy.events import Event
 
@@ -24,9 +23,6 @@ from pdvsim.sim.core import KINDS, Role, Work
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.records import LANES, Table
-
-if TYPE_CHECKING:
-    from pdvsim.sim.foresight import Stretch
 
 LANE_CODE = {name: i for i, name in enumerate(LANES)}
 KIND_CODE: dict[str, int] = {name: i for i, name in enumerate(KINDS)}
@@ -45,7 +41,9 @@ class Job:
         "priority", "rate", "ready_s", "remaining_s", "solo_s", "start_s", "work",
     )  # fmt: skip
 
-    def __init__(self, work: Work, done: Event, ready_s: float, solo_s: float, moved: float, flops: float) -> None:
+    def __init__(
+        self, work: Work, done: Event | None, ready_s: float, solo_s: float, moved: float, flops: float
+    ) -> None:
         self.work = work
         self.done = done
         self.kind: str = work.kind
@@ -60,6 +58,15 @@ class Job:
         self.bandwidth = 0.0
         self.rate = 0.0
         self.start_s = -1.0
+
+
+class Tick(Event):
+    """Wakes a GPU up at its next finish."""
+
+    def __init__(self, gpu: SimulatedGPU) -> None:
+        super().__init__(gpu.env)
+        self.gpu = gpu
+        self.callbacks = [gpu.on_tick]
 
 
 class SimulatedGPU:
@@ -89,18 +96,12 @@ class SimulatedGPU:
         self.gpu = gpu
         self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
         self.streams: dict[str, deque[Job]] = {}
-        self.stretch: Stretch | None = None  # rounds that are stepped as one at the moment
-        self._running: list[Job] = []  # heads of their streams that have started
-        self._coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
-        self._time_s = 0.0  # `remaining_s` and the rates are as of then
-        self._tick: Event | None = None
+        self.running: list[Job] = []  # heads of their streams that have started
+        self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
+        self.time_s = 0.0  # `remaining_s` and the rates are as of then
+        self._tick: Tick | None = None
         self._finish_s = inf
         self._next: Job | None = None  # finishes at the tick
-
-    @property
-    def idle(self) -> bool:
-        """Nothing runs and nothing is queued."""
-        return not any(self.streams.values())
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
@@ -112,78 +113,84 @@ class SimulatedGPU:
             shape = model.carrying(len(work.rows), work.tokens, work.steps, work.chunks, work.role == "target")
         else:
             shape = model.shape(len(work.rows), work.tokens, work.steps)
-        return (
-            shape.solo_0 + shape.solo_1 * context,
-            shape.bytes_0 + shape.bytes_1 * context,
-            shape.flops_0 + shape.flops_1 * context,
-        )
+        solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
+        return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
 
-    def launch(self, work: Work, now_s: float, done: Event | None = None) -> Event:
-        """Put a work on its lane's stream. `now_s` lies in the past only where a foreseen round is cut."""
-        ready = self.host.spend(now_s, self.host.times.launch_s) + self.transfer_s
+    def job(self, work: Work, ready_s: float, done: Event | None = None) -> Job:
+        """The work as it will go through its stream."""
         solo, moved, flops = self.price(work)
-        job = Job(work, done if done is not None else Event(self.env), ready, solo, moved, flops)
+        job = Job(work, done, ready_s, solo, moved, flops)
         if solo > 0:
             job.compute = min(1.0, flops / (solo * self.flops_per_s))
             job.bandwidth = min(1.0, moved / (solo * self.bytes_per_s))
+        return job
+
+    def launch(self, work: Work, now_s: float, done: Event | None = None) -> Event:
+        """Put a work on its lane's stream."""
+        if done is None:
+            done = Event(self.env)
+        job = self.job(work, self.host.spend(now_s, self.host.times.launch_s) + self.transfer_s, done)
         stream = self.streams.get(work.lane)
         if stream is None:
             stream = self.streams[work.lane] = deque()
         stream.append(job)
         if len(stream) == 1:
-            self._coming.append(job)
+            self.coming.append(job)
             self._plan()
-        return job.done
+        return done
 
-    def catch_up(self, time_s: float) -> None:
-        """Finish what finishes until `time_s`, after launches in the past."""
-        while self._finish_s <= time_s:
-            self._finish()
-            self._plan()
+    def resume(self, job: Job, time_s: float, remaining_s: float) -> None:
+        """The only running work has got this far beside rounds that were foreseen."""
+        self.time_s = time_s
+        job.remaining_s = remaining_s
+        self._plan()
 
     def _plan(self) -> None:
         """Run ahead through the coming starts to the next finish, and wake up then."""
-        running, coming = self._running, self._coming
+        running, coming = self.running, self.coming
         while True:
             finish, first = inf, None
             for job in running:
                 if job.rate > 0:
-                    at = self._time_s + job.remaining_s / job.rate
+                    at = self.time_s + job.remaining_s / job.rate
                     if at < finish:
                         finish, first = at, job
             if not coming or coming[0].ready_s >= finish:
                 break
             job = coming.pop(0)
-            if job.ready_s > self._time_s:
+            if job.ready_s > self.time_s:
                 self._advance(job.ready_s)
-            job.start_s = self._time_s
             running.append(job)
             self._share()
         if finish == self._finish_s and first is self._next:
             return
         self._finish_s, self._next = finish, first
-        if first is None or finish < self.env.now:  # nothing runs, or `catch_up` will see to it
+        if first is None:
             self._tick = None
             return
-        self._tick = tick = Event(self.env)
-        tick.callbacks = [self._on_tick]
-        self.env.at(finish, tick)
+        self._tick = Tick(self)
+        self.env.at(finish, self._tick)
 
     def _share(self) -> None:
-        running = self._running
+        """What runs has changed: set the rates anew."""
+        running = self.running
         if len(running) == 1 and self.sharing.alone_is_full:
             running[0].rate = 1.0
         elif running:
             self.sharing.solve(running)
+        for job in running:
+            if job.start_s < 0 and job.rate > 0:  # at the head of its stream it may still be held back
+                job.start_s = self.time_s
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""
-        elapsed = time_s - self._time_s
-        for job in self._running:
+        elapsed = time_s - self.time_s
+        for job in self.running:
             job.remaining_s -= elapsed * job.rate
-        self._time_s = time_s
+        self.time_s = time_s
 
-    def _on_tick(self, tick: Event) -> None:
+    def on_tick(self, tick: Event) -> None:
+        """The next finish is due, unless it has moved since."""
         if tick is self._tick:
             self._finish()
             self._plan()
@@ -194,21 +201,21 @@ class SimulatedGPU:
         assert job is not None
         self._finish_s, self._next = inf, None
         self._advance(end)
-        self._running.remove(job)
+        self.running.remove(job)
         stream = self.streams[job.lane]
         stream.popleft()
         work = job.work
         self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
         if work.watched:
             done = self.host.spend(end, self.host.times.completion_s)
+            assert job.done is not None
             self.env.at(done, job.done, self.verdict(work))
         if stream:
             following = stream[0]
             if following.ready_s <= end:
-                following.start_s = end
-                self._running.append(following)
+                self.running.append(following)
             else:
-                insort(self._coming, following, key=_ready)
+                insort(self.coming, following, key=_ready)
         self._share()
 
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 from simpy.events import Event
 
@@ -16,23 +15,28 @@ from pdvsim.sim.host import SimulatedHost
 class Lane:
     """A FIFO with one consumer, who waits with `yield lane.wait()` while there is nothing to do."""
 
-    def __init__(self, env: Clock, host: SimulatedHost, name: str, disturb: Callable[[], None]) -> None:
+    def __init__(self, env: Clock, host: SimulatedHost, name: str) -> None:
         self.env = env
         self.host = host
         self.name = name
         self.queue: deque[Request] = deque()
-        self._disturb = disturb  # tells the device that a foreseen stretch of rounds is over
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
     def __len__(self) -> int:
         return len(self.queue)
 
-    def put(self, requests: Iterable[Request]) -> None:
-        """Hand requests over from another lane, at the host's cost."""
-        self._disturb()
+    @property
+    def waits(self) -> bool:
+        """Whether the consumer is waiting."""
+        return self._waiter is not None
+
+    def put(self, requests: Iterable[Request]) -> float:
+        """Hand requests over from another lane, at the host's cost; returns when that is done."""
         self.queue.extend(requests)
-        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s))
+        done = self.host.spend(self.env.now, self.host.times.handoff_s)
+        self.wake(done)
+        return done
 
     def take(self, limit: int) -> list[Request]:
         """The first `limit` requests."""
@@ -46,19 +50,15 @@ class Lane:
     def wait(self) -> Event:
         """Happens when the consumer should look again."""
         assert self._waiter is None, f"lane {self.name} has one consumer"
-        return self.waiting(Event(self.env), self.env.now)
-
-    def waiting(self, event: Event, since_s: float) -> Event:
-        """The consumer has been waiting for `event` since then."""
-        self._waiter = event
-        self._idle_since_s = since_s
+        self._waiter = Event(self.env)
+        self._idle_since_s = self.env.now
         self.host.idle(+1)
-        return event
+        return self._waiter
 
-    def wake(self, time_s: float, value: Any = None) -> None:
+    def wake(self, time_s: float) -> None:
         """Let a waiting consumer look at `time_s`, or when it polls next."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
             self.host.idle(-1)
-            self.env.at(max(self.env.now, self.host.notice(self._idle_since_s, time_s)), waiter, value)
+            self.env.at(max(self.env.now, self.host.notice(self._idle_since_s, time_s)), waiter)

@@ -1,4 +1,4 @@
-"""A server's GPUs as its policy sees them: launch a work, run a round, foresee rounds that nothing disturbs."""
+"""A server's GPUs as its policy sees them: launch a work, run a round, run a batch ahead where that is possible."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from simpy.events import Event
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.foresight import SHORTEST, Stretch, path_of
+from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import SimulatedHost
-from pdvsim.sim.lane import Lane
-from pdvsim.sim.ledger import Ledger
 
 Maker = Callable[[list[Request], int], Work]
 
@@ -26,22 +24,18 @@ class Device(Protocol):
     def launch(self, work: Work) -> Event:
         """Submit a work; the event's value is, for a verify, how many drafts of each row were accepted."""
 
-    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool) -> Event:
-        """Draft and verify `rows` on one lane; `steady` says that draft length and batch will not change by themselves.
+    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool, alone: bool) -> Event:
+        """Draft and verify `rows` on one lane: the verdict.
 
-        Then a device that can foresee may run several rounds; the event is always the verdict of the last one.
+        A device that can foresee may run more rounds before that, and gives the verdict of the last; only if the draft
+        length and the batch stay as they are (`steady`). `alone`: no other process launches anything.
         """
 
-    def stretch(
-        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]
-    ) -> Stretch | None:
-        """Foresee rounds of the only batch in two lanes, or None."""
+    def run_ahead(self, rows: list[Request], k: int, draft: Maker, verify: Maker) -> Event | None:
+        """Rounds of the only batch in two lanes, as far as they can be foreseen, or None.
 
-    def disturb(self) -> None:
-        """Something is about to happen that the device could not foresee."""
-
-    def shorten(self) -> None:
-        """The batch may change after the round under way."""
+        The event has the last verdict if that finishes a request; else none, and the drafting lane has the batch back.
+        """
 
 
 class Node:
@@ -53,64 +47,26 @@ class Node:
         host: SimulatedHost,
         gpus: Sequence[SimulatedGPU],
         placement: dict[Role, int],
-        ledger: Ledger,
-        foresee: bool,
+        foresight: Foresight | None,
     ) -> None:
         self.env = env
         self.host = host
         self.gpus = gpus
         self._by_role = {role: gpus[at] for role, at in placement.items()}
-        self._first = gpus[0]
-        self._ledger = ledger
-        self._foresee = foresee and len(gpus) == 1 and gpus[0].sharing.alone_is_full and not host.times.idle_poll_s
+        simple = len(gpus) == 1 and gpus[0].sharing.alone_is_full and not host.times.idle_poll_s
+        self._foresight = foresight if simple else None
 
     def launch(self, work: Work) -> Event:
-        stretch = self._first.stretch
-        if stretch is not None:
-            stretch.cut()
         return self._by_role[work.role].launch(work, self.env.now)
 
-    def disturb(self) -> None:
-        stretch = self._first.stretch
-        if stretch is not None:
-            stretch.cut()
-
-    def shorten(self) -> None:
-        stretch = self._first.stretch
-        if stretch is not None:
-            stretch.shorten()
-
-    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool) -> Event:
-        ahead = self._foresee_rounds(rows, k, draft, verify, None) if steady else None
-        if ahead is not None:
-            return ahead.event
+    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool, alone: bool) -> Event:
+        if steady and self._foresight is not None:
+            verdict = self._foresight.one_lane(rows, k, draft, verify, alone)
+            if verdict is not None:
+                return verdict
         if k:
             self.launch(draft(rows, k))
         return self.launch(verify(rows, k))
 
-    def stretch(
-        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane]
-    ) -> Stretch | None:
-        return self._foresee_rounds(rows, k, draft, verify, lanes)
-
-    def _foresee_rounds(
-        self, rows: list[Request], k: int, draft: Maker, verify: Maker, lanes: tuple[Lane, Lane] | None
-    ) -> Stretch | None:
-        """The rounds until the first of `rows` finishes, if there are enough of them and nothing else goes on."""
-        gpu = self._first
-        if not self._foresee or gpu.stretch is not None or not gpu.idle or self.host.free_at > self.env.now:
-            return None
-        paths, rounds = [], 1 << 30
-        for row in rows:
-            if row.owed > 1 and k:
-                return None
-            path = path_of(row, k)
-            at = row.rounds - path.first_round
-            left = len(path.positions) - 1 - at
-            if left < SHORTEST:
-                return None
-            if left < rounds:
-                rounds = left
-            paths.append((path, at))
-        gpu.stretch = Stretch(gpu, self._ledger, rows, k, paths, rounds, draft, verify, lanes)
-        return gpu.stretch
+    def run_ahead(self, rows: list[Request], k: int, draft: Maker, verify: Maker) -> Event | None:
+        return self._foresight.two_lanes(rows, k, draft, verify) if self._foresight is not None else None

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.core import Role
+from pdvsim.sim.host import HostTimes
 from pdvsim.sim.latency import Latency, Shape
 
 
@@ -24,28 +25,23 @@ class Planner:
     """Predicts solo and overlapped times of a batch on one GPU."""
 
     def __init__(
-        self,
-        models: dict[Role, Latency],
-        sharing: Sharing,
-        peak: tuple[float, float],
-        launch_s: float,
-        completion_s: float,
+        self, models: dict[Role, Latency], sharing: Sharing, peak: tuple[float, float], host: HostTimes
     ) -> None:
         self.models = models
         self.sharing = sharing
         self.flops_per_s, self.bytes_per_s = peak
-        self.launch_s = launch_s
-        self.completion_s = completion_s
+        self.host_s = host.launch_s + host.completion_s
+        self.handoff_s = host.handoff_s
 
     def decode_s(self, rows: int, context: int) -> float:
         """One plain token for each row."""
-        return self._solo(self.models["target"].shape(rows, 1), context) + self.launch_s + self.completion_s
+        return self._solo(self.models["target"].shape(rows, 1), context) + self.host_s
 
     def round_s(self, rows: int, context: int, k: int) -> float:
         """Draft and verify one behind the other."""
         draft = self._solo(self.models["draft"].shape(rows, 1, k), context)
         verify = self._solo(self.models["target"].shape(rows, k + 1), context)
-        return draft + verify + self.launch_s + self.completion_s
+        return draft + verify + self.host_s
 
     def overlapped_s(self, rows: int, context: int, k: int) -> float:
         """Draft of one batch beside the verify of another of the same size: until both are done."""
@@ -55,7 +51,7 @@ class Planner:
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
         alone = max(0.0, second.solo_s - together * second.rate)
-        return together + alone + 2 * (self.launch_s + self.completion_s)
+        return together + alone + 2 * (self.host_s + self.handoff_s)
 
     @staticmethod
     def _solo(shape: Shape, context: int) -> float:

@@ -31,7 +31,7 @@ class HostCost:
 class ContentionFit:
     """How works that run side by side slow each other beyond sharing bandwidth and compute."""
 
-    stream_weight: float = 4.0  # share of a stream against one a priority level below it
+    stream_weight: float = 4.0  # share of a stream against the next lower one that is running
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
     partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth

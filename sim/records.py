@@ -35,7 +35,7 @@ REQUEST_DTYPES: dict[str, str] = {
     "accepted": "i8",
     "prefill_s": "f8",
     "draft_s": "f8",
-    "wait_s": "f8",  # in a lane's queue between first token and finish
+    "wait_s": "f8",  # drafted, in the queue for verification
     "verify_s": "f8",
 }
 

@@ -18,6 +18,7 @@ from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
@@ -142,13 +143,12 @@ class Site:
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
-        planner = Planner(models, sharing, peak, times.launch_s, times.completion_s)
+        foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
+        planner = Planner(models, sharing, peak, times)
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
-            device=Node(
-                env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}, ledger, foresee and self.foreseeable
-            ),
+            device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}, foresight),
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,

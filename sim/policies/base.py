@@ -69,7 +69,7 @@ class Policy:
         raise NotImplementedError
 
     def lane(self, name: str) -> Lane:
-        return Lane(self.env, self.device.host, name, self.device.disturb)
+        return Lane(self.env, self.device.host, name)
 
     # arrivals and admission ------------------------------------------------------------------------------------
 
@@ -170,31 +170,17 @@ class Policy:
         now = self.env.now
         deliver = self.deliveries.append
         going = []
-        drafted = accepted_in_all = rejected = 0
         for row, accepted in zip(rows, verdict, strict=True):
-            k = row.k
-            gained, left = accepted + 1, row.output_tokens - row.emitted
-            if gained > left:
-                gained = left
-            row.emitted += gained
-            row.context += gained
-            row.rounds += 1
-            row.drafted += k
-            row.accepted += accepted
-            if k:
-                row.owed = int(accepted == k)
-                drafted += k
-                accepted_in_all += accepted
-                rejected += accepted < k
-            else:
-                row.owed += gained
-            deliver((row.id, gained, now))
-            if gained == left:
+            deliver((row.id, row.book(accepted), now))
+            if row.emitted == row.output_tokens:
                 self.finish(row)
             else:
                 going.append(row)
-        if drafted:
-            self.controller.observe(drafted, accepted_in_all, rejected, now)
+        if not self.controller.steady:
+            drafted = sum(row.k for row in rows)
+            if drafted:
+                rejected = sum(accepted < row.k for row, accepted in zip(rows, verdict, strict=True))
+                self.controller.observe(drafted, sum(verdict), rejected, now)
         return going
 
     def finish(self, request: Request) -> None:

@@ -24,9 +24,9 @@ class Baseline(Policy):
         return 0
 
     def open_door(self) -> None:
-        if self.waiting:
-            for rest in self.resting:
-                rest.wake(self.env.now)
+        idle = [rest for rest in self.resting if rest.waits]
+        for rest in idle[: len(self.waiting)]:
+            rest.wake(self.env.now)
 
     def worker(self, rest: Lane) -> Process:
         while True:
@@ -36,8 +36,8 @@ class Baseline(Policy):
                 continue
             rows = yield from self.read_prompt(request)
             while rows:
-                k = self.controller.draft_length(rows, len(self.waiting))
-                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady)
+                k = self.controller.draft_length(rows, 0, self.env.now)
+                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
                 rows = self.settle(rows, verdict)
 
     def read_prompt(self, request: Request) -> Generator[Event, Any, list[Request]]:

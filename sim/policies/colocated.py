@@ -21,10 +21,6 @@ class Colocated(Policy):
         self.running: list[Request] = []
         super().__init__(context)
 
-    def submit(self, request: Request) -> None:
-        self.device.shorten()
-        super().submit(request)
-
     def backlog(self, lane: str) -> int:
         return len(self.waiting)
 
@@ -34,10 +30,10 @@ class Colocated(Policy):
     def loop(self) -> Process:
         while True:
             rows = self.running
-            k = self.controller.draft_length(rows, len(self.waiting)) if self.speculates and rows else 0
+            k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
-                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady)
+                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=True)
                 self.running = self.settle(rows, verdict)
             elif chunks:
                 if self.speculates:

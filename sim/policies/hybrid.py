@@ -28,15 +28,16 @@ class Hybrid(PDV):
             if k is None:
                 yield from self.draft_in_lanes(rows)
                 continue
-            verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.controller.steady)
+            verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.steady, alone=False)
             going = self.settle(rows, verdict)
             self.decode.queue.extendleft(reversed(going))
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""
-        if self.in_flight > self.settings.hybrid_threshold:
+        # drafts that wait for verification may be waiting for these rows: then they go the same way
+        if self.in_flight > self.settings.hybrid_threshold or len(self.check):
             return None
-        return self.controller.draft_length(rows, len(self.check))
+        return self.controller.draft_length(rows, 0, self.env.now)
 
     def draft_here(self, rows: list[Request], k: int) -> Work:
         work = self.draft(rows, k)
@@ -53,31 +54,45 @@ class Adaptive(Hybrid):
     """Before each batch: plain decoding, an atomic round, or three lanes, whichever the profile predicts fastest.
 
     A new mode must promise `MARGIN` more than the one in use, so that noise in the acceptance estimate does not make it
-    flap.
+    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches one is drafted.
     """
 
     MARGIN = 1.05
+    PROBE = 32
 
     def __init__(self, context: Context) -> None:
         self.mode = "atomic"
+        self.plain_batches = 0
         self.estimate = AcceptanceEstimate()
         super().__init__(context)
 
+    @property
+    def steady(self) -> bool:
+        return False
+
     def atomic_length(self, rows: list[Request]) -> int | None:
-        k = self.controller.draft_length(rows, len(self.check))
-        context = sum(row.context for row in rows)
-        n = len(rows)
+        if len(self.check):
+            return None
+        k = self.controller.draft_length(rows, 0, self.env.now)
+        decoding = max(len(rows), self.in_flight - len(self.prefilling))
+        self.mode = self.best_mode(decoding, sum(row.context for row in rows) * decoding // len(rows), k)
+        if self.mode == "plain":
+            self.plain_batches += 1
+            return 0 if self.plain_batches % self.PROBE else k
+        return k if self.mode == "atomic" else None
+
+    def best_mode(self, decoding: int, context: int, k: int) -> str:
+        """The mode with the most tokens per second for so many requests with so much context in all."""
         gain = expected_tokens(self.estimate.rate, k)
-        half = max(1, self.in_flight // 2)
         speeds = {
-            "plain": n / self.planner.decode_s(n, context),
-            "atomic": n * gain / self.planner.round_s(n, context, k),
+            "plain": decoding / self.planner.decode_s(decoding, context),
+            "atomic": decoding * gain / self.planner.round_s(decoding, context, k),
         }
-        if self.in_flight > 1:  # two half batches that take turns in the two lanes
-            speeds["lanes"] = half * gain / self.planner.overlapped_s(half, context * half // n, k)
+        if decoding > 1:  # two half batches that take turns in the two lanes
+            half = decoding // 2
+            speeds["lanes"] = half * gain / self.planner.overlapped_s(half, context // 2, k)
         speeds[self.mode] = speeds.get(self.mode, 0.0) * self.MARGIN
-        self.mode = max(speeds, key=lambda mode: speeds[mode])
-        return {"plain": 0, "atomic": k}.get(self.mode)
+        return max(speeds, key=lambda mode: speeds[mode])
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]

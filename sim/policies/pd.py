@@ -55,6 +55,6 @@ class PD(Lanes):
             if not rows:
                 yield self.decode.wait()
                 continue
-            k = self.controller.draft_length(rows, 0)
-            verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady)
+            k = self.controller.draft_length(rows, 0, self.env.now)
+            verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
             rows = self.settle(rows, verdict)

@@ -42,17 +42,24 @@ class PDV(Lanes):
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
-        k = self.controller.draft_length(rows, len(self.check))
-        if self.controller.steady and len(rows) == self.in_flight:
-            ahead = self.device.stretch(rows, k, self.draft, self.verify, (self.decode, self.check))
+        k = self.controller.draft_length(rows, len(self.check), self.env.now)
+        if self.steady and len(rows) + len(self.prefilling) == self.in_flight:
+            ahead = self.device.run_ahead(rows, k, self.draft, self.verify)
             if ahead is not None:
-                yield ahead.event
-                if ahead.drafted:
-                    self.hand_over(rows)
+                verdict = yield ahead
+                if verdict is None:
+                    self.decode.queue.extendleft(reversed(rows))
+                else:  # as the verify lane would
+                    yield self.env.at(self.decode.put(self.settle(rows, verdict)), Event(self.env))
                 return
         self.drafting = rows
         yield self.device.launch(self.draft(rows, k))
         self.hand_over(rows)
+
+    @property
+    def steady(self) -> bool:
+        """Whether a batch, left to itself, goes on as it is."""
+        return self.controller.steady
 
     def gathers(self) -> bool:
         """Whether verify should wait for the requests in the decode lane and take all in one batch.
@@ -81,20 +88,13 @@ class PDV(Lanes):
 
     def verify_worker(self) -> Process:
         while True:
-            underway = None
             while not self.check.queue or self.gathers():
-                underway = yield self.check.wait()
-                if underway is not None:  # a verify that was foreseen and is already on the GPU
-                    break
-            if underway is not None:
-                rows, verdict_event = underway
-            else:
-                rows = self.check.take(self.settings.max_num_seqs)
-                now = self.env.now
-                for row in rows:
-                    row.wait_ns += int((now - row.ready_s) * 1e9)
-                verdict_event = self.device.launch(self.verify(rows, max(row.k for row in rows)))
-            verdict = yield verdict_event
+                yield self.check.wait()
+            rows = self.check.take(self.settings.max_num_seqs)
+            now = self.env.now
+            for row in rows:
+                row.wait_ns += int((now - row.ready_s) * 1e9)
+            verdict = yield self.device.launch(self.verify(rows, max(row.k for row in rows)))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)

@@ -1,7 +1,7 @@
 """PDV with one worker: each turn admits at most one prompt, then drafts and verifies one batch.
 
 The prompt is read on its own stream beside the batch, and joins the decode queue at the end of the turn in which its
-reading ends.
+reading ends; the decode queue is let grow to `admission_factor` batches.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ class Unified(Policy):
     def processes(self) -> Sequence[Process]:
         self.ready: deque[Request] = deque()
         self.reading: tuple[Chunk, Event, Event] | None = None
+        self.first_tokens: list[Request] | None = None  # of the prompt being read, once the target has read it
         return [self.loop()]
+
+    def admits(self) -> bool:
+        return len(self.ready) < self.settings.admission_factor * self.settings.max_num_seqs
 
     def backlog(self, lane: str) -> int:
         return len(self.ready)
@@ -32,22 +36,22 @@ class Unified(Policy):
         batch = self.settings.max_num_seqs
         while True:
             if self.reading is None:
-                self.begin_prompt(room=len(self.ready) < self.settings.admission_factor * batch)
+                self.begin_prompt()
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
             if rows:
-                k = self.controller.draft_length(rows, 0)
+                k = self.controller.draft_length(rows, 0, self.env.now)
                 yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
                 self.ready.extend(self.settle(rows, verdict))
             elif self.reading is not None:
-                yield self.reading[1] & self.reading[2]
+                yield self.reading[2] if self.reading[1].processed else self.reading[1]
             else:
                 yield self.door.wait()
             self.join_prompt()
 
-    def begin_prompt(self, room: bool) -> None:
+    def begin_prompt(self) -> None:
         """Put one prompt, or the next chunk of one, on the prefill stream."""
-        if not self.prefilling and room:
+        if not self.prefilling:
             admitted = self.admit()
             if admitted is not None:
                 self.prefilling.append(admitted)
@@ -62,9 +66,11 @@ class Unified(Policy):
             self.reading = (chunk, self.device.launch(target), self.device.launch(draft))
 
     def join_prompt(self) -> None:
-        """If the prompt on the prefill stream has been read, it decodes from the next turn on."""
+        """Deliver the first token once the target has read the prompt; once both models have, it decodes."""
         if self.reading is not None:
             chunk, target, draft = self.reading
-            if target.processed and draft.processed:
-                self.reading = None
-                self.ready.extend(self.prefilled((chunk,)))
+            if target.processed and self.first_tokens is None:
+                self.first_tokens = self.prefilled((chunk,))
+            if self.first_tokens is not None and draft.processed:
+                self.ready.extend(self.first_tokens)
+                self.reading = self.first_tokens = None
