@@ -64,9 +64,24 @@ class Node:
             verdict = self._foresight.one_lane(rows, k, draft, verify, alone)
             if verdict is not None:
                 return verdict
-        if k:
-            self.launch(draft(rows, k))
-        return self.launch(verify(rows, k))
+        if not k:
+            return self.launch(verify(rows, k))
+        work = draft(rows, k)
+        if self._by_role["draft"] is self._by_role["target"]:
+            self.launch(work)  # the stream keeps the order
+            return self.launch(verify(rows, k))
+        return self._across(work, rows, k, verify)
+
+    def _across(self, work: Work, rows: list[Request], k: int, verify: Maker) -> Event:
+        """Draft on one GPU, then verify on the other: the host sees the draft through."""
+        verdict = Event(self.env)
+        work.watched = True
+
+        def drafted(_: Event) -> None:
+            self._by_role["target"].launch(verify(rows, k), self.env.now, verdict)
+
+        self.launch(work).callbacks.append(drafted)
+        return verdict
 
     def run_ahead(self, rows: list[Request], k: int, draft: Maker, verify: Maker) -> Event | None:
         return self._foresight.two_lanes(rows, k, draft, verify) if self._foresight is not None else None

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.sim.acceptance import draw_streams
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, GpuSpec, Request
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import GPUS, MODELS
@@ -336,20 +336,31 @@ def test_foresight_is_cut_anywhere(arch: Arch) -> None:
         seqs=st.sampled_from([2, 4, 128]),
         threshold=st.sampled_from([1, 2, 8]),
         host=st.sampled_from([None, 0.0, 2e-4, 2e-3]),
+        loop=st.sampled_from([None, 1, 2]),
         seed=st.integers(0, 2**16),
     )
-    @settings(max_examples=30)
-    def check(rate: float, k: int, acceptance: float, seqs: int, threshold: int, host: float | None, seed: int) -> None:
+    @settings(max_examples=40)
+    def check(
+        rate: float,
+        k: int,
+        acceptance: float,
+        seqs: int,
+        threshold: int,
+        host: float | None,
+        loop: int | None,
+        seed: int,
+    ) -> None:
         rng = np.random.default_rng(seed)
         count = 12
         workload = Workload(
             arrivals("poisson", count, rate, rng),
             tuple(rng.integers(1, 400, count).tolist()),
-            tuple(rng.integers(1, 150, count).tolist()),
+            tuple(rng.choice([1, 4, 30, 150], count).tolist()),
             seed,
         )
         experiment = Experiment(
             arch=arch,
+            traffic=Traffic(max_concurrency=loop),
             acceptance=Acceptance(acceptance_rate=acceptance),
             server=Server(num_speculative_tokens=k, max_num_seqs=seqs, hybrid_threshold=threshold),
             host=Host(launch_s=host, completion_s=host, handoff_s=host),
@@ -383,6 +394,35 @@ def test_foresight_is_cut_at_an_instant(arch: Arch) -> None:
         assert_same(scenario.run(), scenario.run(foresee=False))
 
     check()
+
+
+@pytest.mark.parametrize("host_s", [None, 0.0])
+@pytest.mark.parametrize("arch", POLICIES)
+def test_foresight_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
+    """The same where replicas are in lockstep, so that one sends a new request to another at a round's very end."""
+    host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
+    for replicas, concurrency, outputs in ((2, 3, (25,)), (3, 5, (41, 61, 81, 101)), (2, 4, (30, 60))):
+        options = host | {
+            "acceptance.acceptance_rate": 1.0,
+            "traffic.max_concurrency": concurrency,
+            "hardware.replicas": replicas,
+            "hardware.router": "least-loaded",
+        }
+        scenario = Scenario(_settled(arch, options), Workload((0.0,) * 24, (50,) * 24, (outputs * 24)[:24]))
+        assert_same(scenario.run(), scenario.run(foresee=False))
+
+
+@pytest.mark.parametrize("verify_gpu", [0, 1])
+@pytest.mark.parametrize("arch", POLICIES)
+def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
+    """Of one request alone, each work after the first token starts when the one before has ended, wherever it runs."""
+    options = {"traffic.max_concurrency": 1, "hardware.verify_gpu": verify_gpu}
+    result = Scenario(_settled(arch, options), Workload((0.0,), (100,), (60,))).run()
+    works = {
+        name: column[result.launches["kind"] != KINDS.index("prefill")] for name, column in result.launches.items()
+    }
+    order = np.argsort(works["start_s"], kind="stable")
+    assert np.all(works["start_s"][order][1:] >= works["end_s"][order][:-1])
 
 
 @pytest.mark.parametrize("arch", sorted(set(POLICIES) - {"adaptive"}))
@@ -427,6 +467,24 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     assert np.all(finish > arrival)
     overtaken_by = np.sum((arrival[None, :] > arrival[:, None]) & (finish[None, :] < finish[:, None]), axis=1)
     assert overtaken_by.max() <= 2 * 12
+
+
+@pytest.mark.parametrize("gather", ["auto", "always", "never"])
+@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid", "adaptive"])
+def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str) -> None:
+    """A verify lane that gathers must look again when those it waits for take the atomic path instead.
+
+    Two requests join a running one, a little later each time; slow hand-overs widen the moment in which a request is in
+    the decode queue and its way is not yet decided.
+    """
+    options = {"server.verify_gather": gather, "server.hybrid_threshold": 2, "host.handoff_s": 1e-3}
+    for later in range(60):
+        at_s = later * 2e-4
+        joined = Workload((0.0, at_s, at_s + 2e-4), (118, 252, 248), (29, 8, 13), seed=21)
+        assert np.all(Scenario(_settled(arch, options), joined).run().requests["finish_s"] > at_s)
+    for seed in range(4):
+        crowd = Scenario(_settled(arch, {"server.verify_gather": gather}), light_load(seed))
+        assert np.all(crowd.run().requests["finish_s"] > 0)
 
 
 def mean_latency_s(scenario: Scenario) -> float:

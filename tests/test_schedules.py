@@ -7,8 +7,9 @@ The toy GPU (times in ms):
   row), verify 10 + 0.3n, plain decode 10 + 0.1n; a prompt of P tokens is read in 10 + P/10 by the target and 1 + P/100
   by the draft;
 - the one host thread takes 0.1 (h) to launch, 0.2 (c) to complete, 0.5 (o) to hand over between lanes;
-- every work alone draws the whole bandwidth, so works side by side split it by weight: `stream_weight` to the power of
-  their priorities' difference (decode 2, verify 1, prefill 0), or evenly with priority none.
+- every work alone draws the whole bandwidth, so works side by side split it by weight: each is worth `stream_weight`
+  times the next below it of those that run together (decode over verify over prefill), so any two split it
+  `stream_weight` to 1; with priority none they split it evenly.
 
 An expected launch is (lane, kind, rows, start, end); a request's deliveries are [(time, tokens)]. Each scenario runs
 twice: with every round stepped singly, and with rounds foreseen; both must give the schedule worked out here.
@@ -23,7 +24,7 @@ from typing import Any
 
 import pytest
 
-from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.records import LANES, Result
@@ -84,7 +85,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**7))
 
     def runs(
-        arch: Any,
+        arch: Arch,
         asked: list[Asked],
         *,
         server: dict[str, Any] | None = None,
@@ -256,7 +257,7 @@ def test_colocated(run: Run) -> None:
 
 
 def test_pd(run: Run) -> None:
-    """Prefill beside an atomic decode lane. Weight 2 and two levels apart: decode runs at 0.8, prefill at 0.2.
+    """Prefill beside an atomic decode lane. Weight 4: decode runs at 0.8, prefill at 0.2.
 
     0       R0: target 0.1 -> 20.1 (first token 20.3), draft 20.1 -> 22.1, completed 22.3, handed over 22.8.
     22.8    draft 22.9 -> 24.92, verify from 24.92 (launched at 23.0, behind the draft).
@@ -273,7 +274,7 @@ def test_pd(run: Run) -> None:
     84.49   R0 gained 3 and R1 joins: draft of two rows with catch-up 2.06: 84.59 -> 86.65; verify 10.6 -> 97.25.
     97.45   R0 gains its last, R1 its last two.
     """
-    result = run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=2)
+    result = run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=4)
     check(
         result,
         [
@@ -299,87 +300,88 @@ def test_pd(run: Run) -> None:
     )
 
 
-PDV_ASKED: list[Asked] = [(0, 100, 9, {1: 2, 4: 0, 5: 1, 7: 2}), (24, 5, 3, {1: 1})]
-# As `test_pdv` works it out: the same for every rule of gathering, since until 73.7275 there is nothing to gather.
+PDV_ASKED: list[Asked] = [(0, 100, 9, {1: 2, 4: 0, 5: 1, 7: 2}), (24, 14, 3, {1: 1})]
+# As `test_pdv` works it out: the same for every rule of gathering, since until 75.025 there is nothing to gather.
 PDV_START: list[Launch] = [
     ("prefill", "prefill", 0, 0.1, 20.1),
     ("prefill", "prefill", 0, 20.1, 22.1),
-    ("decode", "draft", 1, 22.9, 24.97125),
-    ("verify", "verify", 1, 25.77125, 38.64625),
-    ("decode", "draft", 1, 39.44625, 41.603125),
-    ("verify", "verify", 1, 42.403125, 55.278125),
-    ("decode", "draft", 1, 56.078125, 58.224375),
-    ("prefill", "prefill", 0, 24.1, 64.2525),
-    ("prefill", "prefill", 0, 64.2525, 69.5025),
-    ("decode", "draft", 1, 70.3025, 72.8275),
-    ("verify", "verify", 1, 59.024375, 73.44),
+    ("decode", "draft", 1, 22.9, 25.125),
+    ("verify", "verify", 1, 25.925, 38.8),
+    ("decode", "draft", 1, 39.6, 42.1375),
+    ("verify", "verify", 1, 42.9375, 55.8125),
+    ("decode", "draft", 1, 56.6125, 59.1375),
+    ("prefill", "prefill", 0, 24.1, 65.1),
+    ("prefill", "prefill", 0, 65.1, 70.8),
+    ("decode", "draft", 1, 71.6, 74.125),
+    ("verify", "verify", 1, 59.9375, 74.43),
 ]
 
 
 def test_pdv(run: Run) -> None:
     """Three lanes; verify takes what is there (`never` gathers).
 
-    Weight 4: draft beside verify, and verify beside prefill, at 0.8 and 0.2; draft beside prefill 16/17 and 1/17, so
-    that a draft takes 1.0625 times as long and the prefill does a sixteenth of what the draft does.
+    Weight 4: whichever two run together, the higher runs at 0.8 and takes 1.25 times as long as alone, and the lower
+    does a quarter of what the higher does.
 
-    0         R0 as in PD: first token 20.3, handed to decode 22.8; draft from 22.9.
-    24        R1 of 5 tokens (target 10.5, draft 1.05), from 24.1. R0's draft has 0.82 left: * 1.0625 -> 24.97125;
-              R1 10.5 - 0.82/16 = 10.44875 left. Draft completed 25.17125, handed over 25.67125, verify launched
-              25.77125; R1 alone 0.8: 9.64875.
-    25.77125  verify 10.3 / 0.8 = 12.875 -> 38.64625; R1 - 2.575 = 7.07375. Verdict 38.84625: 3 tokens; handed over
-              39.34625, launched 39.44625; R1 - 0.8 = 6.27375.
-    39.44625  catch-up draft 2.03 * 1.0625 = 2.156875 -> 41.603125; R1 - 0.126875 = 6.146875. c + o + h: R1 - 0.8.
-    42.403125 verify -> 55.278125; R1 5.346875 - 2.575 = 2.771875. Verdict 55.478125: 1 token. c + o + h: R1 - 0.8.
-    56.078125 draft 2.02 * 1.0625 = 2.14625 -> 58.224375; R1 1.971875 - 0.12625 = 1.845625; c + o + h: R1 - 0.8.
-    59.024375 verify; R1's 1.045625 / 0.2 = 5.228125 -> 64.2525, first token 64.4525; the verify has 6.1175 left.
-    64.2525   R1's draft prompt 1.05 / 0.2 = 5.25 -> 69.5025; the verify 6.1175 - 4.2 = 1.9175. Completed 69.7025,
-              handed over 70.2025, R1's draft launched 70.3025; the verify alone until then: 1.1175 left.
-    70.3025   draft 2.02 / 0.8 = 2.525 -> 72.8275; the verify 1.1175 - 0.505 = 0.6125 -> 73.44 alone.
-    73.0275   R1's draft completed; the hand-over keeps the host until 73.5275; so R0's verdict comes not at 73.64 but
-              at 73.7275: 2 tokens. R0's hand-over takes the host until 74.2275, then R1's verify is launched 74.3275,
-              then R0's draft (asked at 74.2275) 74.4275.
-    74.4275   draft 2.02 / 0.8 -> 76.9525; R1's verify 10.3 - 0.1 - 0.505 = 9.695 left -> 86.6475. 86.8475: R1 done.
-    86.8475   R0, drafted at 77.1525, is verified: 86.9475 -> 97.2475; 97.4475.
+    0        R0 as in PD: first token 20.3, handed to decode 22.8; draft from 22.9.
+    24       R1 of 14 tokens (target 11.4, draft 1.14), from 24.1. R0's draft has 0.82 left: * 1.25 -> 25.125; R1
+             11.4 - 0.205 = 11.195 left. Draft completed 25.325, handed over 25.825, verify launched 25.925; R1 alone
+             0.8: 10.395.
+    25.925   verify 10.3 * 1.25 = 12.875 -> 38.8; R1 - 2.575 = 7.82. Verdict 39.0: 3 tokens; handed over 39.5,
+             launched 39.6; R1 - 0.8 = 7.02.
+    39.6     catch-up draft 2.03 * 1.25 = 2.5375 -> 42.1375; R1 - 0.5075 = 6.5125. c + o + h: R1 - 0.8 = 5.7125.
+    42.9375  verify -> 55.8125; R1 - 2.575 = 3.1375. Verdict 56.0125: 1 token. c + o + h: R1 - 0.8 = 2.3375.
+    56.6125  draft 2.02 * 1.25 = 2.525 -> 59.1375; R1 - 0.505 = 1.8325; c + o + h: R1 - 0.8 = 1.0325.
+    59.9375  verify; R1's 1.0325 / 0.2 = 5.1625 -> 65.1, first token 65.3; the verify has 10.3 - 4.13 = 6.17 left.
+    65.1     R1's draft prompt 1.14 / 0.2 = 5.7 -> 70.8; the verify 6.17 - 4.56 = 1.61. Completed 71.0, handed over
+             71.5, R1's draft launched 71.6; the verify alone until then: 0.81 left.
+    71.6     draft 2.525 -> 74.125; the verify 0.81 - 0.505 = 0.305 -> 74.43 alone.
+    74.325   R1's draft completed; the hand-over keeps the host until 74.825; so R0's verdict comes not at 74.63 but at
+             75.025: 2 tokens. R0's hand-over takes the host until 75.525, then R1's verify is launched 75.625, then
+             R0's draft (asked at 75.525) 75.725.
+    75.725   draft 2.525 -> 78.25; R1's verify 10.3 - 0.1 - 0.505 = 9.695 left -> 87.945. 88.145: R1 done.
+    88.145   R0, drafted at 78.45, is verified: 88.245 -> 98.545; 98.745.
     """
     result = run("pdv", PDV_ASKED, server={"verify_gather": "never"}, stream_weight=4)
     check(
         result,
         [
             *PDV_START,
-            ("decode", "draft", 1, 74.4275, 76.9525),
-            ("verify", "verify", 1, 74.3275, 86.6475),
-            ("verify", "verify", 1, 86.9475, 97.2475),
+            ("decode", "draft", 1, 75.725, 78.25),
+            ("verify", "verify", 1, 75.625, 87.945),
+            ("verify", "verify", 1, 88.245, 98.545),
         ],
         [
-            [(20.3, 1), (38.84625, 3), (55.478125, 1), (73.7275, 2), (97.4475, 2)],
-            [(64.4525, 1), (86.8475, 2)],
+            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (98.745, 2)],
+            [(65.3, 1), (88.145, 2)],
         ],
     )
-    # between draft and verify: three hand-overs of R0, then from 77.1525 to 86.8475; R1 from 73.0275 to 73.7275
+    # between draft and verify: three hand-overs of R0, then from 78.45 to 88.145; R1 from 74.325 to 75.025
     assert times_ms(result, "wait_s") == [3 * 0.5 + 9.695, 0.7]
 
 
 def test_pdv_always_gathers(run: Run) -> None:
-    """As `test_pdv` until R0's verdict at 73.7275; then R1's draft waits for R0's, and both are verified at once.
+    """As `test_pdv` until R0's verdict at 75.025; then R1's draft waits for R0's, and both are verified at once.
 
-    R0 is handed over 74.2275, drafted 74.3275 -> 76.3475 alone, completed 76.5475, handed over 77.0475.
-    Verify of two rows 10.6: 77.1475 -> 87.7475; 87.9475.
+    R0 is handed over 75.525, drafted 75.625 -> 77.645 alone, completed 77.845, handed over 78.345.
+    Verify of two rows 10.6: 78.445 -> 89.045; 89.245.
     """
     result = run("pdv", PDV_ASKED, server={"verify_gather": "always"}, stream_weight=4)
     check(
         result,
-        [*PDV_START, ("decode", "draft", 1, 74.3275, 76.3475), ("verify", "verify", 2, 77.1475, 87.7475)],
+        [*PDV_START, ("decode", "draft", 1, 75.625, 77.645), ("verify", "verify", 2, 78.445, 89.045)],
         [
-            [(20.3, 1), (38.84625, 3), (55.478125, 1), (73.7275, 2), (87.9475, 2)],
-            [(64.4525, 1), (87.9475, 2)],
+            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)],
+            [(65.3, 1), (89.245, 2)],
         ],
     )
 
 
 def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
-    """The two rows at 73.7275: as one batch 2.04 + 10.6 + 0.3 = 12.94 for two rows; as two in turn, every 12.92 one.
+    """The two rows at 75.025: as one batch 2.04 + 10.6 + 0.3 = 12.94 for two rows; as two in turn, every 13.92 one.
 
-    The latter: draft 2.02 / 0.8 = 2.525, then the verify's other 10.3 - 0.505 alone, and 0.6 of host time: 12.92.
+    The latter: draft 2.02 / 0.8 = 2.525, then the verify's other 10.3 - 0.505 alone, and the host twice for a launch, a
+    completion and a hand-over: 2 * 0.8. 13.92 in all.
     So it gathers; with the default too the schedule is that of `always`.
     """
     auto, always = (
@@ -392,18 +394,25 @@ def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
 def test_pdv_unified(run: Run) -> None:
     """One worker, three streams: each turn starts at most one prompt, then drafts, then verifies; weights as in PDV.
 
-    0         R0: target 0.1 -> 20.1, draft -> 22.1; the worker waits for both: 22.3, first token and end of the turn.
+    The worker looks for first tokens when it has nothing to do, or at the end of its turn.
+
+    0         R0: target 0.1 -> 20.1, first token 20.3; draft -> 22.1; 22.3: end of the turn.
     22.3      draft 22.4 -> 24.42, completed 24.62; verify 24.72 -> 35.02; 35.22: 3 tokens.
     30        R1 and R2, of 5 tokens each, have to wait for the end of the turn.
     35.22     R1's prompt starts (target ready 35.32), R0's draft is launched third: 35.52. R1 10.5 - 0.2 = 10.3.
-              Catch-up draft 2.03 * 1.0625 = 2.156875 -> 37.676875; R1 10.173125; c + h = 0.3 alone: 9.873125.
-    37.976875 verify 10.3 / 0.8 -> 50.851875; R1 - 2.575 = 7.298125. 51.051875: R0 gains its last token.
-    50.851875 R1 alone -> 58.15; draft 1.05 -> 59.2; 59.4: first token.
-    59.4      R2's prompt starts (59.5); R1's draft 59.7, R2 10.3: 2.02 * 1.0625 = 2.14625 -> 61.84625, R2 10.17375.
-    62.14625  verify -> 75.02125; R2 10.17375 - 0.3 - 2.575 = 7.29875; 75.22125: R1 done.
-    75.02125  R2 alone -> 82.32, draft -> 83.37; 83.57: its only token.
+              Catch-up draft 2.03 * 1.25 = 2.5375 -> 38.0575; R1 - 0.5075 = 9.7925; c + h = 0.3 alone: 9.4925.
+    38.3575   verify 12.875 -> 51.2325; R1 - 2.575 = 6.9175. 51.4325: 1 token. c + h: R1 6.6175.
+    51.5325   draft 2.02 * 1.25 = 2.525 -> 54.0575; R1 - 0.505 = 6.1125; c + h: 5.8125.
+    54.3575   verify -> 67.2325; R1 3.2375. 67.4325: 1 token; c + h: R1 2.9375.
+    67.5325   draft -> 70.0575; R1 2.4325; c + h: 2.1325.
+    70.3575   verify; R1's 2.1325 / 0.2 = 10.6625 -> 81.02; the verify has 10.3 - 8.53 = 1.77 left, * 1.25 -> 83.2325;
+              R1's draft prompt 1.05 - 0.4425 = 0.6075 -> 83.84.
+    83.4325   end of the turn: R0's last token, R1's first. 84.04: R1 joins.
+    84.04     R2's prompt starts (84.14); R1's draft 84.34, R2 10.3: 2.525 -> 86.865, R2 9.795; c + h: 9.495.
+    87.165    verify -> 100.04; R2 - 2.575 = 6.92; 100.24: R1 done.
+    100.04    R2 alone -> 106.96; 107.16: its only token, and the end: nobody waits for the drafter to read the prompt.
     """
-    result = run("pdv-unified", [(0, 100, 5, {1: 2, 4: 0}), (30, 5, 3, {1: 1}), (30, 5, 1, {})], stream_weight=4)
+    result = run("pdv-unified", [(0, 100, 7, {1: 2}), (30, 5, 3, {1: 1}), (30, 5, 1, {})], stream_weight=4)
     check(
         result,
         [
@@ -411,18 +420,51 @@ def test_pdv_unified(run: Run) -> None:
             ("prefill", "prefill", 0, 20.1, 22.1),
             ("decode", "draft", 1, 22.4, 24.42),
             ("verify", "verify", 1, 24.72, 35.02),
-            ("decode", "draft", 1, 35.52, 37.676875),
-            ("verify", "verify", 1, 37.976875, 50.851875),
-            ("prefill", "prefill", 0, 35.32, 58.15),
-            ("prefill", "prefill", 0, 58.15, 59.2),
-            ("decode", "draft", 1, 59.7, 61.84625),
-            ("verify", "verify", 1, 62.14625, 75.02125),
-            ("prefill", "prefill", 0, 59.5, 82.32),
-            ("prefill", "prefill", 0, 82.32, 83.37),
+            ("decode", "draft", 1, 35.52, 38.0575),
+            ("verify", "verify", 1, 38.3575, 51.2325),
+            ("decode", "draft", 1, 51.5325, 54.0575),
+            ("verify", "verify", 1, 54.3575, 67.2325),
+            ("decode", "draft", 1, 67.5325, 70.0575),
+            ("prefill", "prefill", 0, 35.32, 81.02),
+            ("verify", "verify", 1, 70.3575, 83.2325),
+            ("prefill", "prefill", 0, 81.02, 83.84),
+            ("decode", "draft", 1, 84.34, 86.865),
+            ("verify", "verify", 1, 87.165, 100.04),
+            ("prefill", "prefill", 0, 84.14, 106.96),
         ],
-        [[(22.3, 1), (35.22, 3), (51.051875, 1)], [(59.4, 1), (75.22125, 2)], [(83.57, 1)]],
+        [
+            [(20.3, 1), (35.22, 3), (51.4325, 1), (67.4325, 1), (83.4325, 1)],
+            [(83.4325, 1), (100.24, 2)],
+            [(107.16, 1)],
+        ],
     )
-    assert times_ms(result, "admitted_s") == [0, 35.22, 59.4]
+    assert times_ms(result, "admitted_s") == [0, 35.22, 84.04]
+
+
+def test_admission_of_pdv_unified(run: Run) -> None:
+    """Batches of 1 and a factor of 1.2: with two requests ready at the start of a turn, nobody is admitted.
+
+    Requests come one a turn and a turn serves one, so R0 and R1 take turns, and R2 waits until one of them is done.
+
+    0         R0: 5 tokens, target 0.1 -> 10.6, first token 10.8, draft 1.05 -> 11.65; 11.85.
+    11.85     one is admitted a turn: R1 (target ready 11.95), R0's draft 12.15. R1 10.5 - 0.2 = 10.3. Draft 2.525 ->
+              14.675; R1 9.795; c + h: 9.495. Verify 14.975 -> 27.85; R1 6.92; 28.05: 1 token.
+    28.05     R0 again, since R1 is being read: draft 28.15, R1 6.62; -> 30.675; R1 6.115; verify 30.975, R1 5.815; ->
+              43.85; R1 3.24; 44.05: 1 token.
+    44.05     draft 44.15, R1 2.94 -> 46.675; R1 2.435; verify 46.975, R1 2.135 / 0.2 = 10.675 -> 57.65; the verify
+              has 10.3 - 8.54 = 1.76 left, * 1.25 -> 59.85; R1's draft prompt 1.05 - 0.44 = 0.61 -> 60.46.
+    60.05     R0's fourth token, and R1's first. R0's round is launched 60.15; R1's prompt - 0.3: 0.31 at 60.15, / 0.2 =
+              1.55 -> 61.7; R0's draft 2.02 - 1.24 = 0.78 -> 62.48. 62.68; verify 62.78 -> 73.08; 73.28: R0's fifth.
+    73.28     R0 and R1 are ready: R2 is refused. R0's turn: 73.38 -> 75.4, verify 75.7 -> 86.0; 86.2: its sixth token.
+    86.2      R1 before R0 in the queue: refused again. 86.3 -> 88.32, verify 88.62 -> 98.92; 99.12: R1 done.
+    99.12     R0 alone is ready: R2 is admitted.
+    """
+    asked: list[Asked] = [(0, 5, 9, {}), (0, 5, 2, {}), (0, 5, 1, {})]
+    result = run("pdv-unified", asked, server={"max_num_seqs": 1, "admission_factor": 1.2}, stream_weight=4)
+    assert times_ms(result, "admitted_s") == [0, 11.85, 99.12]
+    first, second, _ = delivered(result)
+    assert [at for at, _ in first][:6] == pytest.approx([10.8, 28.05, 44.05, 60.05, 73.28, 86.2], abs=NEAR)
+    assert [at for at, _ in second] == pytest.approx([60.05, 99.12], abs=NEAR)
 
 
 def test_pdv_hybrid(run: Run) -> None:
@@ -431,10 +473,10 @@ def test_pdv_hybrid(run: Run) -> None:
     22.8      R0, atomic: draft 22.9 -> 24.92, verify -> 35.22; 35.42: 3 tokens.
     35.42     atomic: catch-up draft 35.52 -> 37.55, verify from 37.55.
     40        R1 of 5 tokens, from 40.1. A verify on the decode lane has decode's priority: it has 7.75 left,
-              * 1.0625 -> 48.334375; R1 10.5 - 7.75/16 = 10.015625. 48.534375: 1 token.
-    48.534375 two in flight: three lanes. R1 - 0.3; draft 48.634375, 2.02 * 1.0625 -> 50.780625, R1 - 0.12625 =
-              9.589375; completed, handed over, launched: R1 - 0.8 = 8.789375.
-    51.580625 verify 10.3 / 0.8 -> 64.455625; R1 - 2.575 = 6.214375 -> 70.67 alone. 64.655625: R0's last token.
+              * 1.25 -> 49.7875; R1 10.5 - 1.9375 = 8.5625. 49.9875: 1 token.
+    49.9875   two in flight: three lanes. R1 - 0.3; draft 50.0875, 2.02 * 1.25 -> 52.6125, R1 - 0.505 = 7.7575;
+              completed, handed over, launched: R1 - 0.8 = 6.9575.
+    53.4125   verify 10.3 / 0.8 -> 66.2875; R1 - 2.575 = 4.3825 -> 70.67 alone. 66.4875: R0's last token.
     70.67     R1: first token 70.87, draft prompt -> 71.72, completed 71.92, handed over 72.42.
     72.42     one in flight: atomic. Draft 72.52 -> 74.54, verify -> 84.84; 85.04.
     """
@@ -452,16 +494,29 @@ def test_pdv_hybrid(run: Run) -> None:
             ("decode", "draft", 1, 22.9, 24.92),
             ("decode", "verify", 1, 24.92, 35.22),
             ("decode", "draft", 1, 35.52, 37.55),
-            ("decode", "verify", 1, 37.55, 48.334375),
-            ("decode", "draft", 1, 48.634375, 50.780625),
-            ("verify", "verify", 1, 51.580625, 64.455625),
+            ("decode", "verify", 1, 37.55, 49.7875),
+            ("decode", "draft", 1, 50.0875, 52.6125),
+            ("verify", "verify", 1, 53.4125, 66.2875),
             ("prefill", "prefill", 0, 40.1, 70.67),
             ("prefill", "prefill", 0, 70.67, 71.72),
             ("decode", "draft", 1, 72.52, 74.54),
             ("decode", "verify", 1, 74.54, 84.84),
         ],
-        [[(20.3, 1), (35.42, 3), (48.534375, 1), (64.655625, 1)], [(70.87, 1), (85.04, 2)]],
+        [[(20.3, 1), (35.42, 3), (49.9875, 1), (66.4875, 1)], [(70.87, 1), (85.04, 2)]],
     )
+
+
+@pytest.mark.parametrize("gather", ["auto", "always", "never"])
+def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: str) -> None:
+    """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
+
+    R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
+    are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
+    """
+    asked = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
+    result = run("pdv-hybrid", asked, server={"hybrid_threshold": 2, "verify_gather": gather}, stream_weight=4)
+    first, second, third = (result.requests["finish_s"] / MS).tolist()
+    assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
 
 
 def test_adaptive(run: Run) -> None:
@@ -473,10 +528,10 @@ def test_adaptive(run: Run) -> None:
 
     0         R0: target 0.1 -> 20.1, first token 20.3; draft 6 -> 26.1, completed 26.3, handed over 26.8.
     26.8      atomic: draft 26.9 -> 36.92, verify -> 47.22; 47.42: none accepted, 1 token.
-    47.42     plain, 10.1 ms: from 47.52. R1 of 5 tokens from 50.1 (50 + h): the decode has 7.52 left, * 1.0625 ->
-              58.09; R1 10.5 - 0.47 = 10.03. 58.29 a token. R1 - 0.3.
-    58.39     10.1 * 1.0625 = 10.73125 -> 69.12125, R1 9.73 - 0.63125 = 9.09875; 69.32125 a token. R1 - 0.3.
-    69.42125  -> 80.1525; R1 8.79875 - 0.63125 = 8.1675 -> 88.32 alone; 80.3525: R0's fifth token.
+    47.42     plain, 10.1 ms: from 47.52. R1 of 5 tokens from 50.1 (50 + h): the decode has 7.52 left, * 1.25 ->
+              59.5; R1 10.5 - 1.88 = 8.62. 59.7 a token. R1 - 0.3.
+    59.8      10.1 * 1.25 = 12.625 -> 72.425, R1 8.32 - 2.525 = 5.795; 72.625 a token. R1 - 0.3.
+    72.725    -> 85.35; R1 5.495 - 2.525 = 2.97 -> 88.32 alone; 85.55: R0's fifth token.
     88.32     R1: first token 88.52; draft prompt 5.05 -> 93.37, completed 93.57, handed over 94.07.
     94.07     plain: 94.17 -> 104.27; 104.47.
     """
@@ -488,14 +543,14 @@ def test_adaptive(run: Run) -> None:
             ("prefill", "prefill", 0, 20.1, 26.1),
             ("decode", "draft", 1, 26.9, 36.92),
             ("decode", "verify", 1, 36.92, 47.22),
-            ("decode", "decode", 1, 47.52, 58.09),
-            ("decode", "decode", 1, 58.39, 69.12125),
-            ("decode", "decode", 1, 69.42125, 80.1525),
+            ("decode", "decode", 1, 47.52, 59.5),
+            ("decode", "decode", 1, 59.8, 72.425),
+            ("decode", "decode", 1, 72.725, 85.35),
             ("prefill", "prefill", 0, 50.1, 88.32),
             ("prefill", "prefill", 0, 88.32, 93.37),
             ("decode", "decode", 1, 94.17, 104.27),
         ],
-        [[(20.3, 1), (47.42, 1), (58.29, 1), (69.32125, 1), (80.3525, 1)], [(88.52, 1), (104.47, 1)]],
+        [[(20.3, 1), (47.42, 1), (59.7, 1), (72.625, 1), (85.55, 1)], [(88.52, 1), (104.47, 1)]],
     )
 
 
@@ -566,6 +621,15 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     assert times_ms(result, "admitted_s") == [0, 51.8, 163.12]
 
 
+def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
+    """A decode queue bounded at 1 is full from R0's verdict until decode takes R0: R1, in between, has to wait.
+
+    R0: draft 22.9 -> 24.92, 25.12, handed over 25.62, verify 25.72 -> 36.02, verdict 36.22, back at decode 36.72.
+    """
+    result = run("pdv", [(0, 100, 10, {}), (36.5, 5, 1, {})], server={"max_decode_queue": 1})
+    assert times_ms(result, "admitted_s") == [0, 36.72]
+
+
 def test_chunked_prefill_in_colocated(run: Run) -> None:
     """103 tokens a step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
 
@@ -634,6 +698,28 @@ def test_closed_loop(run: Run) -> None:
     assert times_ms(result, "arrival_s") == [0, 30.7]
 
 
+def test_closed_loop_in_lanes(run: Run) -> None:
+    """As above in PDV: with R0 done, the verify lane has nobody to hand back, and R1 does not wait for a hand-over.
+
+    R0: target 0.1 -> 20.1, first token 20.3, draft -> 22.1; 22.8 decode. Two rounds: draft 22.9 -> 24.92, verify 25.72
+    -> 36.02, 36.22; back at decode 36.72: 36.82 -> 38.84, 39.64 -> 49.94, 50.14: done. R1: 50.24 -> 70.24; 70.44.
+    """
+    result = run("pdv", [(0, 100, 3, {}), (0, 100, 1, {})], max_concurrency=1)
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("prefill", "prefill", 0, 20.1, 22.1),
+            ("decode", "draft", 1, 22.9, 24.92),
+            ("verify", "verify", 1, 25.72, 36.02),
+            ("decode", "draft", 1, 36.82, 38.84),
+            ("verify", "verify", 1, 39.64, 49.94),
+            ("prefill", "prefill", 0, 50.24, 70.24),
+        ],
+        [[(20.3, 1), (36.22, 1), (50.14, 1)], [(70.44, 1)]],
+    )
+
+
 def test_replicas_take_turns(run: Run) -> None:
     """R0 and R2 go to replica 0, R1 to replica 1, each with its own GPU and host.
 
@@ -655,19 +741,19 @@ def test_replicas_take_turns(run: Run) -> None:
 
 
 @pytest.mark.parametrize("arch", ["colocated", "baseline", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"])
-def test_one_token_is_the_prefills(run: Run, arch: str) -> None:
+def test_one_token_is_the_prefills(run: Run, arch: Arch) -> None:
     """An output of one token needs no round: the target's forward over the prompt gives it."""
     result = run(arch, [(0, 100, 1, {})])
     assert {kind for _, kind, *_ in events(result)} == {"prefill"}
-    # on one stream the drafter reads first, in lanes the target does; the one worker of pdv-unified waits for both
-    when = {"colocated": 22.3, "baseline": 22.3, "pdv-unified": 22.3}.get(arch, 20.3)
+    # on one stream the drafter reads first, on a stream for prompts the target does
+    when = 22.3 if arch in ("colocated", "baseline") else 20.3
     assert delivered(result) == [[(pytest.approx(when, abs=NEAR), 1)]]
     assert result.requests["rounds"].tolist() == [0]
 
 
 # how streams share the GPU ----------------------------------------------------------------------------------------
 
-# R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts. Until 24.1: draft from 22.9, verify launched.
+# R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify behind.
 OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
 BEFORE: list[Launch] = [("prefill", "prefill", 0, 0.1, 20.1), ("prefill", "prefill", 0, 20.1, 22.1)]
 
@@ -675,8 +761,8 @@ BEFORE: list[Launch] = [("prefill", "prefill", 0, 0.1, 20.1), ("prefill", "prefi
 def test_preemptive_priority(run: Run) -> None:
     """Decode runs as if alone; R1's prompt moves only while the decode stream is empty.
 
-    22.9   R0: draft -> 24.92, verify -> 35.22; 35.42: 2 tokens; R1 was launched at 24.1 and has moved nothing.
-    35.22  R1 runs for 0.3: 10.2 left. R0's second round 35.52 -> 37.54 -> 47.84; 48.04: its last token.
+    22.9   R0: draft -> 24.92, verify -> 35.22; 35.42: 2 tokens; R1, launched at 24.1, is held back.
+    35.22  R1 starts and runs for 0.3: 10.2 left. R0's second round 35.52 -> 37.54 -> 47.84; 48.04: its last token.
     47.84  R1 10.2 -> 58.04, first token 58.24; draft prompt -> 59.09; completed 59.29, handed over 59.79.
     59.89  R1: draft -> 61.91, verify -> 72.21; 72.41.
     """
@@ -689,7 +775,7 @@ def test_preemptive_priority(run: Run) -> None:
             ("decode", "verify", 1, 24.92, 35.22),
             ("decode", "draft", 1, 35.52, 37.54),
             ("decode", "verify", 1, 37.54, 47.84),
-            ("prefill", "prefill", 0, 24.1, 58.04),
+            ("prefill", "prefill", 0, 35.22, 58.04),
             ("prefill", "prefill", 0, 58.04, 59.09),
             ("decode", "draft", 1, 59.89, 61.91),
             ("decode", "verify", 1, 61.91, 72.21),
@@ -702,7 +788,7 @@ def test_serial_ablation(run: Run) -> None:
     """No overlap, first come first served: each work runs to its end before another begins to move.
 
     24.1   R1's prompt waits for the draft (-> 24.92), then goes before the verify, which came to the head of its
-           stream later: 10.5 -> 35.42, first token 35.62. The verify, from 24.92 at the head, -> 45.72; 45.92: 2 tokens.
+           stream at 24.92: 10.5 -> 35.42, first token 35.62. Then the verify -> 45.72; 45.92: 2 tokens.
     45.72  R1's draft prompt (at the head since 35.42) -> 46.77; completed 46.97. R0's draft, launched at 46.02,
            -> 48.79, its verify -> 59.09; 59.29: R0's last token. R1 was handed over at 47.47 and joins.
     59.29  R1: draft 59.39 -> 61.41, verify -> 71.71; 71.91.
@@ -713,10 +799,10 @@ def test_serial_ablation(run: Run) -> None:
         [
             *BEFORE,
             ("decode", "draft", 1, 22.9, 24.92),
-            ("prefill", "prefill", 0, 24.1, 35.42),
-            ("decode", "verify", 1, 24.92, 45.72),
-            ("prefill", "prefill", 0, 35.42, 46.77),
-            ("decode", "draft", 1, 46.02, 48.79),
+            ("prefill", "prefill", 0, 24.92, 35.42),
+            ("decode", "verify", 1, 35.42, 45.72),
+            ("prefill", "prefill", 0, 45.72, 46.77),
+            ("decode", "draft", 1, 46.77, 48.79),
             ("decode", "verify", 1, 48.79, 59.09),
             ("decode", "draft", 1, 59.39, 61.41),
             ("decode", "verify", 1, 61.41, 71.71),
@@ -775,7 +861,8 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
     Here a forward takes the larger of its two terms: a draft step 1 ms, a verify 10, a prompt of 100 tokens 10 and 1;
     each moves 6e6 bytes a ms (0.75 of 8e9 bytes/s).
     Draft beside prefill: rates rise 4:1 until the draft is at 1 (4 * 0.25 * 0.75 + 0.25 * 0.75 < 1); prefill goes on
-    to the bandwidth left: 0.25 / 0.75 = 1/3. Verify beside prefill: 4x * 0.75 + x * 0.75 = 0.75 at x = 0.2: 0.8 and 0.2.
+    to the bandwidth left: 0.25 / 0.75 = 1/3. Verify beside prefill: 4x * 0.75 + x * 0.75 = 0.75 at x = 0.2, so 0.8
+    and 0.2.
 
     0      R0: 0.1 -> 10.1, first token 10.3, draft -> 11.1; completed 11.3, handed over 11.8; draft 11.9 -> 13.9.
     12.3   R1's target from 12.4 beside the draft's last 1.5: does 0.5, 9.5 left.
@@ -787,7 +874,7 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
         [(0, 100, 3, {1: 1}), (12.3, 100, 3, {1: 1})],
         sharpness=None,
         bandwidth_bytes_per_s=8e9,
-        stream_weight=2,
+        stream_weight=4,
         efficiency={"prefill+verify": 0.75},
     )
     check(
@@ -900,4 +987,28 @@ def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
             ("decode", "verify", 1, 25.145, 35.445),
         ],
         [[(20.375, 1), (35.695, 2)]],
+    )
+
+
+def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
+    """Two workers, one request: the other worker stays idle and takes its fifth of the host, as above.
+
+    0       launches 0.125 and 0.25: draft 0.125 -> 2.125, target -> 22.125, first token 22.375.
+    22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
+    """
+    result = run(
+        "baseline",
+        [(0, 100, 3, {1: 1})],
+        server={"num_workers": 2},
+        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS},
+    )
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.125, 2.125),
+            ("main", "prefill", 0, 2.125, 22.125),
+            ("main", "draft", 1, 22.5, 24.52),
+            ("main", "verify", 1, 24.52, 34.82),
+        ],
+        [[(22.375, 1), (35.07, 2)]],
     )

@@ -50,7 +50,9 @@ class PDV(Lanes):
                 if verdict is None:
                     self.decode.queue.extendleft(reversed(rows))
                 else:  # as the verify lane would
-                    yield self.env.at(self.decode.put(self.settle(rows, verdict)), Event(self.env))
+                    going = self.settle(rows, verdict)
+                    if going:
+                        yield self.env.at(self.decode.put(going), Event(self.env))
                 return
         self.drafting = rows
         yield self.device.launch(self.draft(rows, k))

@@ -1,0 +1,277 @@
+"""Queueing theory as an oracle: where a server is a textbook queue, its waits are the textbook's.
+
+A request of one output token is only its prefill. On a made-up card where a prefill takes a microsecond a token and the
+host nothing, the service times are ours to choose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ciw
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy import stats
+
+from pdvsim.sim.acceptance import draw_streams, expected_tokens, walltime_improvement
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
+from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.latency import ForwardFit, Latency
+from pdvsim.sim.models import GPUS
+from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.profile import builtin, roofline, save
+from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
+
+Floats = NDArray[np.float64]
+
+FREE_HOST = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
+TOKEN_S = 1e-6
+ONE_STREAM: tuple[Arch, ...] = ("autoregressive", "baseline", "colocated")
+
+
+def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardFit:
+    return ForwardFit(0.0, weights_s, token_s, 0.0, 0.0, 0.0, 0.0)
+
+
+def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hardware:
+    """A card on which the default pair costs just that."""
+    models = {"tinyllama-1.1b": draft, "llama-2-7b": target}
+    path = folder / f"{name}.json"
+    save(replace(roofline(GPUS["h200"]), name=name, models=models), path)
+    return Hardware(profile=str(path), kv_capacity_tokens=10**9)
+
+
+@pytest.fixture(scope="module")
+def by_token(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
+    """The target model takes a microsecond a token, the draft model nothing."""
+    return card(tmp_path_factory.mktemp("profiles"), "by-token", fit(), fit(token_s=TOKEN_S))
+
+
+def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**8) -> Experiment:
+    server = Server(num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
+    return Experiment(arch=arch, server=server, hardware=hardware, host=host)
+
+
+def prompts_only(arrival_s: Floats, prompts: NDArray[np.int64]) -> list[Request]:
+    rows = zip(arrival_s.tolist(), prompts.tolist(), strict=True)
+    return [Request(i, arrival, prompt, 1, b"\0") for i, (arrival, prompt) in enumerate(rows)]
+
+
+def lindley(arrival_s: Floats, service_s: Floats) -> Floats:
+    """Waits in a single-server FIFO queue: W' = max(0, W + S - gap)."""
+    waits = [0.0]
+    for gap, service in zip(np.diff(arrival_s).tolist(), service_s.tolist(), strict=False):
+        waits.append(max(0.0, waits[-1] + service - gap))
+    return np.array(waits)
+
+
+def waits(result: Result) -> Floats:
+    wait: Floats = result.requests["admitted_s"] - result.requests["arrival_s"]
+    return wait
+
+
+arrivals_and_prompts = st.lists(st.tuples(st.floats(0.0, 0.05), st.integers(1, 3000)), min_size=1, max_size=40)
+
+
+@pytest.mark.parametrize("arch", ONE_STREAM)
+@given(requests=arrivals_and_prompts)
+@settings(max_examples=60)
+def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int]]) -> None:
+    """Prompts alone, of which the latency model says how long each takes, some of them in several chunks."""
+    budget = 1000
+    gaps, lengths = (np.array(column) for column in zip(*requests, strict=True))
+    arrival_s = np.cumsum(gaps)
+    pair, profile = named_pair("tinyllama-1.1b:llama-2-7b"), builtin("h200")
+    read = [pair.target] if arch == "autoregressive" else [pair.draft, pair.target]
+    service_s = np.zeros(len(lengths))
+    for i, length in enumerate(lengths.tolist()):
+        request = Request(i, 0.0, length, 1, b"\0")
+        for start in range(0, length, budget):
+            chunk = Chunk(request, start, min(budget, length - start))
+            for spec in read:
+                model = Latency(spec, profile.fit(spec))
+                service_s[i] += model.carrying(0, 1, 1, (chunk,), first_tokens=spec is pair.target).solo_0
+    result = simulate(single_server(arch, Hardware(), budget=budget), requests=prompts_only(arrival_s, lengths))
+    assert waits(result) == pytest.approx(lindley(arrival_s, service_s), abs=1e-9)
+    assert result.requests["finish_s"] == pytest.approx(arrival_s + lindley(arrival_s, service_s) + service_s, abs=1e-9)
+
+
+@pytest.mark.parametrize("arch", ONE_STREAM)
+@given(
+    gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12),
+    seed=st.integers(0, 2**16),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
+    host=st.sampled_from([FREE_HOST, Host()]),
+)
+@settings(max_examples=25)
+def test_whole_requests_through_a_single_server_are_lindleys(
+    arch: Arch, gaps: list[float], seed: int, acceptance: float, host: Host
+) -> None:
+    """Whole requests, with the host's costs: the service time of each is what it takes when it is alone."""
+    rng = np.random.default_rng(seed)
+    arrival_s = np.cumsum(gaps)
+    prompts, outputs = rng.integers(1, 500, len(gaps)), rng.integers(1, 60, len(gaps))
+    runs, _ = draw_streams(Acceptance(acceptance_rate=acceptance), outputs, rng, rng)
+    experiment = single_server(arch, Hardware(), host)
+
+    def request(i: int, id: int, at_s: float) -> Request:
+        return Request(id, at_s, int(prompts[i]), int(outputs[i]), runs[i])
+
+    alone = [simulate(experiment, requests=[request(i, 0, 0.0)]).requests["finish_s"][0] for i in range(len(gaps))]
+    result = simulate(experiment, requests=[request(i, i, float(at)) for i, at in enumerate(arrival_s)])
+    assert waits(result) == pytest.approx(lindley(arrival_s, np.array(alone)), abs=1e-9)
+
+
+# mean waits ---------------------------------------------------------------------------------------------------------
+
+MEAN_S = 0.01
+
+
+def exponential(rng: np.random.Generator, n: int) -> Floats:
+    return rng.exponential(MEAN_S, n)
+
+
+def constant(rng: np.random.Generator, n: int) -> Floats:
+    return np.full(n, MEAN_S)
+
+
+def two_lengths(rng: np.random.Generator, n: int) -> Floats:
+    """Many short, few long, with the same mean: a squared coefficient of variation of 4."""
+    return rng.choice([MEAN_S / 3, 7 * MEAN_S], n, p=[0.9, 0.1])
+
+
+def confidence(samples: list[float], level: float = 0.999) -> tuple[float, float]:
+    """A t interval over replications."""
+    error = float(stats.sem(samples))
+    half = float(stats.t.ppf((1 + level) / 2, len(samples) - 1)) * error
+    return float(np.mean(samples)) - half, float(np.mean(samples)) + half
+
+
+@pytest.mark.parametrize(
+    ("service", "second_moment"),
+    [
+        pytest.param(exponential, 2 * MEAN_S**2, id="M/M/1"),
+        pytest.param(constant, MEAN_S**2, id="M/D/1"),
+        pytest.param(two_lengths, 0.9 * (MEAN_S / 3) ** 2 + 0.1 * (7 * MEAN_S) ** 2, id="M/G/1"),
+    ],
+)
+@pytest.mark.parametrize("load", [0.3, 0.6])
+def test_mean_waits_are_pollaczek_and_khinchines(
+    service: Any, second_moment: float, load: float, by_token: Hardware
+) -> None:
+    """E[W] = rate E[S^2] / (2 (1 - load)), inside a confidence interval over replications, and that one narrow."""
+    rate = load / MEAN_S
+    expected = rate * second_moment / (2 * (1 - load))
+    means = []
+    for seed in range(16):
+        rng = np.random.default_rng(seed)
+        count = 4000
+        arrival_s = np.cumsum(rng.exponential(1 / rate, count))
+        prompts = np.maximum(1, np.round(service(rng, count) / TOKEN_S)).astype(np.int64)
+        result = simulate(single_server("baseline", by_token), requests=prompts_only(arrival_s, prompts))
+        means.append(float(np.mean(waits(result)[400:])))  # the first ones find the queue empty
+    low, high = confidence(means)
+    assert low <= expected <= high
+    assert (high - low) / 2 < 0.2 * expected
+
+
+# an outside oracle --------------------------------------------------------------------------------------------------
+
+
+class OfCustomer(ciw.dists.Distribution):  # type: ignore[misc]
+    """The service that each customer brings along, wherever it is served."""
+
+    def __init__(self, service_s: list[float]) -> None:
+        self.service_s = service_s
+
+    def sample(self, t: float | None = None, ind: Any = None) -> float:
+        return self.service_s[ind.id_number - 1]
+
+
+def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) -> tuple[Floats, list[int]]:
+    """Waits and servers by Ciw: a door that takes no time, and a single-server node for each replica behind it."""
+    behind = list(range(2, replicas + 2))
+    route = (
+        ciw.routing.LoadBalancing(behind, tie_break="order")
+        if router == "least-loaded"
+        else ciw.routing.Cycle(behind)
+    )  # fmt: skip
+    gaps = np.diff(arrival_s, prepend=0.0).tolist()
+    network = ciw.create_network(
+        arrival_distributions=[ciw.dists.Sequential([*gaps, float("inf")]), *([None] * replicas)],
+        service_distributions=[ciw.dists.Deterministic(0.0), *([OfCustomer(service_s.tolist())] * replicas)],
+        number_of_servers=[float("inf"), *([1] * replicas)],
+        routing=ciw.routing.NetworkRouting(routers=[route, *([ciw.routing.Leave()] * replicas)]),
+    )
+    simulation = ciw.Simulation(network)
+    simulation.simulate_until_max_customers(len(arrival_s), method="Finish")
+    served = sorted((r for r in simulation.get_all_records() if r.node > 1), key=lambda r: r.id_number)
+    return np.array([r.waiting_time for r in served]), [r.node - 2 for r in served]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
+def test_replicas_behind_a_router_wait_as_ciw_says(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
+    """Customer by customer: which replica each goes to, and how long it waits there."""
+    rng = np.random.default_rng(seed)
+    count = 400
+    arrival_s = np.cumsum(rng.exponential(MEAN_S / (0.9 * replicas), count))
+    prompts = np.maximum(1, np.round(rng.exponential(MEAN_S / TOKEN_S, count))).astype(np.int64)
+    hardware = replace(by_token, replicas=replicas, router=router)
+    result = simulate(single_server("baseline", hardware), requests=prompts_only(arrival_s, prompts))
+    expected, servers = ciw_waits(arrival_s, prompts * TOKEN_S, router, replicas)
+    assert result.requests["replica"].tolist() == servers
+    assert waits(result) == pytest.approx(expected, abs=1e-9)
+
+
+# Leviathan et al. ---------------------------------------------------------------------------------------------------
+
+STEP_S = 0.01
+OUTPUT = 6000
+
+
+@pytest.mark.parametrize("cost", [0.05, 0.2])
+@pytest.mark.parametrize(("alpha", "k"), [(0.0, 3), (0.3, 1), (0.6, 4), (0.8, 2), (0.9, 8), (1.0, 5)])
+def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: float, tmp_path: Path) -> None:
+    """Tokens a round (equation 1) and the gain in wall time (theorem 3.8), by whole runs at batch 1.
+
+    The theorem's assumptions made true: a verify costs one step of the target, a draft step `cost` of it, the host
+    nothing.
+    """
+    hardware = card(tmp_path, "leviathan", fit(weights_s=cost * STEP_S), fit(weights_s=STEP_S))
+    tokens, gains = [], []
+    for seed in range(12):
+        output = np.array([OUTPUT])
+        rng = np.random.default_rng(seed)
+        runs, _ = draw_streams(Acceptance(acceptance_rate=alpha), output, rng, rng)
+
+        def decode_s(arch: Arch, runs: bytes = runs[0], length: int = int(output[0])) -> tuple[float, Result]:
+            server = Server(num_workers=1, num_speculative_tokens=k)
+            experiment = Experiment(arch=arch, server=server, hardware=hardware, host=FREE_HOST)
+            result = simulate(experiment, requests=[Request(0, 0.0, 10, length, runs)])
+            return float(result.requests["finish_s"][0] - result.requests["first_token_s"][0]), result
+
+        plain_s, _ = decode_s("autoregressive")
+        speculative_s, result = decode_s("baseline")
+        rounds = int(result.requests["rounds"][0])
+        assert plain_s == pytest.approx((output[0] - 1) * STEP_S)
+        assert speculative_s == pytest.approx(rounds * (k * cost + 1) * STEP_S)
+        assert result.requests["drafted"][0] == k * rounds
+        tokens.append(1 + float(result.requests["accepted"][0]) / rounds)
+        gains.append(plain_s / speculative_s)
+    # the output's end cuts the last round short: at most k of its tokens are not needed
+    cut = k / OUTPUT
+    for samples, expected in (
+        (tokens, expected_tokens(alpha, k)),
+        (gains, walltime_improvement(alpha, k, cost)),
+    ):
+        low, high = confidence(samples) if 0 < alpha < 1 else (min(samples), max(samples))
+        assert low * (1 - 1e-9) <= expected <= high * (1 + cut + 1e-9)
+        assert high - low < 0.06 * expected
