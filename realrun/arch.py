@@ -22,6 +22,7 @@ Activation = Literal["silu", "gelu_tanh"]
 Family = Literal["llama", "qwen2", "gemma"]
 
 FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
+GATE_BLOCK = 32  # a tile of 64 outputs then holds 32 gates and the 32 values they act on
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
 
 
@@ -59,6 +60,11 @@ class Architecture:
     @property
     def qkv_width(self) -> int:
         return self.q_width + 2 * self.kv_width
+
+    @property
+    def gate_block(self) -> int:
+        """Rows of gate, then as many of up, that alternate in the fused gate/up matrix."""
+        return math.gcd(self.spec.intermediate, GATE_BLOCK)
 
     def embedding_scale(self, dtype: torch.dtype) -> float:
         """The factor on embeddings, rounded to `dtype` as the reference implementation rounds it."""

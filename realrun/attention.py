@@ -9,39 +9,32 @@ second kernel combines. The kernel also turns q and k and writes the cache: each
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from pdvsim.realrun import twins
 from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.kernels import card, overlapping, take_turn
 
 MAX_SPLITS = 32
-HALF_TYPES = (torch.bfloat16, torch.float16)  # what the library's prefill kernel takes
+LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
 @dataclass(slots=True)
 class Tuning:
     """How decode attention runs; one object so that a benchmark can try others."""
 
-    programs_per_sm: int = 4  # splits are added until about this many programs per multiprocessor
+    programs_per_sm: int = 2  # splits are added until about this many programs per multiprocessor
     block: int = 64
     stages: int = 3
     warps: int = 4
-    overlap: bool = False
+    prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
 
 
 TUNING = Tuning()
-
-
-@functools.cache
-def _multiprocessors(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 8
 
 
 @triton.jit
@@ -61,9 +54,6 @@ def _decode(
     BLOCK: tl.constexpr, SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, head, r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
     width = (heads + 2 * kv_heads) * DIM
     slot = tl.load(row_slots_ptr + r).to(tl.int64)
     first = tl.load(positions_ptr + r * TOKENS)
@@ -77,22 +67,23 @@ def _decode(
     half = d % (DIM // 2)
     tokens = qkv_ptr + r.to(tl.int64) * TOKENS * width
 
-    if end > first:
-        t = tl.arange(0, BLOCK_T)[:, None]
-        mine = (t < TOKENS) & (first + t >= begin) & (first + t < end)
-        c = tl.load(cos_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
-        s = tl.load(sin_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
-        new_key = _turned(tokens, t * width + (heads + head) * DIM, d, c, s, mine, DIM)
-        new_value = tl.load(tokens + t * width + (heads + kv_heads + head) * DIM + d, mask=mine, other=0.0)
-        tl.store(keys + (first + t) * DIM + d, new_key.to(kv_ptr.dtype.element_ty), mask=mine)
-        tl.store(values + (first + t) * DIM + d, new_value, mask=mine)
-        tl.debug_barrier()  # the loop below reads these positions back through other threads
-
+    # positions and angles may be read before the turn: the kernel ahead makes only q, k and v
     i = tl.arange(0, BLOCK_Q)
     query = first + i // GROUP
     real = i < TOKENS * GROUP
     c = tl.load(cos_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
     s = tl.load(sin_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
+    take_turn(OVERLAP)
+    if end > first:
+        t = tl.arange(0, BLOCK_T)[:, None]
+        mine = (t < TOKENS) & (first + t >= begin) & (first + t < end)
+        c_new = tl.load(cos_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
+        s_new = tl.load(sin_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
+        new_key = _turned(tokens, t * width + (heads + head) * DIM, d, c_new, s_new, mine, DIM)
+        new_value = tl.load(tokens + t * width + (heads + kv_heads + head) * DIM + d, mask=mine, other=0.0)
+        tl.store(keys + (first + t) * DIM + d, new_key.to(kv_ptr.dtype.element_ty), mask=mine)
+        tl.store(values + (first + t) * DIM + d, new_value, mask=mine)
+        tl.debug_barrier()  # the loop below reads these positions back through other threads
     at = (i // GROUP) * width + (head * GROUP + i % GROUP) * DIM
     q = _turned(tokens, at[:, None], d, c, s, real[:, None], DIM).to(kv_ptr.dtype.element_ty)
 
@@ -135,9 +126,7 @@ def _combine(
     TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     i, head, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
+    take_turn(OVERLAP)
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, DIM)[None, :]
     row = ((r * kv_heads + head) * splits + s) * (TOKENS * GROUP) + i
@@ -158,49 +147,95 @@ def decode_attention(
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows
     out = qkv.new_empty(rows * tokens, heads * dim)
-    wanted = tuning.programs_per_sm * _multiprocessors(qkv.device) // (rows * kv_heads)
+    wanted = tuning.programs_per_sm * card(qkv.device)[0] // (rows * kv_heads)
     splits = 1 << (max(1, min(MAX_SPLITS, wanted)).bit_length() - 1)
     part = qkv.new_empty((rows * kv_heads * splits * tokens * group, dim), dtype=torch.float32) if splits > 1 else out
     lse = part.new_empty(part.shape[0], dtype=torch.float32)
-    launch = {"launch_pdl": True} if tuning.overlap else {}
-    block = tuning.block if dim * kv.element_size() <= 256 else max(16, tuning.block // 2)
+    launch = overlapping(qkv.device)
+    block = max(16, tuning.block * 256 // max(256, dim * kv.element_size()))  # long heads take shorter blocks
     _decode[(splits, kv_heads, rows)](
         qkv, kv, batch.row_slots, positions, cos, sin, out, part, lse,
-        heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * 1.4426950408889634, splits,
+        heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * LOG2_E, splits,
         TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=max(16, triton.next_power_of_2(tokens * group)),
-        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=block, SPLIT=splits > 1, OVERLAP=tuning.overlap,
+        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=block, SPLIT=splits > 1,
         num_warps=tuning.warps, num_stages=tuning.stages, **launch,
     )  # fmt: skip
     if splits > 1:
         _combine[(tokens * group, kv_heads, rows)](
             part, lse, out, heads, kv_heads, splits, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_S=splits,
-            OVERLAP=tuning.overlap, num_warps=2, **launch,
+            num_warps=2, **launch,
         )  # fmt: skip
     return out
 
 
-def prefill_plan(batch: Batch, kv: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `prefill_attention` needs of a chunk part, made once for all layers."""
-    if kv.dtype not in HALF_TYPES:
-        return twins.prefill_plan(batch, kv, slots, positions)
-    lengths = batch.chunk_bounds[1:] - batch.chunk_bounds[:-1]
-    seen = torch.where(lengths > 0, batch.chunk_starts + lengths, 0)
-    offsets = torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32, device=kv.device)
-    offsets[:MAX_CHUNKS] = batch.chunk_slots * (kv.shape[2] * kv.shape[3])
-    return offsets, seen
+@triton.jit
+def _prefill(
+    qkv_ptr, kv_ptr, slots_ptr, starts_ptr, bounds_ptr, out_ptr, heads, kv_heads, capacity, value_offset, scale,
+    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    # the blocks with the longest contexts go first, so that short ones fill the end
+    block, head, stretch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    take_turn(OVERLAP)
+    low = tl.load(bounds_ptr + stretch)
+    count = tl.load(bounds_ptr + stretch + 1) - low
+    if block * BLOCK_Q < count:
+        slot = tl.load(slots_ptr + stretch).to(tl.int64)
+        first = tl.load(starts_ptr + stretch) + block * BLOCK_Q
+        i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
+        d = tl.arange(0, DIM)
+        real = (i < count)[:, None]
+        token = (low + i).to(tl.int64)
+        q_rows = (token * (heads + 2 * kv_heads) + head)[:, None] * DIM + d[None, :]
+        q = tl.load(qkv_ptr + q_rows, mask=real, other=0.0)
+        query = first + tl.arange(0, BLOCK_Q)
+        j = tl.arange(0, BLOCK)
+        keys = kv_ptr + (slot * kv_heads + head // GROUP) * capacity * DIM
+        k = keys + j[None, :] * DIM + d[:, None]
+        v = keys + value_offset + j[:, None] * DIM + d[None, :]
+        top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+        total_weight = tl.zeros((BLOCK_Q,), tl.float32)
+        acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
+        seen_by_all = (first + 1) // BLOCK * BLOCK
+        end = tl.minimum(first + BLOCK_Q, first - block * BLOCK_Q + count)
+        for start in range(0, seen_by_all, BLOCK):
+            score = tl.dot(q, tl.load(k + start * DIM), input_precision="ieee") * scale
+            new_top = tl.maximum(top, tl.max(score, 1))
+            weight = tl.exp2(score - new_top[:, None])
+            shrink = tl.exp2(top - new_top)
+            total_weight = total_weight * shrink + tl.sum(weight, 1)
+            values = tl.load(v + start * DIM)
+            acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+            top = new_top
+        for start in range(seen_by_all, end, BLOCK):
+            inside = start + j < end
+            score = tl.dot(q, tl.load(k + start * DIM, mask=inside[None, :], other=0.0), input_precision="ieee")
+            score = tl.where((start + j)[None, :] <= query[:, None], score * scale, float("-inf"))
+            new_top = tl.maximum(top, tl.max(score, 1))
+            safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(score - safe_top[:, None])
+            shrink = tl.exp2(top - safe_top)
+            total_weight = total_weight * shrink + tl.sum(weight, 1)
+            values = tl.load(v + start * DIM, mask=inside[:, None], other=0.0)
+            acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
+            top = new_top
+        out = out_ptr + (token * heads + head)[:, None] * DIM + d[None, :]
+        tl.store(out, (acc / total_weight[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
-def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, plan: tuple[Tensor, Tensor]) -> Tensor:
-    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
-    if kv.dtype not in HALF_TYPES:
-        return twins.prefill_attention(qkv, kv, batch, plan)
-    _, all_slots, kv_heads, capacity, dim = kv.shape
-    q = qkv[:, : qkv.shape[1] - 2 * kv_heads * dim].unflatten(-1, (-1, dim))
-    # The cache as one run of positions, heads `capacity` apart: a slot is then an offset that lives on the device.
-    run = ((all_slots - 1) * kv_heads + 1) * capacity
-    k, v = (side.as_strided((run, kv_heads, dim), (dim, capacity * dim, 1)) for side in kv.unbind(0))
-    offsets, seen = plan
-    out: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, batch.chunk_bounds, offsets, batch.chunk, capacity, 0.0, True, False, seqused_k=seen
-    )[0]
-    return out.flatten(1)
+def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
+    """Attention of the chunk part, already rotated and written; padding tokens are left unset."""
+    _, _, kv_heads, capacity, dim = kv.shape
+    heads = qkv.shape[1] // dim - 2 * kv_heads
+    out = qkv.new_empty(batch.chunk, heads * dim)
+    half = kv.element_size() == 2
+    block_q, block, warps = TUNING.prefill if half else (32, 32, 4)
+    if dim > 128:
+        block_q, block = min(block_q, 64), min(block, 32)
+    block_q = min(block_q, max(16, triton.next_power_of_2(batch.chunk)))
+    _prefill[(triton.cdiv(batch.chunk, block_q), heads, MAX_CHUNKS)](
+        qkv, kv, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
+        heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * LOG2_E,
+        GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,
+        num_warps=warps, num_stages=3 if dim <= 128 else 2, **overlapping(qkv.device),
+    )  # fmt: skip
+    return out

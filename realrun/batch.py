@@ -6,8 +6,26 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from pdvsim.realrun.arch import Activation
+
 MAX_CHUNKS = 4  # prompt stretches one forward can carry
 MAX_ROW_TOKENS = 16  # new tokens per row the decode attention kernel packs
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gated activation over gates and values that alternate in blocks."""
+
+    activation: Activation
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream (tokens, hidden); `squares` (parts, tokens), where known, sum to each token's square."""
+
+    x: Tensor
+    squares: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves its events untyped.)
 """How near the hardware the engine runs: `python -m pdvsim.realrun.bench`, on any CUDA card.
 
 Measures the card's copy bandwidth and bf16 matrix rate, then verify, draft step and prefill of the chosen presets as a

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Residual
 from pdvsim.realrun.cache import Sequences
 from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.sampling import Sampler
@@ -114,7 +114,8 @@ class Engine:
             pair = shape.catch_up and step == 0
             width, first = (2, -2) if pair else (1, step - 1)
             hidden = self.model.forward(self._batch(inputs, shape.rows, width, 0, first), self.cache, self.sequences)
-            logits = self.model.logits(hidden.x[width - 1 :: width])
+            newest = Residual(hidden.stream.x[1::2], None) if pair else hidden.stream
+            logits = self.model.logits(newest)
             if self.sequences.proposals is not None and not sampler.greedy:
                 self.sequences.proposals[inputs.row_slots[: shape.rows].long(), step] = logits
             ids = sampler.draw(logits)
@@ -129,15 +130,15 @@ class Engine:
         sequences, rows = self.sequences, shape.rows
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
         hidden = self.model.forward(batch, self.cache, sequences)
-        wanted = []
-        if rows:
-            wanted.append(hidden.x[: batch.row_tokens])
+        stream = hidden.stream
         if shape.emit:
             ends = (batch.chunk_bounds[1:] - 1).clamp(min=0) + batch.row_tokens
-            wanted.append(hidden.x.index_select(0, ends))
-        if not wanted:
+            stream = Residual(torch.cat((stream.x[: batch.row_tokens], stream.x[ends])), None)
+        elif shape.chunk:
+            stream = Residual(stream.x[: batch.row_tokens], None)
+        if not len(stream.x):
             return inputs.row_slots[:1]
-        logits = self.model.logits(wanted[0] if len(wanted) == 1 else torch.cat(wanted))
+        logits = self.model.logits(stream)
         results = []
         if rows:
             limits, pins = inputs.limits[:rows], inputs.pins[:rows]

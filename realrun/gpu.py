@@ -1,19 +1,19 @@
 """The kernels a GPU runs, under the names of their twins."""
 
-from pdvsim.realrun.attention import decode_attention, prefill_attention, prefill_plan
-from pdvsim.realrun.kernels import append, argmax, embed, gated, rms_norm, rope_write, settle
-from pdvsim.realrun.linear import linear
+from pdvsim.realrun.attention import decode_attention, prefill_attention
+from pdvsim.realrun.kernels import append, argmax, embed, gated, rope_write, settle, unit_norm
+from pdvsim.realrun.linear import added, normed
 
 __all__ = [
+    "added",
     "append",
     "argmax",
     "decode_attention",
     "embed",
     "gated",
-    "linear",
+    "normed",
     "prefill_attention",
-    "prefill_plan",
-    "rms_norm",
     "rope_write",
     "settle",
+    "unit_norm",
 ]

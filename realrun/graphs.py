@@ -109,6 +109,8 @@ class Lane:
         self._host_outputs = [torch.zeros(out, dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
         self._tickets: list[Ticket | None] = [None] * STAGES
         self._launches = 0
+        if self.gpu:
+            torch.cuda.synchronize(device)  # weights and caches were filled on another stream
 
     def step(self, slots: Sequence[int]) -> Ticket:
         """Plain decoding: one new token for each slot."""

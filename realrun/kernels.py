@@ -7,16 +7,54 @@ Each has its oracle of the same name and signature in `twins`.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdvsim.realrun.arch import Activation
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Gate, Residual
 
 SILU, GELU_TANH = 1, 2
+
+
+@functools.cache
+def card(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory one program may take."""
+    if device.type != "cuda":
+        return 8, 1 << 18  # the interpreter: any card will do
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count), int(
+        getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    )
+
+
 ACTIVATION_CODES: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
+
+
+@functools.cache
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def overlapping(device: torch.device) -> dict[str, bool]:
+    """Launch options that let a kernel start, and read weights, while the one ahead still runs, where the card can."""
+    return {"OVERLAP": True, "launch_pdl": True} if _can_overlap(device) else {"OVERLAP": False}
+
+
+@triton.jit
+def take_turn(OVERLAP: tl.constexpr):
+    """Wait until what the kernels ahead wrote can be read, then let the next kernel start.
+
+    In this order at most two kernels are under way at once, so what the kernel before the one ahead wrote may be read
+    even before the turn is taken.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -31,11 +69,12 @@ def activate(x, ACT: tl.constexpr):
 @triton.jit
 def _embed(
     tokens_ptr, length_ptr, table_ptr, row_slots_ptr, chunk_slots_ptr, chunk_starts_ptr, chunk_bounds_ptr,
-    x_ptr, slots_ptr, positions_ptr,
+    x_ptr, squares_ptr, slots_ptr, positions_ptr,
     row_tokens, tokens_per_row, first, scratch, capacity, hidden, scale,
-    CHUNKS: tl.constexpr, BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0)
+    take_turn(OVERLAP)
     if m < row_tokens:
         slot = tl.load(row_slots_ptr + m // tokens_per_row)
         position = tl.load(length_ptr + slot) + first + m % tokens_per_row
@@ -51,66 +90,83 @@ def _embed(
     token = tl.load(tokens_ptr + slot.to(tl.int64) * capacity + position).to(tl.int64)
     tl.store(slots_ptr + m, slot)
     tl.store(positions_ptr + m, position)
-    for start in range(0, hidden, BLOCK):
-        d = start + tl.arange(0, BLOCK)
-        row = tl.load(table_ptr + token * hidden + d, mask=d < hidden).to(tl.float32) * scale
-        tl.store(x_ptr + m.to(tl.int64) * hidden + d, row.to(x_ptr.dtype.element_ty), mask=d < hidden)
+    d = tl.arange(0, BLOCK)
+    row = tl.load(table_ptr + token * hidden + d, mask=d < hidden, other=0.0).to(tl.float32) * scale
+    kept = row.to(x_ptr.dtype.element_ty)
+    tl.store(x_ptr + m.to(tl.int64) * hidden + d, kept, mask=d < hidden)
+    tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
 
 
-def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
     x = table.new_empty(batch.tokens, table.shape[1])
+    squares = x.new_empty(1, batch.tokens, dtype=torch.float32)
     slots = length.new_empty(batch.tokens)
     positions = length.new_empty(batch.tokens)
     _embed[(batch.tokens,)](
         tokens, length, table, batch.row_slots, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds,
-        x, slots, positions,
+        x, squares, slots, positions,
         batch.row_tokens, max(batch.tokens_per_row, 1), batch.first, batch.scratch, tokens.shape[1], table.shape[1],
-        scale, CHUNKS=MAX_CHUNKS if batch.chunk else 0, BLOCK=1024,
+        scale, CHUNKS=MAX_CHUNKS if batch.chunk else 0, BLOCK=triton.next_power_of_2(table.shape[1]),
+        **overlapping(x.device),
     )  # fmt: skip
-    return x, slots, positions
+    return Residual(x, squares), slots, positions
 
 
 @triton.jit
-def _rms_norm(x_ptr, weight_ptr, out_ptr, hidden, x_stride, eps, BLOCK: tl.constexpr):
+def _unit_norm(x_ptr, out_ptr, hidden, x_stride, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     m = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
+    take_turn(OVERLAP)
     x = tl.load(x_ptr + m * x_stride + d, mask=d < hidden, other=0.0).to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / hidden + eps)
-    weight = tl.load(weight_ptr + d, mask=d < hidden, other=0.0)
-    tl.store(out_ptr + m * hidden + d, (x * scale * weight).to(out_ptr.dtype.element_ty), mask=d < hidden)
+    tl.store(out_ptr + m * hidden + d, (x * scale).to(out_ptr.dtype.element_ty), mask=d < hidden)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def unit_norm(x: Tensor, eps: float) -> Tensor:
     out = x.new_empty(x.shape)
     block = triton.next_power_of_2(x.shape[1])
-    _rms_norm[(x.shape[0],)](
-        x, weight, out, x.shape[1], x.stride(0), eps, BLOCK=block, num_warps=min(16, max(1, block // 512))
+    warps = min(16, max(1, block // 512))
+    _unit_norm[(x.shape[0],)](
+        x, out, x.shape[1], x.stride(0), eps, BLOCK=block, num_warps=warps, **overlapping(x.device)
     )
     return out
 
 
 @triton.jit
-def _gated(gate_up_ptr, out_ptr, width, ACT: tl.constexpr, BLOCK: tl.constexpr):
+def _gated(
+    gate_up_ptr, out_ptr, width, ACT: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
+    take_turn(OVERLAP)
     m = tl.program_id(1).to(tl.int64)
     d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    gate = tl.load(gate_up_ptr + m * 2 * width + d, mask=d < width, other=0.0).to(tl.float32)
-    up = tl.load(gate_up_ptr + m * 2 * width + width + d, mask=d < width, other=0.0).to(tl.float32)
+    gate_at = gate_up_ptr + m * 2 * width + d // GATE * 2 * GATE + d % GATE
+    gate = tl.load(gate_at, mask=d < width, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + GATE, mask=d < width, other=0.0).to(tl.float32)
     tl.store(out_ptr + m * width + d, (activate(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=d < width)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(gate_up.shape[0], width)
     grid = (triton.cdiv(width, 1024), gate_up.shape[0])
-    _gated[grid](gate_up, out, width, ACT=ACTIVATION_CODES[activation], BLOCK=1024)
+    _gated[grid](
+        gate_up,
+        out,
+        width,
+        ACT=ACTIVATION_CODES[gate.activation],
+        GATE=gate.block,
+        BLOCK=1024,
+        **overlapping(out.device),
+    )
     return out
 
 
 @triton.jit
 def _rope_write(
     qkv_ptr, kv_ptr, slots_ptr, positions_ptr, cos_ptr, sin_ptr,
-    heads, kv_heads, capacity, value_offset, DIM: tl.constexpr, BLOCK_H: tl.constexpr,
+    heads, kv_heads, capacity, value_offset, DIM: tl.constexpr, BLOCK_H: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    take_turn(OVERLAP)
     m = tl.program_id(0).to(tl.int64)
     h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
     d = tl.arange(0, DIM // 2)[None, :]
@@ -141,12 +197,13 @@ def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: T
     block = 8
     _rope_write[(qkv.shape[0], triton.cdiv(all_heads, block))](
         qkv, kv, slots, positions, cos, sin, all_heads - 2 * kv_heads, kv_heads, capacity, kv.stride(0),
-        DIM=dim, BLOCK_H=block, num_warps=2,
+        DIM=dim, BLOCK_H=block, num_warps=2, **overlapping(qkv.device),
     )  # fmt: skip
 
 
 @triton.jit
-def _argmax(logits_ptr, out_ptr, vocab, BLOCK: tl.constexpr):
+def _argmax(logits_ptr, out_ptr, vocab, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_turn(OVERLAP)
     m = tl.program_id(0).to(tl.int64)
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
@@ -161,12 +218,13 @@ def _argmax(logits_ptr, out_ptr, vocab, BLOCK: tl.constexpr):
 
 def argmax(logits: Tensor) -> Tensor:
     out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
-    _argmax[(logits.shape[0],)](logits, out, logits.shape[1], BLOCK=4096, num_warps=16)
+    _argmax[(logits.shape[0],)](logits, out, logits.shape[1], BLOCK=4096, num_warps=16, **overlapping(logits.device))
     return out
 
 
 @triton.jit
-def _append(ids_ptr, tokens_ptr, slots_ptr, positions_ptr, rows, capacity, BLOCK: tl.constexpr):
+def _append(ids_ptr, tokens_ptr, slots_ptr, positions_ptr, rows, capacity, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_turn(OVERLAP)
     r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = r < rows
     at = tl.load(slots_ptr + r, mask=inside, other=0).to(tl.int64) * capacity
@@ -176,14 +234,17 @@ def _append(ids_ptr, tokens_ptr, slots_ptr, positions_ptr, rows, capacity, BLOCK
 
 def append(ids: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor) -> None:
     rows = ids.shape[0]
-    _append[(triton.cdiv(rows, 128),)](ids, tokens, slots, positions, rows, tokens.shape[1], BLOCK=128, num_warps=1)
+    _append[(triton.cdiv(rows, 128),)](
+        ids, tokens, slots, positions, rows, tokens.shape[1], BLOCK=128, num_warps=1, **overlapping(ids.device)
+    )
 
 
 @triton.jit
 def _settle(
     agreed_ptr, chosen_ptr, row_slots_ptr, limits_ptr, pins_ptr, tokens_ptr, length_ptr, out_ptr,
-    scratch, capacity, width, BLOCK: tl.constexpr,
+    scratch, capacity, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
+    take_turn(OVERLAP)
     r = tl.program_id(0)
     slot = tl.load(row_slots_ptr + r)
     start = tl.load(length_ptr + slot)
@@ -209,6 +270,6 @@ def settle(
     out = agreed.new_empty(batch.rows, width + 1)
     _settle[(batch.rows,)](
         agreed, chosen, batch.row_slots, limits, pins, tokens, length, out, batch.scratch, tokens.shape[1], width,
-        BLOCK=triton.next_power_of_2(width), num_warps=1,
+        BLOCK=triton.next_power_of_2(width), num_warps=1, **overlapping(out.device),
     )  # fmt: skip
     return out

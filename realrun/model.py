@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdvsim.realrun import twins
 from pdvsim.realrun.arch import Architecture, from_config
-from pdvsim.realrun.batch import Batch
+from pdvsim.realrun.batch import Batch, Gate, Residual
 from pdvsim.realrun.cache import KVCache, Sequences
 from pdvsim.realrun.weights import Weights, load_weights, random_weights
 
@@ -33,7 +33,7 @@ def operations(device: torch.device) -> ModuleType:
 class Hidden:
     """The residual stream after the last block, and where each of its tokens stands."""
 
-    x: Tensor
+    stream: Residual
     slots: Tensor
     positions: Tensor
 
@@ -71,30 +71,26 @@ class Transformer:
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""
-        ops, eps, act = self.ops, self.arch.norm_eps, self.arch.activation
-        x, slots, positions = ops.embed(
+        ops, eps = self.ops, self.arch.norm_eps
+        gate = Gate(self.arch.activation, self.arch.gate_block)
+        stream, slots, positions = ops.embed(
             batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
         )
         rows = batch.row_tokens
-        plan = ops.prefill_plan(batch, cache.layers[0], slots[rows:], positions[rows:]) if batch.chunk else None
         for w, kv in zip(self.weights.layers, cache.layers, strict=True):
-            qkv = ops.linear(x, w.qkv, norm=w.input_norm, eps=eps, bias=w.qkv_bias)
+            qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
             parts = []
             if batch.rows:
                 parts.append(ops.decode_attention(qkv[:rows], kv, batch, positions[:rows], self.cos, self.sin))
             if batch.chunk:
                 ops.rope_write(qkv[rows:], kv, slots[rows:], positions[rows:], self.cos, self.sin)
-                parts.append(ops.prefill_attention(qkv[rows:], kv, batch, plan))
+                parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
             attended = parts[0] if len(parts) == 1 else torch.cat(parts)
-            ops.linear(attended, w.output, residual=x)
-            ops.linear(
-                ops.linear(x, w.gate_up, norm=w.mlp_norm, eps=eps, activation=act),
-                w.down,
-                residual=x,
-            )
-        return Hidden(x, slots, positions)
+            stream = ops.added(attended, w.output, stream)
+            stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+        return Hidden(stream, slots, positions)
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Next-token logits of some rows of the residual stream, in the model's dtype."""
-        logits: Tensor = self.ops.linear(x, self.weights.head, norm=self.weights.final_norm, eps=self.arch.norm_eps)
+    def logits(self, stream: Residual) -> Tensor:
+        """Next-token logits of some tokens of the residual stream, in the model's dtype."""
+        logits: Tensor = self.ops.normed(stream, self.weights.head, self.arch.norm_eps)
         return logits

@@ -2,7 +2,7 @@
 # (torch leaves split and unflatten untyped.)
 """Every kernel in plain torch: what runs on the CPU, and the oracle the Triton kernels are tested against.
 
-Signatures are those of `kernels`, `linear` and `attention`. Nothing here waits for a device.
+Signatures are those of `kernels`, `linear` and `attention`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.arch import Activation
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Gate, Residual
 
 
-def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Tensor, Tensor, Tensor]:
+def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
     """Each token's slot, its position, and its scaled embedding."""
     device = tokens.device
     row = torch.arange(batch.row_tokens, device=device)
@@ -31,41 +30,39 @@ def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: fl
         chunk_positions = torch.where(real, batch.chunk_starts.long()[stretch] + i - bounds[stretch], 0)
         slots, positions = torch.cat((slots, chunk_slots)), torch.cat((positions, chunk_positions))
     x = (table[tokens[slots, positions].long()].float() * scale).to(table.dtype)
-    return x, slots.int(), positions.int()
+    return Residual(x, x.float().pow(2).sum(-1)[None]), slots.int(), positions.int()
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x over its root mean square, times `weight`; computed in float32."""
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """x over its root mean square; computed in float32."""
     wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * weight).to(x.dtype)
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
-def gated(gate_up: Tensor, activation: Activation) -> Tensor:
-    """activation(first half) times second half of the last dimension."""
-    gate, up = gate_up.float().chunk(2, dim=-1)
-    active = F.silu(gate) if activation == "silu" else F.gelu(gate, approximate="tanh")
-    return (active * up).to(gate_up.dtype)
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """activation(gate) times up, which alternate in blocks along the last dimension."""
+    gates, ups = gate_up.float().unflatten(-1, (-1, 2, gate.block)).unbind(-2)
+    active = F.silu(gates) if gate.activation == "silu" else F.gelu(gates, approximate="tanh")
+    out: Tensor = (active * ups).flatten(1).to(gate_up.dtype)
+    return out
 
 
-def linear(
-    x: Tensor,
+def normed(
+    stream: Residual,
     weight: Tensor,
+    eps: float,
     *,
-    norm: Tensor | None = None,
-    eps: float = 0.0,
     bias: Tensor | None = None,
-    activation: Activation | None = None,
-    residual: Tensor | None = None,
+    gate: Gate | None = None,
 ) -> Tensor:
-    """x @ weight.T with what stands around it: a norm before, bias or gated activation or residual sum after.
+    """norm(stream) @ weight.T, then bias, then gated activation. The norm's own weight is folded into `weight`."""
+    y = F.linear(unit_norm(stream.x, eps), weight, bias)
+    return y if gate is None else gated(y, gate)
 
-    With `residual` the sum is made in place, and returned.
-    """
-    x = x if norm is None else rms_norm(x, norm, eps)
-    if residual is not None:
-        return residual.addmm_(x, weight.t())
-    y = F.linear(x, weight, bias)
-    return y if activation is None else gated(y, activation)
+
+def added(y: Tensor, weight: Tensor, stream: Residual) -> Residual:
+    """Add y @ weight.T to the stream in place; returns it with what is now known of its squares."""
+    return Residual(stream.x.addmm_(y, weight.t()), None)
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -88,8 +85,8 @@ def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: T
 
 def attend(q: Tensor, kv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
-    _, _, kv_heads, capacity, dim = kv.shape
-    span = capacity if q.is_cuda else int(positions.max()) + 1
+    _, _, kv_heads, _, dim = kv.shape
+    span = int(positions.max()) + 1
     q = q.unflatten(-1, (kv_heads, -1, dim)).float()
     k, v = kv[:, slots.long(), :, :span].float().unbind(0)
     scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
@@ -105,14 +102,9 @@ def decode_attention(qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, c
     return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
 
 
-def prefill_plan(batch: Batch, kv: Tensor, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """What `prefill_attention` needs of a chunk part, made once for all layers."""
-    return slots, positions
-
-
-def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, plan: tuple[Tensor, Tensor]) -> Tensor:
+def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
     """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, *plan)
+    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -1,7 +1,11 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves unflatten untyped.)
 """A model's weights on one device: random ones of the right shape, or a local safetensors checkpoint.
 
-Projections that read the same input are stored as one matrix: q, k, v in `qkv`; gate above up in `gate_up`. Norm
-weights are float32 with gemma's offset added. Nothing is fetched, no pickle is opened, no checkpoint code runs.
+Projections that read the same input are stored as one matrix: q, k, v in `qkv`; gate and up in `gate_up`, alternating
+in blocks of `Architecture.gate_block` rows. The weight of a norm is folded into the matrix that reads it, in float32
+before rounding: one rounding where the reference implementation makes two. Nothing is fetched, no pickle is opened, no
+checkpoint code runs.
 """
 
 from __future__ import annotations
@@ -23,23 +27,30 @@ from pdvsim.realrun.arch import Architecture
 class LayerWeights:
     """One transformer block; matrices are (outputs, inputs)."""
 
-    input_norm: Tensor
     qkv: Tensor
     qkv_bias: Tensor | None
     output: Tensor
-    mlp_norm: Tensor
     gate_up: Tensor
     down: Tensor
 
 
 @dataclass(slots=True)
 class Weights:
-    """All weights of one model; `head` is `embedding` itself where the two are tied."""
+    """All weights of one model; a tied head is a copy, because the last norm is folded into it."""
 
     embedding: Tensor
     layers: list[LayerWeights]
-    final_norm: Tensor
     head: Tensor
+
+
+def folded(matrix: Tensor, norm: Tensor) -> Tensor:
+    """matrix @ diag(norm), in the matrix's dtype and place."""
+    return matrix.copy_(matrix.float() * norm)
+
+
+def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
+    """`block` rows of gate, `block` rows of up, and so on."""
+    return torch.stack((gate.unflatten(0, (-1, block)), up.unflatten(0, (-1, block))), 1).flatten(0, 2)
 
 
 def random_weights(arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
@@ -63,18 +74,16 @@ def random_weights(arch: Architecture, device: torch.device, dtype: torch.dtype,
     embedding = matrix(spec.vocab, spec.hidden)
     layers = [
         LayerWeights(
-            input_norm=norm(),
-            qkv=matrix(arch.qkv_width, spec.hidden),
+            qkv=folded(matrix(arch.qkv_width, spec.hidden), norm()),
             qkv_bias=bias(),
             output=matrix(spec.hidden, arch.q_width),
-            mlp_norm=norm(),
-            gate_up=matrix(2 * spec.intermediate, spec.hidden),
+            gate_up=folded(matrix(2 * spec.intermediate, spec.hidden), norm()),
             down=matrix(spec.hidden, spec.intermediate),
         )
         for _ in range(spec.layers)
     ]
-    head = embedding if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
-    return Weights(embedding, layers, norm(), head)
+    head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
+    return Weights(embedding, layers, folded(head, norm()))
 
 
 class Checkpoint:
@@ -125,8 +134,11 @@ def load_weights(arch: Architecture, folder: Path | str, device: torch.device, d
         def norm(name: str) -> Tensor:
             return checkpoint.get(name, (hidden,)).to(device, torch.float32) + arch.norm_offset
 
-        def fused(*parts: Tensor) -> Tensor:
-            return torch.cat(parts).to(device, dtype)
+        def fused(*parts: Tensor, norm_name: str | None = None) -> Tensor:
+            matrix = torch.cat(parts).to(device)
+            if norm_name is not None:
+                matrix = matrix.float() * norm(norm_name)
+            return matrix.to(dtype)
 
         def block(i: int) -> LayerWeights:
             attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
@@ -136,16 +148,21 @@ def load_weights(arch: Architecture, folder: Path | str, device: torch.device, d
             if arch.qkv_bias:
                 bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
             return LayerWeights(
-                input_norm=norm(f"model.layers.{i}.input_layernorm.weight"),
-                qkv=fused(*qkv),
+                qkv=fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight"),
                 qkv_bias=bias,
                 output=fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width))),
-                mlp_norm=norm(f"model.layers.{i}.post_attention_layernorm.weight"),
-                gate_up=fused(*(checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))),
+                gate_up=fused(
+                    interleaved(
+                        checkpoint.get(f"{mlp}.gate_proj.weight", (wide, hidden)),
+                        checkpoint.get(f"{mlp}.up_proj.weight", (wide, hidden)),
+                        arch.gate_block,
+                    ),
+                    norm_name=f"model.layers.{i}.post_attention_layernorm.weight",
+                ),
                 down=fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))),
             )
 
-        embedding = fused(checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden)))
-        tied = spec.tied_embeddings
-        head = embedding if tied else fused(checkpoint.get("lm_head.weight", (spec.vocab, hidden)))
-        return Weights(embedding, [block(i) for i in range(spec.layers)], norm("model.norm.weight"), head)
+        table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
+        head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))
+        layers = [block(i) for i in range(spec.layers)]
+        return Weights(fused(table), layers, fused(head, norm_name="model.norm.weight"))

@@ -10,17 +10,17 @@ from heapq import heappop, heappush
 from typing import Any
 
 import simpy
-from simpy.events import NORMAL, Event
+from simpy.events import NORMAL, URGENT, Event
 
 
 class Clock(simpy.Environment):
     """Simulated time."""
 
-    def at(self, time_s: float, event: Event, value: Any = None) -> Event:
-        """Let `event` happen at `time_s` with `value`."""
+    def at(self, time_s: float, event: Event, value: Any = None, first: bool = False) -> Event:
+        """Let `event` happen at `time_s` with `value`; `first` puts it before whatever else happens then."""
         event._ok = True
         event._value = value
-        heappush(self._queue, (time_s, NORMAL, next(self._eid), event))
+        heappush(self._queue, (time_s, URGENT if first else NORMAL, next(self._eid), event))
         return event
 
     def run_to(self, last: Event) -> None:

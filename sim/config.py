@@ -309,5 +309,10 @@ class Experiment:
             "adaptive",
         ):
             raise ValueError(f"--priority partition needs lanes on their own streams; {self.arch} has one stream")
+        if self.hardware.contention != "fluid" and (
+            self.server.priority == "partition"
+            or (self.server.priority, self.hardware.contention) == ("preemptive", "max")
+        ):
+            raise ValueError(f"--contention {self.hardware.contention} knows no --priority {self.server.priority}")
         if self.server.verify_gather != "auto" and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
             raise ValueError(f"--verify-gather needs a verify lane, which {self.arch} does not have")

@@ -114,7 +114,7 @@ class Sharing:
         chosen.rate = 1.0
 
     def _fluid(self, loads: Sequence[Load]) -> None:
-        capacity = self._efficiency(loads) if self.fit.efficiency else 1.0
+        capacity = self._efficiency(loads)
         if len(loads) == 2 and self._plain:
             a, b = loads
             if a.compute and a.bandwidth and b.compute and b.bandwidth:
@@ -126,10 +126,14 @@ class Sharing:
                 return
         ones = [1.0] * len(loads)
         if self.priority == "preemptive":
-            compute = bandwidth = capacity
+            used_c = used_b = 0.0
             for level in sorted({load.priority for load in loads}, reverse=True):
                 group = [load for load in loads if load.priority == level]
-                compute, bandwidth = max_min(group, ones, ones, compute, bandwidth)
+                # those below cannot disturb those above, so only what is left to them shrinks
+                lost = 1.0 - self._efficiency([load for load in loads if load.priority >= level])
+                left_c, left_b = max(0.0, 1.0 - lost - used_c), max(0.0, 1.0 - lost - used_b)
+                after_c, after_b = max_min(group, ones, ones, left_c, left_b)
+                used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
         elif self.priority == "stream":
             levels = sorted({load.priority for load in loads})
             weights = [self.fit.stream_weight ** levels.index(load.priority) for load in loads]
@@ -148,7 +152,7 @@ class Sharing:
 
     def _efficiency(self, loads: Sequence[Load]) -> float:
         table = self.fit.efficiency
-        if len(loads) < 2:
+        if not table or len(loads) < 2:
             return 1.0
         kinds = sorted(load.kind for load in loads)
         return min(table.get(f"{a}+{b}", 1.0) for i, a in enumerate(kinds) for b in kinds[i + 1 :])

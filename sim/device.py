@@ -225,7 +225,8 @@ class SimulatedGPU:
         spent_ns = int((end_s - start_s) * 1e9)
         for chunk in work.chunks:
             prompt += chunk.tokens
-            chunk.request.prefill_ns += spent_ns
+            if work.role == "target":  # the drafter reads behind it or beside it
+                chunk.request.prefill_ns += spent_ns
         if work.kind == "draft":
             for row in rows:
                 row.draft_ns += spent_ns

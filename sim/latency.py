@@ -135,11 +135,8 @@ class Latency:
         fit = self.fit
         read = grown + rows * tokens
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
-        # memory- or compute-bound by the slope, which keeps the price a straight line
-        if tokens * fit.pair_s > fit.kv_s:
-            solo_0, solo_1 = pairs * fit.pair_s, tokens * fit.pair_s
-        else:
-            solo_0, solo_1 = read * fit.kv_s, fit.kv_s
+        # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
+        solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
         return Shape(
             solo_0, solo_1, read * self._kv_bytes, self._kv_bytes, pairs * self._pair_flops, tokens * self._pair_flops
         )

@@ -108,6 +108,10 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
         value = getattr(read, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
+        if name == "efficiency":
+            for pair, left in value.items():
+                if not 0 < left <= 1:
+                    raise ValueError(f"profile {path}: {where}{name}.{pair}: must be in (0, 1], got {left}")
 
 
 def save(profile: Profile, path: str | Path) -> None:

@@ -33,7 +33,7 @@ REQUEST_DTYPES: dict[str, str] = {
     "rounds": "i8",
     "drafted": "i8",
     "accepted": "i8",
-    "prefill_s": "f8",
+    "prefill_s": "f8",  # the target reading the prompt
     "draft_s": "f8",
     "wait_s": "f8",  # drafted, in the queue for verification
     "verify_s": "f8",

@@ -243,7 +243,8 @@ class Client:
     def arrivals(self, requests: list[Request]) -> Generator[Event, Any, None]:
         for request in requests:
             if request.arrival_s > self.env.now:
-                yield self.env.at(request.arrival_s, Event(self.env))
+                # one that arrives as a step ends is in time for the next
+                yield self.env.at(request.arrival_s, Event(self.env), first=True)
             if self.limit is not None and self.outstanding >= self.limit:
                 self.held.append(request)
             else:

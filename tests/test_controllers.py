@@ -375,7 +375,7 @@ def test_adaptive_picks_what_brute_force_picks() -> None:
 def test_adaptive_judges_all_modes_for_the_same_requests() -> None:
     """With 8 of 16 decoding requests at hand (the others are elsewhere in the lanes) the choice is that for all 16.
 
-    Requests whose prompts are being read do not count. The choices for 16 and for 8 differ somewhere, else this is idle.
+    Requests whose prompts are being read do not count. The choices for 16 and for 8 differ somewhere, or this is idle.
     """
     matters = 0
     for contention, dear, rate, rows, context in CASES:

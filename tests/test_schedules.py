@@ -106,12 +106,17 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             Request(i, at * MS, prompt, output, bytes(accepted.get(p, 0) for p in range(output)))
             for i, (at, prompt, output, accepted) in enumerate(asked)
         ]
-        settings = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2, "max_speculative_tokens": 2}
+        settings: dict[str, Any] = {
+            "pair": "toy-draft:toy-target",
+            "num_speculative_tokens": 2,
+            "max_speculative_tokens": 2,
+        }
+        placed: dict[str, Any] = {"profile": profile, "kv_capacity_tokens": 10_000}
         experiment = Experiment(
             arch,
             traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
             server=Server(**settings | (server or {})),
-            hardware=Hardware(**{"profile": profile, "kv_capacity_tokens": 10_000} | (hardware or {})),
+            hardware=Hardware(**placed | (hardware or {})),
             host=Host(**host or {}),
         )
         return simulate(experiment, foresee=request.param, requests=requests)
@@ -146,9 +151,9 @@ def check(result: Result, launches: list[Launch], deliveries: list[Deliveries], 
     assert [e[:3] + e[5:] for e in happened] == [e[:3] + e[5:] for e in launches]
     for got, expected in zip(happened, launches, strict=True):
         assert got[3:5] == pytest.approx(expected[3:5], abs=NEAR), (got, expected)
-    for id, (got, expected) in enumerate(zip(delivered(result), deliveries, strict=True)):
-        assert [tokens for _, tokens in got] == [tokens for _, tokens in expected], id
-        assert [at for at, _ in got] == pytest.approx([at for at, _ in expected], abs=NEAR), id
+    for id, (received, due) in enumerate(zip(delivered(result), deliveries, strict=True)):
+        assert [tokens for _, tokens in received] == [tokens for _, tokens in due], id
+        assert [at for at, _ in received] == pytest.approx([at for at, _ in due], abs=NEAR), id
     # and a request's books agree with its deliveries
     columns = result.requests
     assert columns["first_token_s"] / MS == pytest.approx([d[0][0] for d in deliveries], abs=NEAR)
@@ -513,7 +518,7 @@ def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: s
     R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
     are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
     """
-    asked = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
+    asked: list[Asked] = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
     result = run("pdv-hybrid", asked, server={"hybrid_threshold": 2, "verify_gather": gather}, stream_weight=4)
     first, second, third = (result.requests["finish_s"] / MS).tolist()
     assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
@@ -720,6 +725,32 @@ def test_closed_loop_in_lanes(run: Run) -> None:
     )
 
 
+def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) -> None:
+    """Steps of 1/128 s, to the last bit, and a host that costs nothing: R0 has its tokens at 1, 2 and 3 steps.
+
+    R1 arrives within the third step, R2 at the instant of its end: one forward reads both prompts.
+    """
+    step = 1000 / 128
+    result = run(
+        "autoregressive",
+        [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})],
+        host={"launch_s": 0.0, "completion_s": 0.0, "handoff_s": 0.0},
+        target_ms=(step, 0.0),
+        sharpness=None,
+    )
+    assert result.requests["arrival_s"].tolist() == [0, 2.5 / 128, 3 / 128]
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.0, step),
+            ("main", "decode", 1, step, 2 * step),
+            ("main", "decode", 1, 2 * step, 3 * step),
+            ("main", "prefill", 0, 3 * step, 4 * step),
+        ],
+        [[(step, 1), (2 * step, 1), (3 * step, 1)], [(4 * step, 1)], [(4 * step, 1)]],
+    )
+
+
 def test_replicas_take_turns(run: Run) -> None:
     """R0 and R2 go to replica 0, R1 to replica 1, each with its own GPU and host.
 
@@ -747,7 +778,8 @@ def test_one_token_is_the_prefills(run: Run, arch: Arch) -> None:
     assert {kind for _, kind, *_ in events(result)} == {"prefill"}
     # on one stream the drafter reads first, on a stream for prompts the target does
     when = 22.3 if arch in ("colocated", "baseline") else 20.3
-    assert delivered(result) == [[(pytest.approx(when, abs=NEAR), 1)]]
+    assert result.deliveries["tokens"].tolist() == [1]
+    assert result.deliveries["time_s"] / MS == pytest.approx([when], abs=NEAR)
     assert result.requests["rounds"].tolist() == [0]
 
 
@@ -930,6 +962,33 @@ def test_target_on_a_second_gpu(run: Run) -> None:
         "gpu",
     )
     assert result.meta["gpus"] == 2
+
+
+def test_atomic_round_across_two_gpus(run: Run) -> None:
+    """As above, in pdv-hybrid: the verify is on the other GPU, so the host launches it once the draft is completed.
+
+    21.8   draft 21.9 -> 23.92 on GPU 0, completed 24.12, no hand-over; verify ready 24.22 + 1: 25.22 -> 35.52; 35.72.
+    35.72  all accepted, so a catch-up draft: 35.82 -> 37.85, 38.05; verify ready 39.15 -> 49.45; 49.65.
+    """
+    result = run(
+        "pdv-hybrid",
+        [(0, 100, 5, {1: 2, 4: 0})],
+        server={"priority": "none"},
+        hardware={"verify_gpu": 1, "transfer_s": 1 * MS},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 0),
+            ("prefill", "prefill", 0, 1.1, 21.1, 1),
+            ("decode", "draft", 1, 21.9, 23.92, 0),
+            ("decode", "verify", 1, 25.22, 35.52, 1),
+            ("decode", "draft", 1, 35.82, 37.85, 0),
+            ("decode", "verify", 1, 39.15, 49.45, 1),
+        ],
+        [[(21.3, 1), (35.72, 3), (49.65, 1)]],
+        "gpu",
+    )
 
 
 # the host ---------------------------------------------------------------------------------------------------------

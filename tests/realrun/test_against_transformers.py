@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_engines import CPU
 from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from pdvsim.realrun.arch import PRESETS, Llama3Rope, from_config
@@ -16,7 +17,6 @@ from pdvsim.realrun.cache import Sequences
 from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.weights import load_weights
 from pdvsim.sim.models import MODELS
-from tiny_engines import CPU
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,
@@ -71,7 +71,7 @@ def feed(model: Transformer, cache: Any, sequences: Sequences, rows: int, width:
         rows, width, chunk, ints(*[0] * rows), ints(*[0] * MAX_CHUNKS), ints(*[0] * MAX_CHUNKS),
         ints(0, *[n] * MAX_CHUNKS), sequences.scratch,
     )  # fmt: skip
-    return model.logits(model.forward(batch, cache, sequences).x)
+    return model.logits(model.forward(batch, cache, sequences).stream)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from pdvsim.realrun import attention, kernels, linear, twins
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.arch import Activation
+from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Gate, Residual
 
 SLOTS, CAPACITY = 5, 96
 quick = settings(max_examples=12, deadline=None)
@@ -51,39 +52,67 @@ def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> No
     tokens = torch.randint(0, 50, (SLOTS + 1, CAPACITY), dtype=torch.int32)
     length = torch.randint(2, 40, (SLOTS + 1,), dtype=torch.int32)
     arguments = (batch, tokens, length, normal(50, 24), 1.5)
-    for got, expected in zip(kernels.embed(*arguments), twins.embed(*arguments), strict=True):
-        torch.testing.assert_close(got, expected)
+    (stream, *places), (twin, *twin_places) = kernels.embed(*arguments), twins.embed(*arguments)
+    torch.testing.assert_close(stream.x, twin.x)
+    torch.testing.assert_close(stream.squares, twin.x.pow(2).sum(-1)[None])
+    assert all(a.equal(b) for a, b in zip(places, twin_places, strict=True))
 
 
 @pytest.mark.parametrize("hidden", [32, 48, 1000])
-def test_rms_norm(hidden: int) -> None:
-    x, weight = normal(3, 2, hidden)[:, 1], normal(hidden, seed=1)
-    torch.testing.assert_close(kernels.rms_norm(x, weight, 1e-5), twins.rms_norm(x, weight, 1e-5))
+def test_unit_norm(hidden: int) -> None:
+    x = normal(3, 2, hidden)[:, 1]
+    torch.testing.assert_close(kernels.unit_norm(x, 1e-5), twins.unit_norm(x, 1e-5))
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
-def test_gated(activation: twins.Activation) -> None:
-    gate_up = 3 * normal(3, 2 * 1100)
-    torch.testing.assert_close(kernels.gated(gate_up, activation), twins.gated(gate_up, activation))
+def test_gated(activation: Activation) -> None:
+    gate_up, gate = 3 * normal(3, 2 * 1104), Gate(activation, 16)
+    torch.testing.assert_close(kernels.gated(gate_up, gate), twins.gated(gate_up, gate))
+
+
+tunings = st.builds(
+    linear.Tuning,
+    widest=st.sampled_from([8, 64]),
+    block_n=st.sampled_from([16, 32]),
+    block_k=st.sampled_from([16, 32]),
+    programs_per_sm=st.sampled_from([0.1, 2.0]),
+)
+sizes = (st.integers(1, 20), st.sampled_from([16, 48, 112, 136]), st.sampled_from([16, 40, 64]), tunings)
 
 
 @quick
-@given(st.integers(1, 40), st.sampled_from([48, 64, 112]), st.sampled_from([16, 40, 64]), st.integers(0, 4))
-def test_linear(tokens: int, inputs: int, outputs: int, form: int) -> None:
+@given(*sizes, st.sampled_from([None, "silu", "gelu_tanh"]), st.booleans(), st.integers(1, 3))
+def test_normed(
+    tokens: int,
+    inputs: int,
+    outputs: int,
+    tuning: linear.Tuning,
+    activation: Activation | None,
+    biased: bool,
+    parts: int,
+) -> None:
     x, weight = normal(tokens, 2, inputs)[:, 0], normal(outputs, inputs, seed=1) * inputs**-0.5
-    forms: list[dict[str, object]] = [
-        {},
-        {"norm": normal(inputs, seed=2), "eps": 1e-5, "bias": normal(outputs, seed=3)},
-        {"norm": normal(inputs, seed=2), "eps": 1e-5, "activation": "silu"},
-        {"activation": "gelu_tanh"},
-        {"residual": normal(tokens, outputs, seed=4)},
-    ]
-    options = forms[form]
-    twice = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-    expected = twins.linear(x, weight, **options)  # type: ignore[arg-type]
-    for run in (linear.narrow_linear, linear.wide_linear):
-        again = {k: v.clone() if isinstance(v, torch.Tensor) else v for k, v in twice.items()}
-        torch.testing.assert_close(run(x, weight, **again), expected, rtol=1e-5, atol=1e-5)
+    shares = torch.rand(parts, tokens)
+    squares = x.pow(2).sum(-1) * shares / shares.sum(0)
+    bias = normal(outputs, seed=3) if biased else None
+    gate = Gate(activation, 4) if activation else None
+    got = linear.normed(Residual(x, squares), weight, 1e-5, bias=bias, gate=gate, tuning=tuning)
+    expected = twins.normed(Residual(x, None), weight, 1e-5, bias=bias, gate=gate)
+    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@quick
+@given(*sizes)
+def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.Tuning) -> None:
+    y, weight = normal(tokens, inputs), normal(outputs, inputs, seed=1)
+    x = normal(tokens, outputs, seed=2)
+    expected = twins.added(y, weight, Residual(x.clone(), None)).x
+    got = linear.added(y, weight, Residual(x, None), tuning=tuning)
+    assert got.x is x
+    torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
+    if tokens <= tuning.widest:
+        assert got.squares is not None
+        torch.testing.assert_close(got.squares.sum(0), x.pow(2).sum(-1))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 3, 32), (10, 1, 16)])
@@ -98,7 +127,7 @@ def test_rope_write(heads: int, kv_heads: int, dim: int) -> None:
     torch.testing.assert_close(got_qkv[:, : heads * dim], qkv[:, : heads * dim])
 
 
-@settings(max_examples=25, deadline=None)
+@quick
 @given(
     st.lists(st.integers(0, CAPACITY - 9), min_size=1, max_size=4),
     st.integers(1, 8),
@@ -118,6 +147,27 @@ def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int],
     expected = twins.decode_attention(qkv, kv, batch, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+@quick
+@given(
+    st.lists(st.integers(0, 30), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
+    st.lists(st.integers(0, 60), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
+    st.sampled_from([(4, 2), (2, 2), (3, 1)]),
+)
+def test_prefill_attention(sizes: list[int], starts: list[int], shape: tuple[int, int]) -> None:
+    (heads, kv_heads), dim = shape, 16
+    bounds = torch.tensor([0, *sizes]).cumsum(0).int()
+    real = int(bounds[-1])
+    batch = Batch(0, 0, real + 5, ints(), ints(3, 1, 0, 4), ints(*starts), bounds, SLOTS)
+    qkv = normal(real + 5, (heads + 2 * kv_heads) * dim)
+    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim, seed=1)
+    _, slots, positions = twins.embed(
+        batch, torch.zeros(SLOTS + 1, CAPACITY, dtype=torch.int32), ints(*[2] * (SLOTS + 1)), normal(1, 4), 1.0
+    )
+    got = attention.prefill_attention(qkv, kv, batch, slots, positions)
+    expected = twins.prefill_attention(qkv, kv, batch, slots, positions)
+    torch.testing.assert_close(got[:real], expected[:real], rtol=1e-5, atol=1e-5)
 
 
 def test_argmax_takes_the_lowest_of_ties() -> None:

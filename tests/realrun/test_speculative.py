@@ -126,7 +126,7 @@ def target_pairs(lanes: Stage, prompt: list[int], temperature: float) -> torch.T
     batch = Batch(vocab, 2, 0, slots, empty, empty, torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32), sequences.scratch)
     sequences.tokens[:vocab, 3] = slots
     sequences.length[:vocab] = len(prompt)
-    logits = engine_.model.logits(engine_.model.forward(batch, engine_.cache, sequences).x)
+    logits = engine_.model.logits(engine_.model.forward(batch, engine_.cache, sequences).stream)
     chances = (logits / temperature).softmax(-1).view(vocab, 2, vocab)
     return chances[0, 0][:, None] * chances[:, 1]
 
