@@ -139,8 +139,8 @@ class Foresight:
             paths.append((path, at))
         now, horizon = self.gpu.env.now, self._horizon()
         lap = _Lap(self.gpu, rows, k, paths, handover)
-        if horizon < inf:  # no more than can fit, by the length of the first round
-            rounds = min(rounds, int((horizon - now) / lap.first_s) + 2)
+        if horizon < inf:  # no more than can fit, by the length of the first round: rounds only get longer
+            rounds = min(rounds, int((horizon - now) / lap.first_s) + 1)
         if rounds < _FEW:
             return None
         lap.lay_out(rounds, now)

@@ -62,18 +62,19 @@ def _columns(laps: list[Lap], spent: dict[str, NDArray[np.int64]]) -> tuple[Colu
     context = np.concatenate([lap.context for lap in laps])
     owes = np.concatenate([lap.owes for lap in laps])
     scalars = np.array([lap.scalars for lap in laps])
-    of_lap = np.repeat(np.arange(len(laps)), rounds)
-    replica, gpu, rows, k, draft_lane, draft_depth, verify_lane, verify_depth = np.repeat(
-        scalars[:, :8].astype(np.int32), rounds, axis=0
-    ).T
-    shapes = scalars[:, 8:].reshape(len(laps) * 3, 6)
-    of_lap *= 3
+    replica, gpu, rows, k, draft_lane, draft_depth, verify_lane, verify_depth = (
+        np.repeat(scalars[:, i].astype(np.int32), rounds) for i in range(8)
+    )
 
-    def prices(which: NDArray[Any] | int) -> Columns:
-        """Bytes and flops of each round's work by its shape: 0 the draft, 1 the draft that catches up, 2 the verify."""
-        at = of_lap + which
-        return {name: shapes[at, i] + shapes[at, i + 1] * context for name, i in (("bytes", 2), ("flops", 4))}
+    def prices(first: int) -> dict[str, Floats]:
+        """Bytes and flops of each round's work, by the six figures of its shape from column `first` on."""
+        line = {name: np.repeat(scalars[:, first + i], rounds) for name, i in (("bytes", 2), ("flops", 4))}
+        return {
+            name: offset + np.repeat(scalars[:, first + i], rounds) * context
+            for (name, offset), i in zip(line.items(), (3, 5), strict=True)
+        }
 
+    single, double = prices(8), prices(14)
     drafted = k > 0
     drafts: Columns = {
         "replica": replica, "gpu": gpu, "lane": draft_lane, "rows": rows, "queue_depth": draft_depth, "steps": k,
@@ -82,7 +83,7 @@ def _columns(laps: list[Lap], spent: dict[str, NDArray[np.int64]]) -> tuple[Colu
         "start_s": np.concatenate([lap.draft_start_s for lap in laps]),
         "end_s": np.concatenate([lap.draft_end_s for lap in laps]),
         "solo_s": np.concatenate([lap.draft_solo_s for lap in laps]),
-        **prices(owes),
+        **{name: np.where(owes, double[name], single[name]) for name in single},
     }  # fmt: skip
     verifies: Columns = {
         "replica": replica, "gpu": gpu, "lane": verify_lane, "rows": rows, "queue_depth": verify_depth,
@@ -91,7 +92,7 @@ def _columns(laps: list[Lap], spent: dict[str, NDArray[np.int64]]) -> tuple[Colu
         "start_s": np.concatenate([lap.verify_start_s for lap in laps]),
         "end_s": np.concatenate([lap.verify_end_s for lap in laps]),
         "solo_s": np.concatenate([lap.verify_solo_s for lap in laps]),
-        **prices(2),
+        **prices(20),
     }  # fmt: skip
 
     members = np.array([len(lap.rows) for lap in laps])
