@@ -13,15 +13,13 @@ import torch
 from torch import Tensor
 
 from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Residual
+from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.cache import Sequences
 from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.sampling import Sampler
 
 if TYPE_CHECKING:
     from pdvsim.realrun.graphs import Lane
-
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
-CHUNK_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
 
 @dataclass(frozen=True, slots=True)

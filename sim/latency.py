@@ -29,8 +29,14 @@ class ForwardFit:
     head_token_s: float
     kv_s: float  # per cached token read
     pair_s: float  # per (query token, context token) pair multiplied
+    prompt_pair_s: float | None = None  # the same where a prompt is read; None: no different
     sharpness: float | None = None  # p-norm that joins the memory and compute regimes; None: the larger of the two
+    # (tokens, seconds) of a forward's layers as measured, read between by straight lines; in place of fixed_s,
+    # weights_s and token_s
+    layer_knots: tuple[tuple[int, float], ...] = ()
+    draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
+    chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
 
     @classmethod
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
@@ -73,6 +79,8 @@ class Latency:
         self._head_flops = 2.0 * spec.head_params
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
+        self._prompt_pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
+        self._knots_at = [tokens for tokens, _ in fit.layer_knots]
         self._shapes: dict[tuple[int, int, int], Shape] = {}
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
@@ -82,23 +90,30 @@ class Latency:
         found = self._shapes.get(key)
         if found is None:
             new = self._padded(rows) * tokens
-            found = self._shapes[key] = self._with_layers(self._rest(rows, tokens, steps), new, new)
+            found = self._with_layers(self._rest(rows, tokens, steps), new, new)
+            if steps > 1:
+                found = found._replace(
+                    solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio
+                )
+            self._shapes[key] = found
         return found
 
     def carrying(self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool) -> Shape:
         """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
         new = logits = self._padded(rows) * tokens
+        prompt = 0
         solo = moved = flops = 0.0
         fit = self.fit
         for chunk in chunks:
             n, start = chunk.tokens, chunk.start
-            new += n
+            prompt += n
             if first_tokens and start + n >= chunk.request.prompt_tokens:
                 logits += 1
             pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
-            solo += max((start + n) * fit.kv_s, pairs * fit.pair_s)
+            solo += max((start + n) * fit.kv_s, pairs * self._prompt_pair_s)
             moved += (start + n) * self._kv_bytes
             flops += pairs * self._pair_flops
+        new += _up_to(fit.chunk_buckets, prompt)
         priced = self._with_layers(self._rest(rows, tokens, steps) if rows else _NOTHING, new, logits)
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
@@ -108,7 +123,7 @@ class Latency:
     def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
         fit = self.fit
-        solo = rest.solo_0 + fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+        solo = rest.solo_0 + self._layers(tokens)
         moved = rest.bytes_0 + self._layer_bytes
         flops = rest.flops_0 + self._layer_flops * tokens
         if logits:
@@ -142,11 +157,16 @@ class Latency:
         )
 
     def _padded(self, rows: int) -> int:
-        buckets = self.fit.row_buckets
-        if not buckets or not rows:
-            return rows
-        at = bisect_left(buckets, rows)
-        return buckets[at] if at < len(buckets) else rows
+        return _up_to(self.fit.row_buckets, rows) if rows else 0
+
+    def _layers(self, tokens: int) -> float:
+        """The transformer blocks' linear layers and all that does not depend on the context."""
+        fit, at = self.fit, self._knots_at
+        if not at:
+            return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+        right = min(max(bisect_left(at, tokens), 1), len(at) - 1)
+        (n0, s0), (n1, s1) = fit.layer_knots[right - 1], fit.layer_knots[right]
+        return s0 + (s1 - s0) * (max(tokens, at[0]) - n0) / (n1 - n0)
 
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
@@ -154,3 +174,9 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+def _up_to(buckets: Sequence[int], size: int) -> int:
+    """The first bucket that holds `size`; `size` itself where there is none."""
+    at = bisect_left(buckets, size)
+    return buckets[at] if at < len(buckets) else size

@@ -108,6 +108,10 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
         value = getattr(read, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
+        if name == "layer_knots":
+            at = [tokens for tokens, _ in value]
+            if len(at) == 1 or at != sorted(set(at)) or any(not 0 < s < math.inf for _, s in value):
+                raise ValueError(f"profile {path}: {where}{name}: needs two or more rising (tokens, seconds) pairs")
         if name == "efficiency":
             for pair, left in value.items():
                 if not 0 < left <= 1:
