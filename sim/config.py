@@ -140,6 +140,8 @@ class Server:
     """Most requests decoding at once: the batch limit of every lane."""
     max_num_batched_tokens: int = 2048
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
+    max_prompts_per_forward: int = 4
+    """Most prompts that one forward reads together."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
@@ -162,6 +164,7 @@ class Server:
             "max_speculative_tokens",
             "max_num_seqs",
             "max_num_batched_tokens",
+            "max_prompts_per_forward",
             "num_workers",
             "max_decode_queue",
             "admission_factor",

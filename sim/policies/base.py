@@ -99,13 +99,14 @@ class Policy:
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
         """Prompt stretches for the next forward, within a token budget: unfinished prompts, then new admissions."""
         chunks: list[Chunk] = []
+        most = self.settings.max_prompts_per_forward
         for request in self.prefilling:
-            if budget <= 0:
+            if budget <= 0 or len(chunks) == most:
                 return tuple(chunks)
             tokens = min(budget, request.prompt_tokens - request.prefilled)
             chunks.append(Chunk(request, request.prefilled, tokens))
             budget -= tokens
-        while budget > 0:
+        while budget > 0 and len(chunks) < most:
             admitted = self.admit()
             if admitted is None:
                 break
