@@ -105,8 +105,39 @@ class SweepCommand:
 
 
 @dataclass(frozen=True)
+class ProfileCommand:
+    """Measure models on this machine's GPU: forwards, drafts and prompts alone, pairs side by side, host costs."""
+
+    models: tuple[str, ...] = ()
+    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b."""
+    pairs: tuple[str, ...] = ()
+    """Pairs draft:target to measure side by side, with the host's costs."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "results/profile"
+    """Folder for samples.parquet and header.json; a second run into it goes on where the first stopped."""
+    budget_s: float = 100.0
+    """Seconds a model may take; the points left out are named in the header."""
+    pair_budget_s: float = 60.0
+    """Seconds a pair may take."""
+    quick: bool = False
+    """Only the most important points, with few repeats."""
+    seed: int = 0
+    """Of weights, caches and the order of points."""
+    jobs: int = 8
+    """Processes that compile kernels ahead; 0: none."""
+
+    def __post_init__(self) -> None:
+        if not self.models and not self.pairs:
+            raise ValueError("nothing to measure: name --models or --pairs")
+        for name, value in (("budget-s", self.budget_s), ("pair-budget-s", self.pair_budget_s)):
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} must be greater than 0, got {value}")
+        if self.jobs < 0:
+            raise ValueError(f"jobs must be at least 0, got {self.jobs}")
+
+
+@dataclass(frozen=True)
 class ProfilesCommand:
-    """List the GPUs, models and profiles that come with pdvsim."""
+    """List the GPUs, models, profiles and measured samples that come with pdvsim."""
 
     json: bool = False
     """Print one JSON document instead of the table."""

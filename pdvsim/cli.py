@@ -1,4 +1,4 @@
-"""The `pdvsim` command: run, sweep, profiles. Tables on standard output, everything else on standard error.
+"""The `pdvsim` command: run, sweep, profile, profiles. Tables on standard output, everything else on standard error.
 
 Bad input is one line on standard error and exit code 2; Ctrl-C is one line and 130. Only what a command needs is
 imported, and only that command's parser is built.
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
     from pdvsim.sim.sweep import Sweep
 
 HELP = """\
-usage: pdvsim [-h] [--version] {run,sweep,profiles} ...
+usage: pdvsim [-h] [--version] {run,sweep,profile,profiles} ...
 
 Which serving architecture for speculative decoding, on your GPU and load, and how sure.
 
 commands:
   run        one experiment: pdvsim run --arch pdv --request-rate 8
   sweep      architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5
-  profiles   the GPUs, models and profiles that come with pdvsim
+  profile    measure models on this GPU: pdvsim profile --models llama-2-7b --pairs tinyllama-1.1b:llama-2-7b -o DIR
+  profiles   the GPUs, models, profiles and samples that come with pdvsim
 
 options:
   -h, --help   this text; `pdvsim COMMAND --help` lists a command's options
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> int:
-    commands: dict[str, Callable[[list[str]], int]] = {"run": _run, "sweep": _sweep, "profiles": _profiles}
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "run": _run,
+        "sweep": _sweep,
+        "profile": _profile,
+        "profiles": _profiles,
+    }
     first = argv[0] if argv else None
     if first in ("-h", "--help"):
         sys.stdout.write(HELP)
@@ -184,12 +190,23 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_j
         print("\n" + table.paired_table(differences))
 
 
+def _profile(argv: list[str]) -> int:
+    from pdvsim.args import ProfileCommand, parse
+
+    args = parse(ProfileCommand, argv, "pdvsim profile")
+
+    from pdvsim.profiler.command import profile
+
+    return profile(args, argv, _say)
+
+
 def _profiles(argv: list[str]) -> int:
     from pdvsim.args import ProfilesCommand, parse
 
     args = parse(ProfilesCommand, argv, "pdvsim profiles")
 
     from pdvsim import output, table
+    from pdvsim.profiler.header import shipped
     from pdvsim.sim.models import GPUS, MODELS
     from pdvsim.sim.profile import builtin
 
@@ -219,6 +236,8 @@ def _profiles(argv: list[str]) -> int:
             for name, model in MODELS.items()
         ],
     }
+    if samples := shipped():
+        document["samples"] = samples
     print(output.dumps(document) if args.json else table.profiles_table(document))
     return 0
 

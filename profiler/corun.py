@@ -1,0 +1,215 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves events untyped.)
+"""Drafts, verifies and prompts side by side: two engines over shared sequences, each kind of work on its own lane.
+
+Each work is first timed alone on its lane; then the members of a group are launched again and again, each lane's queue
+kept filled, and the start and end of every launch kept. Members work on slots of their own. On the CPU lanes take
+turns: the same code, no overlap.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import monotonic, perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from pdvsim.profiler import grid, overlap
+from pdvsim.profiler.grid import Point
+from pdvsim.profiler.hostcost import host_costs
+from pdvsim.profiler.parts import Part
+from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
+from pdvsim.realrun.arch import Architecture
+from pdvsim.realrun.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine import Engine, Shape
+from pdvsim.realrun.graphs import Lane, Ticket
+from pdvsim.realrun.model import Transformer
+
+CONTEXT = 512
+STEPS = 4
+CAPACITY = -(-(1024 + HEADROOM) // 64) * 64
+PROMPT_SLOTS = 8
+MAX_ROWS = 64
+DEPTH = 3  # launches kept queued on each lane
+RUNS = 6  # launches of the slowest member a group should last for, were it alone
+SHORTEST_S, LONGEST_S = 0.04, 0.3
+STALLED_S = 10.0
+SETTINGS = {"equal": {"draft": 0, "verify": 0, "prefill": 0}, "ordered": {"draft": 2, "verify": 1, "prefill": 0}}
+
+Group = tuple[int, str, tuple[Point, ...]]  # number, priority setting, members
+Span = tuple[float, float, int]  # start, end, cached tokens
+
+
+def groups(quick: bool = False) -> list[Group]:
+    """All groups in the order to measure them: both settings of one group in a row, group kinds interleaved."""
+    draft = {r: grid.draft(r, STEPS, CONTEXT) for r in (1, 8, 32, 64)}
+    verify = {r: grid.decode(r, STEPS + 1, CONTEXT) for r in (1, 8, 32, 64)}
+    prompt = {n: grid.prefill(n) for n in (128, 512, 1024)}
+    sizes = ((1, 1), (8, 8), (32, 32), (64, 64), (8, 32), (32, 8), (64, 8), (8, 64))
+    kinds: list[list[tuple[Point, ...]]] = [
+        [(draft[a], verify[b]) for a, b in sizes],
+        [(draft[r], prompt[n]) for r, n in ((8, 512), (32, 128), (1, 512), (32, 1024), (64, 512), (8, 128))],
+        [(verify[r], prompt[n]) for r, n in ((8, 512), (32, 128), (1, 512), (32, 1024), (64, 512), (8, 128))],
+        [
+            (draft[r], verify[r], prompt[n])
+            for r, n in ((8, 512), (32, 512), (1, 128), (64, 512), (32, 128), (8, 1024), (64, 1024), (1, 512))
+        ],
+    ]
+    for kind in kinds:
+        random.Random(len(kind)).shuffle(kind)
+    placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
+    chosen = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
+    return [(2 * i + j, s, members) for i, members in enumerate(chosen) for j, s in enumerate(SETTINGS)]
+
+
+def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float = STALLED_S) -> list[list[Span]]:
+    """Launch all again and again for about `seconds`; when each launch ran, since the common start."""
+    origin = _common_start([launch.lane for launch in launchers])
+    begin = perf_counter()
+    waiting: list[deque[tuple[Ticket, int]]] = [deque() for _ in launchers]
+    spans: list[list[Span]] = [[] for _ in launchers]
+    while (now := perf_counter() - begin) < seconds or any(waiting):
+        if now > seconds + stalled_s:
+            raise TimeoutError(f"not finished {stalled_s:g} s after its time")
+        for launch, queue, found in zip(launchers, waiting, spans, strict=True):
+            while queue and queue[0][0].done():
+                ticket, cached = queue.popleft()
+                assert ticket.span is not None
+                start, end = (origin.elapsed_time(event) / 1000 for event in ticket.span)
+                found.append((start, end, cached))
+            if now < seconds and len(queue) < DEPTH:
+                start = perf_counter() - begin
+                ticket, cached = launch()
+                if launch.lane.gpu:
+                    queue.append((ticket, cached))
+                else:
+                    found.append((start, perf_counter() - begin, cached))
+    return spans
+
+
+def _common_start(lanes: Sequence[Lane]) -> Any:
+    if not lanes[0].gpu:
+        return None
+    torch.cuda.synchronize(lanes[0].engine.device)
+    origin = torch.cuda.Event(enable_timing=True)
+    origin.record()
+    for lane in lanes:
+        assert lane.stream is not None
+        lane.stream.wait_event(origin)
+    return origin
+
+
+class Duo:
+    """A draft and a target model on one device, with a lane for each kind of work and priority."""
+
+    def __init__(
+        self, pair: str, draft: Architecture, target: Architecture, device: torch.device, seed: int, quick: bool = False
+    ) -> None:
+        self.pair, self.quick = pair, quick
+        self.rng = np.random.default_rng(seed)
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        specs = (draft.spec, target.spec)
+        free = usable_bytes(device) - sum(s.weight_bytes + s.head_params * s.dtype_bytes for s in specs)
+        fit = int(free // (CAPACITY * sum(s.kv_bytes_per_token for s in specs))) - 1 - PROMPT_SLOTS
+        self.rows = max(0, min(MAX_ROWS, fit // 2))
+        sequences = Sequences(2 * self.rows + PROMPT_SLOTS, CAPACITY, device)
+        sequences.tokens.random_(0, min(s.vocab for s in specs))
+        self.engines: dict[str, Engine] = {}
+        for arch, roles in ((draft, ("draft",)), (target, ("verify", "prefill", "mixed"))):
+            engine = Engine(Transformer.random(arch, CAPACITY, device, dtype, seed), sequences, seed=seed)
+            engine.cache.randomize(seed)
+            self.engines |= dict.fromkeys(roles, engine)
+        self.device = device
+        self.lanes: dict[tuple[str, int], Lane] = {}
+        self.solos: dict[tuple[Point, int], tuple[float, Shape]] = {}
+
+    def run(self, part: Part, budget_s: float, say: Callable[[str], None]) -> None:
+        """Host costs, then groups until the budget is spent; what a part already has is skipped."""
+        begin = monotonic()
+        if not any(row["section"] == "host" for row in part.rows):
+            host_costs(self, part, 4 if self.quick else 20)
+            part.save()
+            say(f"{self.pair}: host costs after {monotonic() - begin:.0f} s")
+        done = {row["group"] for row in part.rows if row["section"] == "corun"}
+        stalled = None
+        for number, setting, members in groups(self.quick):
+            reason = stalled or self._refusal(members, monotonic() - begin, budget_s)
+            if number in done:
+                continue
+            if reason is None:
+                try:
+                    self._group(part, number, setting, members, say)
+                except TimeoutError as error:
+                    reason, stalled = str(error), "a group before it stalled"
+                except RuntimeError as error:  # out of memory, or a kernel that does not fit the card
+                    reason = " ".join(str(error).split())[:300]
+            if reason is not None:
+                label = f"{setting}: {' + '.join(p.label() for p in members)}"
+                part.header["left_out"].append({"label": label, "reason": reason})
+            part.save()
+
+    def launcher(self, point: Point, priority: int = 0) -> Launcher:
+        """What launches a point on the lane of its kind, on slots no other kind touches."""
+        key = (point.kind, priority)
+        if key not in self.lanes:
+            self.lanes[key] = lane = self.engines[point.kind].lane(priority)
+            lane.timing = lane.gpu
+        first = {"draft": 0, "verify": self.rows, "mixed": self.rows, "prefill": 2 * self.rows}[point.kind]
+        room = {"prefill": PROMPT_SLOTS, "mixed": self.rows + PROMPT_SLOTS}.get(point.kind, self.rows)
+        return Launcher(self.lanes[key], point, self.rng, range(first, first + room))
+
+    def _refusal(self, members: Sequence[Point], spent_s: float, budget_s: float) -> str | None:
+        if max(p.rows for p in members) > self.rows:
+            return "does not fit into memory"
+        return f"budget of {budget_s:g} s spent" if spent_s > budget_s else None
+
+    def _solo(self, part: Part, point: Point, priority: int) -> tuple[float, Shape]:
+        """Median seconds of a point alone on its lane, measured once."""
+        key = (point, priority)
+        if key not in self.solos:
+            samples, shape = sample(self.launcher(point, priority), QUICK if self.quick else Effort())
+            settle(self.lanes[point.kind, priority])
+            for repeat, s in enumerate(samples):
+                self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=s.seconds,
+                         context_total=s.context_total)  # fmt: skip
+            self.solos[key] = float(np.median([s.seconds for s in samples])), shape
+        return self.solos[key]
+
+    def _group(
+        self, part: Part, number: int, setting: str, members: Sequence[Point], say: Callable[[str], None]
+    ) -> None:
+        priorities = [SETTINGS[setting][point.kind] for point in members]
+        solos = [self._solo(part, *member) for member in zip(members, priorities, strict=True)]
+        launchers = [self.launcher(*member) for member in zip(members, priorities, strict=True)]
+        seconds = min(LONGEST_S, max(SHORTEST_S, RUNS * max(solo for solo, _ in solos)))
+        found = side_by_side(launchers, seconds)
+        for member, (point, spans) in enumerate(zip(members, found, strict=True)):
+            for repeat, (start, end, cached) in enumerate(spans):
+                self.add(
+                    part, "corun", point, solos[member][1], group=number, member=member, members=len(members),
+                    priority=priorities[member], repeat=repeat, seconds=end - start, start_s=start, end_s=end,
+                    context_total=cached,
+                )  # fmt: skip
+        say(f"{self.pair} {setting}: {_summary(members, found, [solo for solo, _ in solos])}")
+
+    def add(self, part: Part, section: str, point: Point, shape: Shape, **values: Any) -> None:
+        """A row of a point measured on this pair."""
+        part.add(
+            section=section, pair=self.pair, model=self.engines[point.kind].model.arch.spec.name,
+            bucket_rows=shape.rows, bucket_chunk=getattr(shape, "chunk", 0), **{**point.as_dict(), **values},
+        )  # fmt: skip
+
+
+def _summary(members: Sequence[Point], found: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
+    spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in found]
+    within = overlap.window(spans)
+    parts = []
+    for point, intervals, solo in zip(members, spans, solos_s, strict=True):
+        slowed = overlap.slowdowns(intervals, solo, within) if within else np.array([])
+        parts.append(f"{point.label()} x{np.median(slowed):.2f}" if len(slowed) else f"{point.label()} x?")
+    gain = overlap.span_over_serial(spans, solos_s)
+    return f"{'; '.join(parts)}; span/serial {gain:.2f}" if gain else "; ".join(parts)

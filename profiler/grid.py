@@ -1,0 +1,135 @@
+"""What to measure of one model: forwards over rows x tokens x context, prompts and chunks, mixed forwards, drafts.
+
+The full product would take too long, so every (rows, tokens) meets two contexts and every context many rows. Points are
+ordered so that a budget may cut anywhere: the ones every fit needs first, then the rest with all kinds interleaved.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Kind = Literal["decode", "verify", "draft", "prefill", "mixed"]
+
+KINDS: tuple[Kind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
+BETWEEN_BUCKETS = (3, 12, 40, 100)  # padded up by the engine: the stairs
+TOKENS = (1, 2, 3, 5, 7, 9)
+CONTEXTS = (128, 512, 1500, 3000)
+PROMPTS = (32, 64, 128, 256, 512, 1024, 2048)
+CHUNKS = ((256, 512), (256, 1500), (512, 1024))  # (tokens, start)
+PROMPT_SETS = ((2, 64), (4, 64), (2, 256), (4, 256))  # (prompts in one forward, tokens each)
+SPREAD = 0.1  # contexts of a batch lie within this share of the nominal one
+SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One shape of work. `tokens` a row enter the first forward; `context` a row are cached before it, on average.
+
+    `chunk_tokens` is the sum over `chunks` equal prompt stretches, each behind `chunk_start` cached tokens; `emits`
+    says whether they end a prompt and yield first tokens.
+    """
+
+    kind: Kind
+    rows: int = 0
+    tokens: int = 0
+    steps: int = 1
+    catch_up: bool = False
+    context: int = 0
+    chunk_tokens: int = 0
+    chunk_start: int = 0
+    chunks: int = 0
+    emits: bool = False
+
+    @property
+    def slots(self) -> int:
+        """Cache slots it works on at once."""
+        return self.rows + self.chunks
+
+    @property
+    def positions(self) -> int:
+        """The longest a slot may get, without the engine's own headroom."""
+        rows = int(self.context * (1 + SPREAD)) + 2 + self.tokens + self.steps if self.rows else 0
+        return max(rows, self.chunk_start + self.chunk_tokens // max(1, self.chunks))
+
+    def label(self) -> str:
+        """A short name for people."""
+        text: str = self.kind
+        if self.rows:
+            text += f" {self.rows}x{self.tokens}@{self.context}"
+        if self.kind == "draft":
+            text += f" k={self.steps}{'+catch-up' if self.catch_up else ''}"
+        if self.chunks:
+            text += f" {self.chunks}x{self.chunk_tokens // self.chunks} behind {self.chunk_start}"
+        return text
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def decode(rows: int, tokens: int, context: int) -> Point:
+    """One forward of `tokens` new tokens a row: plain decoding for one, a verify for more."""
+    return Point("decode" if tokens == 1 else "verify", rows, tokens, context=context)
+
+
+def draft(rows: int, steps: int, context: int, catch_up: bool = False) -> Point:
+    """A k-step draft graph."""
+    return Point("draft", rows, 2 if catch_up else 1, steps, catch_up, context)
+
+
+def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> Point:
+    """`chunks` stretches of `tokens` prompt tokens each."""
+    return Point("prefill", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks, emits=emits)
+
+
+def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> Point:
+    """A verify that carries a prompt chunk, as continuous batching does."""
+    return Point("mixed", rows, tokens, 1, False, context, chunk, start, 1, True)
+
+
+def design(drafts: bool) -> list[list[Point]]:
+    """All points in classes of falling importance; no point twice."""
+    core = [decode(r, t, 512) for r in (1, 8, 32, 64) for t in (1, 5)]
+    core += [prefill(n) for n in (128, 512, 1024)] + [mixed(8, 5, 512, 256), mixed(32, 5, 512, 512)]
+    more = [decode(r, t, c) for r in ROWS for t in (1, 2, 5, 9) for c in _contexts(r, t)]
+    more += [prefill(n) for n in PROMPTS] + [prefill(n, start) for n, start in CHUNKS]
+    more += [mixed(r, 5, 512, n) for r in (1, 32) for n in (128, 512)] + [mixed(64, 5, 512, 256, 512)]
+    rest = [decode(r, t, c) for r in ROWS for t in TOKENS for c in _contexts(r, t)]
+    rest += [decode(r, t, 512) for r in BETWEEN_BUCKETS for t in (1, 5)]
+    rest += [prefill(n, chunks=count) for count, n in PROMPT_SETS]
+    rest += [prefill(n, emits=False) for n in (128, 512)] + [prefill(256, 512, emits=False)]
+    rest += [mixed(16, 3, 1500, 256, 1024), mixed(64, 1, 512, 512), mixed(12, 5, 512, 100)]
+    if drafts:
+        core += [draft(r, 4, 512) for r in (1, 8, 32, 64)]
+        more += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (1, 8)] + [draft(r, 4, 512, True) for r in (1, 32)]
+        rest += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (2, 6)]
+        rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(128, 4, 512), draft(40, 4, 512)]
+        rest += [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))] + [draft(8, 8, 512, True)]
+    seen: set[Point] = set()
+    return [[p for p in points if not (p in seen or seen.add(p))] for points in (core, more, rest)]  # type: ignore[func-returns-value]
+
+
+def _contexts(rows: int, tokens: int) -> tuple[int, ...]:
+    """The two contexts a (rows, tokens) is measured at: they alternate like the fields of a chessboard."""
+    odd = (ROWS.index(rows) + TOKENS.index(tokens)) % 2
+    if tokens == 7:
+        return CONTEXTS[1 + odd :: 2][:1]
+    return CONTEXTS[odd::2]
+
+
+def ordered(classes: Sequence[Sequence[Point]], seed: int) -> list[Point]:
+    """The order to measure in: class after class, kinds interleaved in each, shuffled within a kind."""
+    return [point for number, points in enumerate(classes) for point in _interleaved(points, seed + number)]
+
+
+def _interleaved(points: Sequence[Point], seed: int) -> Iterator[Point]:
+    placed: list[tuple[float, int, Point]] = []
+    for number, kind in enumerate(KINDS):
+        family = [p for p in points if p.kind == kind]
+        random.Random(f"{seed} {kind}").shuffle(family)
+        # the first of each kind before anything else, the others spread evenly over the class
+        placed += [(i / len(family), number, point) for i, point in enumerate(family)]
+    return (point for _, _, point in sorted(placed, key=lambda entry: entry[:2]))

@@ -1,0 +1,134 @@
+"""How samples came about: the card, the versions, and per model or pair when, by which command, what is missing."""
+
+from __future__ import annotations
+
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from pdvsim.profiler.parts import SCHEMA
+from pdvsim.sim.core import ModelSpec
+
+HEADER = "header.json"
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Card(_Strict):
+    """The device; ceilings are measured, and missing where there are none."""
+
+    name: str
+    multiprocessors: int | None
+    memory_bytes: int | None
+    bandwidth_bytes_per_s: float | None = Field(gt=1e9, lt=1e15)
+    flops_per_s: float | None = Field(gt=1e9, lt=1e18)
+
+
+class Reading(_Strict):
+    """The card while it worked."""
+
+    sm_mhz: int
+    memory_mhz: int
+    power_w: float
+    temperature_c: int
+    throttled: list[str]
+
+
+class LeftOut(_Strict):
+    label: str
+    reason: str
+
+
+class PartHeader(_Strict):
+    """One model or pair: when, by which command, and what is missing."""
+
+    schema_version: int
+    name: str
+    date: str
+    resumed: str | None
+    command: str
+    seed: int
+    budget_s: float
+    quick: bool
+    device: Card
+    software: dict[str, str | None]
+    models: dict[str, dict[str, Any]]
+    dtype: Literal["bfloat16", "float32"]
+    left_out: list[LeftOut]
+    before: Reading | None
+    after: Reading | None
+    seconds: float = Field(ge=0)
+    samples: int = Field(0, ge=0)
+    points: int = Field(0, ge=0)
+
+
+class Header(_Strict):
+    """All parts, on one card with one set of versions."""
+
+    schema_version: int
+    device: Card
+    software: dict[str, str | None]
+    samples: int
+    parts: list[PartHeader]
+
+    def specs(self) -> dict[str, ModelSpec]:
+        """The shapes of the models measured."""
+        adapter = TypeAdapter(ModelSpec)
+        return {n: adapter.validate_python(spec) for part in self.parts for n, spec in part.models.items()}
+
+
+def load_header(folder: str | Path) -> Header:
+    """The header of the samples in a folder, checked."""
+    path = Path(folder) / HEADER
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise refusal(path, "header", getattr(error, "strerror", None) or str(error)) from None
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if version != SCHEMA:
+        raise refusal(path, "schema_version", f"is {version!r}, this version reads {SCHEMA}")
+    try:
+        header = Header.model_validate(data)
+        header.specs()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        raise refusal(path, where or "models", first["msg"]) from None
+    if not header.parts:
+        raise refusal(path, "parts", "there are none")
+    return header
+
+
+def shipped(data: Path | None = None) -> list[dict[str, Any]]:
+    """The samples that come with pdvsim, a line each."""
+    data = data or Path(str(resources.files("pdvsim.calibration"))) / "data"
+    return [_line(path.parent) for path in sorted(data.glob(f"*/{HEADER}"))]
+
+
+def _line(folder: Path) -> dict[str, Any]:
+    header = load_header(folder)
+    parts, software = header.parts, header.software
+    return {
+        "samples": folder.name,
+        "gpu": header.device.name,
+        "models": sum(":" not in part.name for part in parts),
+        "pairs": sum(":" in part.name for part in parts),
+        "points": sum(part.points for part in parts),
+        "rows": header.samples,
+        "left_out": sum(len(part.left_out) for part in parts),
+        "measured": f"{min(part.date for part in parts)[:10]}",
+        "torch": software.get("torch"),
+        "triton": software.get("triton"),
+        "cuda": software.get("cuda"),
+        "driver": software.get("driver"),
+    }
+
+
+def refusal(path: Path, field: str, reason: str) -> ValueError:
+    """The one line that says which field of which file is wrong."""
+    return ValueError(f"samples {path}: {field}: {' '.join(reason.split())}")

@@ -1,0 +1,85 @@
+"""What the host spends on a launch, on asking whether it is done, and on reading its result: the lanes' own calls.
+
+`launch_idle` and `launch_busy` time the launch call with nothing and with work ahead of it; `poll` one question that
+is answered no; `outcome` reading a finished result; `turnaround` all the time from call to noticing that is not the
+device's own. On the CPU a launch does the work itself, and none of these mean anything beyond being positive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+from pdvsim.profiler import grid
+from pdvsim.profiler.grid import Point
+from pdvsim.profiler.parts import Part
+from pdvsim.profiler.rig import Launcher, settle
+
+if TYPE_CHECKING:
+    from pdvsim.profiler.corun import Duo
+
+ROWS = (1, 8, 32, 64)
+CONTEXT = 512
+AHEAD = 2  # launches that keep the device busy
+WARM_UP = 3
+
+
+def host_points(rows: int) -> list[Point]:
+    """The works whose launches are timed, up to so many rows."""
+    points = [grid.prefill(n) for n in (128, 512)]
+    for r in (r for r in ROWS if r <= rows):
+        points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
+    return points
+
+
+def host_costs(duo: Duo, part: Part, repeats: int) -> None:
+    """Time every kind of work's calls."""
+    for point in host_points(duo.rows):
+        launch = duo.launcher(point)
+        shape = launch.fire(launch.draw()).shape
+        for what, repeat, seconds in timings(launch, repeats):
+            duo.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
+        settle(launch.lane)
+
+
+def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
+    """(what, repeat, seconds) of one point."""
+    lane = launch.lane
+    lane.timing = False  # as a server launches
+    for repeat in range(-WARM_UP, repeats):
+        drawn = launch.draw()
+        settle(lane)
+        began = perf_counter_ns()
+        ticket = launch.fire(drawn)
+        launched = perf_counter_ns()
+        polls, asked = 0, perf_counter_ns()
+        while not ticket.done():
+            polls += 1
+        polled = perf_counter_ns()
+        ticket.outcome()
+        read = perf_counter_ns()
+        if repeat >= 0:
+            yield "launch_idle", repeat, (launched - began) / 1e9
+            yield "poll", repeat, (polled - asked) / (polls + 1) / 1e9
+            yield "outcome", repeat, (read - polled) / 1e9
+    for repeat in range(repeats):
+        ahead = [launch.fire(launch.draw()) for _ in range(AHEAD)]
+        drawn = launch.draw()
+        began = perf_counter_ns()
+        ticket = launch.fire(drawn)
+        launched = perf_counter_ns()
+        still_busy = not lane.gpu or not ahead[-1].done()
+        ticket.collect()
+        if still_busy:
+            yield "launch_busy", repeat, (launched - began) / 1e9
+    lane.timing = lane.gpu
+    for repeat in range(repeats if lane.gpu else 0):
+        drawn = launch.draw()
+        settle(lane)
+        began = perf_counter_ns()
+        ticket = launch.fire(drawn)
+        while not ticket.done():
+            pass
+        noticed = perf_counter_ns()
+        yield "turnaround", repeat, (noticed - began) / 1e9 - ticket.gpu_s()

@@ -1,0 +1,295 @@
+"""Measure models, pairs and the host's costs on this machine's GPU: `pdvsim profile`, or `python -m` this module.
+
+Each model and each pair is a part in the output folder. A second run into the same folder goes on where the first
+stopped. The module form needs only torch, Triton and numpy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.profiler import provenance
+from pdvsim.profiler.grid import SMALL_PARAMS, Point, design, ordered
+from pdvsim.profiler.parts import POINT, SCHEMA, Part
+
+if TYPE_CHECKING:
+    from pdvsim.profiler.rig import Rig
+    from pdvsim.realrun.arch import Architecture
+
+SAVE_EVERY_S = 8.0
+FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
+
+Say = Callable[[str], None]
+Step = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, where to, and for how long."""
+
+    models: tuple[str, ...]
+    pairs: tuple[str, ...]
+    output: Path
+    budget_s: float = 100.0  # a model
+    pair_budget_s: float = 60.0
+    quick: bool = False
+    seed: int = 0
+    device: str = "cuda"
+    jobs: int = 0  # processes that compile kernels ahead
+    command: str = ""
+
+    @property
+    def drafts(self) -> set[str]:
+        return {pair.partition(":")[0] for pair in self.pairs}
+
+
+class Profiler:
+    """Runs the options, part by part. `say` gets a line a result, `step` how many points are dealt with."""
+
+    def __init__(
+        self, options: Options, lookup: Callable[[str], Architecture], say: Say, step: Step = lambda done: None
+    ) -> None:
+        import torch
+
+        self.options, self.lookup, self.say, self.step = options, lookup, say, step
+        self.device = torch.device(options.device)
+        self.dealt = 0
+        self.ground: dict[str, Any] = {}
+
+    def run(self) -> list[str]:
+        """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
+        if self.options.jobs and self.device.type == "cuda":
+            from pdvsim.profiler.precompile import precompile
+
+            precompile(self.options, self.say)
+        self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+        tasks = [(name, self.model) for name in self.options.models] + [
+            (pair, self.pair) for pair in self.options.pairs
+        ]
+        failed = []
+        for name, measure in tasks:
+            try:
+                measure(name)
+            except ValueError:
+                raise
+            except Exception as error:  # the card may still do for the others
+                failed.append(name)
+                self.say(f"{name}: failed: {_one_line(error)}")
+            self._release()
+        return failed
+
+    def points(self, arch: Architecture) -> list[Point]:
+        """The points of a model in the order to measure them."""
+        name, options = arch.spec.name, self.options
+        classes = design(drafts=name in options.drafts or arch.spec.params <= SMALL_PARAMS)
+        return ordered(classes[:1] if options.quick else classes, options.seed)
+
+    def count(self) -> int:
+        """Points of all models, for a bar; a pair counts as one."""
+        return sum(len(self.points(self.lookup(name))) for name in self.options.models) + len(self.options.pairs)
+
+    def model(self, name: str) -> None:
+        """Solo forwards of one model."""
+        from pdvsim.profiler.rig import QUICK, Effort, Rig
+
+        begin, options = monotonic(), self.options
+        arch = self.lookup(name)
+        part = Part.resume(options.output / f"{name}.npz", self.header(name, [arch]))
+        points, done = self.points(arch), part.done()
+        todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
+        self.dealt += len(points) - len(todo)
+        if not todo:
+            self.say(f"{name}: all {len(points)} points are there")
+            return
+        rig = Rig(arch, self.device, options.seed)
+        self.say(f"{name}: {len(todo)} of {len(points)} points to measure; ready after {monotonic() - begin:.1f} s")
+        part.header["before"] = part.header.get("before") or self._reading(rig)
+        effort = QUICK if options.quick else Effort()
+        failures, saved = 0, monotonic()
+        try:
+            for number, point in enumerate(todo):
+                reason = self._refusal(rig, point, monotonic() - begin, failures)
+                if reason is None:
+                    try:
+                        self._solo(part, rig, point, effort)
+                        failures = 0
+                    except Exception as error:  # one shape the card or a kernel refuses must not cost the others
+                        reason, failures = _one_line(error), failures + 1
+                if reason is not None:
+                    part.header["left_out"].append({"label": point.label(), "reason": reason})
+                self.dealt += 1
+                self.step(self.dealt)
+                if monotonic() - saved > SAVE_EVERY_S:
+                    part.save()
+                    saved = monotonic()
+                    self.say(f"{name}: {number + 1} of {len(todo)} after {monotonic() - begin:.0f} s")
+            part.header["after"] = self._reading(rig)
+        finally:
+            part.header["seconds"] += monotonic() - begin
+            part.save()
+        left = len(part.header["left_out"])
+        self.say(f"{name}: {len(part.rows)} samples, {left} points left out, {monotonic() - begin:.0f} s")
+        self.say(f"{name}: {medians(part, design(drafts=True)[0])}")
+        for entry in part.header["left_out"][:3]:
+            self.say(f"{name}: left out: {entry['label']}: {entry['reason'][:120]}")
+
+    def pair(self, pair: str) -> None:
+        """Co-runs and host costs of one pair."""
+        from pdvsim.profiler.corun import Duo
+
+        begin = monotonic()
+        draft, target = (self.lookup(name) for name in pair.split(":"))
+        part = Part.resume(self.options.output / f"{pair.replace(':', '--')}.npz", self.header(pair, [draft, target]))
+        Duo(pair, draft, target, self.device, self.options.seed, quick=self.options.quick).run(
+            part, self.options.pair_budget_s, self.say
+        )
+        self.dealt += 1
+        self.step(self.dealt)
+        part.header["seconds"] += monotonic() - begin
+        part.save()
+        self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
+
+    def header(self, name: str, archs: Sequence[Architecture]) -> dict[str, Any]:
+        """How a part came about."""
+        options = self.options
+        return {
+            "schema_version": SCHEMA,
+            "name": name,
+            "date": provenance.now(),
+            "command": options.command,
+            "seed": options.seed,
+            "budget_s": options.pair_budget_s if ":" in name else options.budget_s,
+            "quick": options.quick,
+            **self.ground,
+            "models": {arch.spec.name: asdict(arch.spec) for arch in archs},
+            "dtype": "bfloat16" if self.device.type == "cuda" else "float32",
+            "left_out": [],
+            "before": None,
+            "after": None,
+            "resumed": None,
+            "seconds": 0.0,
+        }
+
+    def _refusal(self, rig: Rig, point: Point, spent_s: float, failures: int) -> str | None:
+        if rig.tier(point) is None:
+            return "does not fit into memory"
+        if spent_s > self.options.budget_s:
+            return f"budget of {self.options.budget_s:g} s spent"
+        if failures >= FAILURES_IN_A_ROW:
+            return f"{failures} points before it failed"
+        return None
+
+    def _solo(self, part: Part, rig: Rig, point: Point, effort: Any) -> None:
+        samples, shape = rig.measure(point, effort)
+        padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
+        for repeat, sample in enumerate(samples):
+            part.add(
+                section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
+                context_total=sample.context_total, repeat=repeat, seconds=sample.seconds,
+            )  # fmt: skip
+
+    def _reading(self, rig: Rig) -> dict[str, Any] | None:
+        """Clocks and power while the model works; throttling is said at once."""
+        if self.device.type != "cuda":
+            return None
+        from pdvsim.profiler.rig import free
+
+        point = next(p for p in self.points(rig.arch) if p.kind == "verify")
+        launch = rig.launcher(point)
+        launch()
+        found = provenance.reading(self.device, launch)
+        free(launch.lane)
+        if found and found["throttled"]:
+            self.say(f"{rig.arch.spec.name}: the card is throttled: {', '.join(found['throttled'])}")
+        return found
+
+    def _release(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+
+
+def medians(part: Part, points: Sequence[Point]) -> str:
+    """Median milliseconds of some points, for people."""
+    found: dict[tuple[Any, ...], list[float]] = {}
+    for row in part.rows:
+        found.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
+    told = ((p, found.get(tuple(getattr(p, name) for name in POINT))) for p in points)
+    return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in told if times)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The module form of `pdvsim profile`."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.profiler.measure", description=__doc__.split("\n")[0])
+    parser.add_argument("--models", default="", help="preset names, separated by commas")
+    parser.add_argument("--pairs", default="", help="draft:target, separated by commas")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the parts")
+    parser.add_argument("--budget-s", type=float, default=100.0, help="seconds a model may take")
+    parser.add_argument("--pair-budget-s", type=float, default=60.0, help="seconds a pair may take")
+    parser.add_argument("--quick", action="store_true", help="only the most important points, few repeats")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile kernels ahead")
+    parser.add_argument("--compile-only", action="store_true", help="compile ahead and measure nothing")
+    given = parser.parse_args(argv)
+    options = Options(
+        models=tuple(given.models.split(",")) if given.models else (),
+        pairs=tuple(given.pairs.split(",")) if given.pairs else (),
+        output=given.output,
+        budget_s=given.budget_s,
+        pair_budget_s=given.pair_budget_s,
+        quick=given.quick,
+        seed=given.seed,
+        jobs=given.jobs,
+        command=f"python -m pdvsim.profiler.measure {shlex.join(argv)}",
+    )
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)  # `timeout` ends a run as Ctrl-C does: what is finished stays
+    import torch
+
+    if not torch.cuda.is_available():
+        print("no CUDA device: a profile is measured on one", file=sys.stderr)
+        return 2
+    from pdvsim.realrun.arch import preset
+
+    begin = monotonic()
+
+    def say(text: str) -> None:
+        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
+
+    try:
+        for name in (*options.models, *(name for pair in options.pairs for name in pair.split(":"))):
+            preset(name)
+        if given.compile_only:
+            from pdvsim.profiler.precompile import precompile
+
+            precompile(options, say)
+            return 0
+        failed = Profiler(options, preset, say).run()
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        say(f"interrupted; what is finished lies in {options.output}")
+        return 130
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""Samples while they are being measured: one part per model and one per pair, each a file that is whole at any time.
+
+A part carries its own header, so it can be moved, resumed and merged on its own. Only numpy is needed here; what is
+shipped (`samples.parquet` and `header.json`) is made of parts by `samples.merge`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+SCHEMA = 1
+SECTIONS = ("solo", "corun", "host")
+WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround")
+
+# name, dtype, value where it does not apply
+COLUMNS: tuple[tuple[str, str, Any], ...] = (
+    ("section", "U8", ""),  # solo: one work alone; corun: works side by side; host: what the host spends
+    ("model", "U40", ""),
+    ("pair", "U80", ""),  # draft:target, of corun and host
+    ("kind", "U8", ""),
+    ("what", "U12", "gpu"),  # gpu: on the device; the others are host seconds
+    ("rows", "i2", 0),
+    ("bucket_rows", "i2", 0),  # rows after padding
+    ("tokens", "i2", 0),  # new tokens a row in the first forward
+    ("steps", "i2", 1),
+    ("catch_up", "?", False),
+    ("context", "i4", 0),  # cached tokens a row, nominal
+    ("context_total", "i4", 0),  # cached tokens over all rows before the first forward
+    ("chunk_tokens", "i4", 0),  # prompt tokens over all chunks
+    ("bucket_chunk", "i4", 0),
+    ("chunk_start", "i4", 0),
+    ("chunks", "i2", 0),
+    ("emits", "?", False),
+    ("group", "i2", -1),  # works measured together, numbered within a pair
+    ("member", "i2", -1),
+    ("members", "i2", 1),  # how many ran side by side; 1 in a corun section is a member alone on the same lane
+    ("priority", "i2", 0),  # of the stream; higher goes first
+    ("repeat", "i2", 0),
+    ("seconds", "f4", float("nan")),
+    ("start_s", "f4", float("nan")),  # corun: since the common start
+    ("end_s", "f4", float("nan")),
+)
+NAMES = tuple(name for name, _, _ in COLUMNS)
+POINT = (
+    "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
+)  # fmt: skip
+_DEFAULTS = {name: default for name, _, default in COLUMNS}
+
+
+class Part:
+    """Rows measured so far and the header that says how. `save` replaces the file in one step."""
+
+    def __init__(self, path: Path, header: dict[str, Any]) -> None:
+        self.path, self.header = path, header
+        self.rows: list[dict[str, Any]] = []
+
+    @classmethod
+    def resume(cls, path: Path, header: dict[str, Any]) -> Part:
+        """The part at `path` to go on with, or a new one; refused where it was made on other ground."""
+        part = cls(path, header)
+        if not path.exists():
+            return part
+        columns, old = read(path)
+        for key, today in ground(header).items():
+            if ground(old)[key] != today:
+                raise ValueError(f"{path}: {key} was {ground(old)[key]}, is {today} now; choose another folder")
+        by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
+        part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
+        kept = {key: old[key] for key in ("date", "before", "seconds")}
+        part.header = {**header, **kept, "resumed": header["date"]}
+        return part
+
+    def add(self, **values: Any) -> None:
+        """One row; what is not named does not apply."""
+        self.rows.append({**_DEFAULTS, **values})
+
+    def done(self) -> set[tuple[Any, ...]]:
+        """The points measured, by their values in the order of `POINT`."""
+        return {tuple(row[name] for name in POINT) for row in self.rows if row["section"] == "solo"}
+
+    def save(self) -> None:
+        columns: dict[str, NDArray[Any]] = {
+            name: np.array([row[name] for row in self.rows], dtype=dtype) for name, dtype, _ in COLUMNS
+        }
+        columns["header"] = np.array(json.dumps(self.header, allow_nan=False))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        beside = self.path.with_suffix(f".{os.getpid()}.tmp")
+        with beside.open("wb") as file:
+            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, self.path)
+
+
+def ground(header: Mapping[str, Any]) -> dict[str, Any]:
+    """What must be the same for samples to belong together."""
+    software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
+    return {"device.name": header["device"]["name"], **software}
+
+
+def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
+    """Columns and header of a part; a ValueError of one line where it is none."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            columns = {name: file[name] for name in NAMES}
+            header = json.loads(str(file["header"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise ValueError(f"{path}: not a part of samples: {' '.join(str(error).split())}") from None
+    if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
+        found = header.get("schema_version") if isinstance(header, dict) else None
+        raise ValueError(f"{path}: schema_version is {found!r}, this version reads {SCHEMA}")
+    return columns, header

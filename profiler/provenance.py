@@ -1,0 +1,138 @@
+"""Where samples come from: the card, its ceilings, clocks and power while it works, and the versions of everything."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+# NVML's bits for clocks held down against the card's will; idling and application clocks are none of them
+THROTTLE_BITS = {
+    0x04: "software power cap",
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "hardware power brake",
+}
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # newer and older drivers' name
+
+
+def now() -> str:
+    """The date and time, UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def version(package: str) -> str | None:
+    """The installed version of a package, if it is."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def software() -> dict[str, str | None]:
+    """Versions that decide how fast a kernel is."""
+    import torch
+
+    from pdvsim import __version__
+
+    return {
+        "pdvsim": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "triton": version("triton"),
+        "cuda": torch.version.cuda,
+        "driver": read_card().get("driver") if torch.cuda.is_available() else None,
+        "transformers": version("transformers"),
+    }
+
+
+def card(device: torch.device) -> dict[str, Any]:
+    """What the device is and what it can do, measured; on the CPU, a name and no ceilings."""
+    import torch
+
+    if device.type != "cuda":
+        nothing = dict.fromkeys(("multiprocessors", "memory_bytes", "bandwidth_bytes_per_s", "flops_per_s"))
+        return {"name": f"CPU {platform.machine()}", **nothing}
+    from pdvsim.realrun.bench import measure_ceilings
+
+    properties = torch.cuda.get_device_properties(device)
+    ceilings = measure_ceilings(device)
+    torch.cuda.empty_cache()
+    return {
+        "name": ceilings.device,
+        "multiprocessors": int(properties.multi_processor_count),
+        "memory_bytes": int(properties.total_memory),
+        "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
+        "flops_per_s": ceilings.flops_per_s,
+    }
+
+
+def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] | None:
+    """Clocks, power, temperature and throttling while `load` runs again and again; None where they cannot be read."""
+    if device.type != "cuda":
+        return None
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(read_card)
+        while not answer.done():
+            load()
+        found = answer.result()
+    found.pop("driver", None)
+    return found or None
+
+
+def read_card() -> dict[str, Any]:
+    """One reading, by NVML's Python binding or else by nvidia-smi; empty where there is neither."""
+    import torch
+
+    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
+    try:
+        return _by_nvml(f"GPU-{uuid}")
+    except Exception:  # not installed, or a driver that refuses: the other way may still work
+        return next((found for reasons in _REASONS if (found := _by_command(uuid, reasons))), {})
+
+
+def _by_nvml(uuid: str) -> dict[str, Any]:
+    import pynvml  # type: ignore[import-not-found,unused-ignore]
+
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+    return _entry(
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
+        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
+        pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+        pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
+        pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
+        pynvml.nvmlSystemGetDriverVersion(),
+    )
+
+
+def _by_command(uuid: str, reasons: str) -> dict[str, Any]:
+    fields = f"clocks.sm,clocks.mem,power.draw,temperature.gpu,{reasons},driver_version,uuid"
+    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
+        lines = answer.strip().splitlines()
+        line = next((line for line in lines if uuid in line), lines[0])
+        sm, memory, power, temperature, bits, driver, _ = (part.strip() for part in line.split(","))
+        return _entry(int(sm), int(memory), float(power), int(temperature), int(bits, 16), driver)
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        return {}
+
+
+def _entry(sm: int, memory: int, power: float, temperature: int, reasons: int, driver: str | bytes) -> dict[str, Any]:
+    return {
+        "sm_mhz": sm,
+        "memory_mhz": memory,
+        "power_w": power,
+        "temperature_c": temperature,
+        "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
+        "driver": driver if isinstance(driver, str) else driver.decode(),
+    }

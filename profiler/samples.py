@@ -1,0 +1,198 @@
+"""Measured samples as they are shipped: `samples.parquet`, one row a sample, and `header.json`, how they came about.
+
+`load` checks both and refuses, in one line naming file and field, what no GPU can have produced. Columns are described
+in `parts.COLUMNS`. `python -m` this module merges the parts of one or more runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.profiler.grid import KINDS
+from pdvsim.profiler.header import HEADER, Header, load_header, refusal
+from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = ["HEADER", "SAMPLES", "Header", "Samples", "check", "load", "load_header", "merge"]
+
+SAMPLES = "samples.parquet"
+LONGEST_S = 60.0  # no launch takes longer
+FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's ceilings allow
+HOST_SLOWEST_S = 0.02
+_TEXTS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "U")
+_FLOATS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "f")
+
+
+@dataclass(frozen=True)
+class Samples:
+    """What was measured: its header and one row a sample."""
+
+    header: Header
+    frame: pd.DataFrame
+
+
+def load(folder: str | Path) -> Samples:
+    """The samples in a folder, checked; a ValueError of one line naming file and field otherwise."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    header = load_header(folder)
+    path = Path(folder) / SAMPLES
+    try:
+        table = pq.ParquetFile(path).read()
+        table.validate(full=True)
+    except (OSError, pa.ArrowException) as error:
+        raise refusal(path, "file", getattr(error, "strerror", None) or str(error)) from None
+    for name in NAMES:
+        if name not in table.column_names:
+            raise refusal(path, name, "column is missing")
+    for name in table.column_names:
+        if name not in NAMES:
+            raise refusal(path, name, "unknown column")
+    for name, kind, _ in _arrow_fields():
+        if table.schema.field(name).type != kind:
+            raise refusal(path, name, f"is {table.schema.field(name).type}, must be {kind}")
+    frame: pd.DataFrame = table.to_pandas()
+    check(path, frame, header)
+    # small integers are for the file alone: products of them overflow
+    return Samples(header, frame.astype({name: np.int64 for name, dtype, _ in COLUMNS if dtype[0] == "i"}))
+
+
+def check(path: Path, frame: pd.DataFrame, header: Header) -> None:
+    """Refuse rows that cannot be measurements of these models on this card."""
+    if len(frame) != header.samples:
+        raise refusal(path, "samples", f"has {len(frame)} rows, its header says {header.samples}")
+    spans = ("start_s", "end_s")
+    for name in NAMES:
+        if name not in spans and frame[name].isna().any():
+            raise refusal(path, name, f"is empty in row {int(frame[name].isna().to_numpy().argmax())}")
+    allowed = {"section": SECTIONS, "kind": KINDS, "what": WHATS, "model": tuple(header.specs())}
+    for name, known in allowed.items():
+        unknown = set(frame[name]) - set(known)
+        if unknown:
+            raise refusal(path, name, f"unknown value {min(map(str, unknown))!r}; known: {', '.join(known)}")
+    least = {name: 0 for name, dtype, _ in COLUMNS if dtype[0] == "i"}
+    for name, low in (least | {"steps": 1, "members": 1, "group": -1, "member": -1}).items():
+        if len(frame) and frame[name].min() < low:
+            raise refusal(path, name, f"is {frame[name].min()}, must be at least {low}")
+    for padded, asked in (("bucket_rows", "rows"), ("bucket_chunk", "chunk_tokens")):
+        if (frame[padded] < frame[asked]).any():
+            raise refusal(path, padded, f"is smaller than {asked}")
+    seconds = frame["seconds"].to_numpy(np.float64)
+    if not np.all((seconds > 0) & (seconds <= LONGEST_S)):
+        wrong = seconds[~((seconds > 0) & (seconds <= LONGEST_S))][0]
+        raise refusal(path, "seconds", f"{wrong:g} is no duration of a launch in seconds")
+    together = frame[frame["members"] > 1]
+    length = (together["end_s"] - together["start_s"]).to_numpy(np.float64)
+    if not np.allclose(length, together["seconds"], rtol=1e-3, atol=2e-6):
+        raise refusal(path, "end_s", "is not start_s + seconds")
+    _check_against_card(path, frame, header)
+
+
+def _check_against_card(path: Path, frame: pd.DataFrame, header: Header) -> None:
+    """Medians between what the card's ceilings allow and a large multiple: other units lie far outside."""
+    bandwidth, flops = header.device.bandwidth_bytes_per_s, header.device.flops_per_s
+    if bandwidth is None or flops is None:
+        return
+    specs = header.specs()
+    on_device = frame[frame["what"] == "gpu"]
+    for key, rows in on_device.groupby(["section", "members", "model", "kind"], sort=False, observed=True):
+        spec = specs[str(key[2])]
+        wide = rows[["rows", "tokens", "steps", "chunk_tokens"]].astype(np.float64)
+        tokens = wide["rows"] * (wide["tokens"] + wide["steps"] - 1) + wide["chunk_tokens"]
+        streamed = wide["steps"] * spec.layer_params * spec.dtype_bytes / bandwidth
+        multiplied = 2 * spec.layer_params * tokens / flops
+        ratio = float((rows["seconds"] / np.maximum(streamed, multiplied)).median())
+        if not FASTEST <= ratio <= SLOWEST:
+            what = f"{key[3]} of {key[2]} takes {ratio:.3g} times the least this card allows; not in seconds?"
+            raise refusal(path, "seconds", what)
+    for what, rows in frame[frame["what"] != "gpu"].groupby("what", sort=False, observed=True):
+        median = float(rows["seconds"].median())
+        if median > HOST_SLOWEST_S:
+            raise refusal(path, "seconds", f"{what} takes the host {median:.3g} s; not in seconds?")
+
+
+def merge(parts: Iterable[Path], folder: Path) -> Samples:
+    """Write the parts as one set of samples into `folder`, and load it back."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
+    if not found:
+        raise ValueError(f"{folder}: no parts to merge")
+    first = found[0][2]
+    headers = []
+    for path, columns, header in found:
+        for key, value in ground(header).items():
+            if value != ground(first)[key]:
+                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {found[0][0].name}")
+        count = len(columns["seconds"])
+        points = len(set(zip(*(columns[n].tolist() for n in ("section", "what", "group", *POINT)), strict=True)))
+        headers.append({**header, "samples": count, "points": points})
+    arrays = []
+    for name, kind, _ in _arrow_fields():
+        values = np.concatenate([columns[name] for _, columns, _ in found])
+        if name in _TEXTS:
+            arrays.append(pa.array(values.tolist(), pa.string()).dictionary_encode())
+        else:
+            arrays.append(pa.array(values, kind, from_pandas=name in ("start_s", "end_s")))
+    table = pa.table(arrays, names=list(NAMES))
+    folder.mkdir(parents=True, exist_ok=True)
+    plain = [name for name in NAMES if name not in _FLOATS]
+    beside = folder / f".{SAMPLES}.{os.getpid()}"
+    pq.write_table(
+        table, beside, compression="zstd", compression_level=19, use_dictionary=plain,
+        use_byte_stream_split=list(_FLOATS),
+    )  # fmt: skip
+    os.replace(beside, folder / SAMPLES)
+    document = {
+        "schema_version": SCHEMA,
+        "device": first["device"],
+        "software": first["software"],
+        "samples": table.num_rows,
+        "parts": headers,
+    }
+    beside = folder / f".{HEADER}.{os.getpid()}"
+    beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    os.replace(beside, folder / HEADER)
+    return load(folder)
+
+
+def _arrow_fields() -> list[tuple[str, Any, Any]]:
+    import pyarrow as pa
+
+    kinds = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
+    text = pa.dictionary(pa.int32(), pa.string())
+    return [(name, kinds.get(dtype, text), default) for name, dtype, default in COLUMNS]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Merge parts from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.profiler.samples", description="Merge parts of samples.")
+    parser.add_argument("parts", nargs="+", type=Path, help="part files, or folders of them")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the samples")
+    given = parser.parse_args(argv)
+    files = [f for path in given.parts for f in (path.rglob("*.npz") if path.is_dir() else [path])]
+    try:
+        samples = merge(files, given.output)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    size = (given.output / SAMPLES).stat().st_size
+    print(f"{len(samples.frame)} samples of {len(files)} parts, {size / 1e6:.2f} MB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

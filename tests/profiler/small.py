@@ -1,0 +1,70 @@
+"""Tiny models for the profiler's tests, and parts of samples as a card would have given them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from pdvsim.profiler import grid
+from pdvsim.profiler.measure import Options
+from pdvsim.profiler.parts import SCHEMA, Part
+from pdvsim.realrun.arch import Architecture
+from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.models import model
+
+CARD = {
+    "name": "NVIDIA H200",
+    "multiprocessors": 132,
+    "memory_bytes": 150_000_000_000,
+    "bandwidth_bytes_per_s": 4.27e12,
+    "flops_per_s": 790e12,
+}
+SOFTWARE = {"pdvsim": "0.1.0", "python": "3.12", "torch": "2.11", "triton": "3.6", "cuda": "13.0", "driver": None}
+
+
+def tiny(name: str) -> Architecture:
+    """A model of one layer; any name will do."""
+    return Architecture(ModelSpec(name, "llama", 1, 32, 48, 2, 1, 16, 61), 1e4, 1e-5)
+
+
+def options(folder: Path, **changes: Any) -> Options:
+    given = {"models": ("tiny-a",), "pairs": (), "output": folder, "quick": True, "device": "cpu"}
+    return Options(**{**given, **changes})
+
+
+def part_header(name: str, **changes: Any) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA, "name": name, "date": "2026-01-01T00:00:00Z", "resumed": None, "command": "",
+        "seed": 0, "budget_s": 100.0, "quick": False, "device": CARD, "software": SOFTWARE,
+        "models": {n: asdict(model(n)) for n in name.split(":")}, "dtype": "bfloat16", "left_out": [], "before": None,
+        "after": None, "seconds": 1.0, **changes,
+    }  # fmt: skip
+
+
+def written_parts(folder: Path) -> list[Path]:
+    """A model's solo part and a pair's part, with times a card could have needed."""
+    solo = Part(folder / "llama-2-7b.npz", part_header("llama-2-7b"))
+    for point, seconds in ((grid.decode(8, 5, 512), 4e-3), (grid.prefill(512), 1e-2), (grid.decode(1, 1, 512), 3.4e-3)):
+        for repeat in range(3):
+            solo.add(
+                section="solo", model="llama-2-7b", **point.as_dict(), bucket_rows=point.rows,
+                bucket_chunk=point.chunk_tokens, context_total=point.rows * 500, repeat=repeat,
+                seconds=seconds * (1 + 0.01 * repeat),
+            )  # fmt: skip
+    pair = "tinyllama-1.1b:llama-2-7b"
+    both = Part(folder / "pair.npz", part_header(pair))
+    for member, (name, point) in enumerate(
+        (("tinyllama-1.1b", grid.draft(8, 4, 512)), ("llama-2-7b", grid.decode(8, 5, 512)))
+    ):
+        shared = {"pair": pair, "model": name, **point.as_dict(), "bucket_rows": 8}
+        for repeat in range(4):
+            start = 0.006 * repeat
+            both.add(
+                section="corun", **shared, group=0, member=member, members=2, priority=2 - member, repeat=repeat,
+                seconds=0.0055, start_s=start, end_s=start + 0.0055,
+            )  # fmt: skip
+            both.add(section="host", **shared, what="launch_idle", repeat=repeat, seconds=4e-5)
+    for part in (solo, both):
+        part.save()
+    return [solo.path, both.path]

@@ -1,0 +1,86 @@
+"""The design: what it covers, and that a budget may cut it anywhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from pdvsim.profiler import corun, rig
+from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, Point, design, ordered
+from pdvsim.profiler.precompile import shares
+from pdvsim.realrun.cache import HEADROOM
+from pdvsim.sim.models import MODELS
+
+ALL = [p for points in design(drafts=True) for p in points]
+
+
+def forwards() -> list[Point]:
+    return [p for p in ALL if p.kind in ("decode", "verify")]
+
+
+def test_no_point_twice_and_a_bearable_number() -> None:
+    assert len(ALL) == len(set(ALL)) <= 175
+    assert 90 <= len(forwards()) <= 115
+    assert not any(p.kind == "draft" for points in design(drafts=False) for p in points)
+
+
+def test_every_rows_and_tokens_meet_two_contexts_and_every_context_many_rows() -> None:
+    for rows in ROWS:
+        for tokens in TOKENS:
+            met = {p.context for p in forwards() if (p.rows, p.tokens) == (rows, tokens)}
+            assert len(met) >= (1 if tokens == 7 else 2), (rows, tokens)
+    for context in CONTEXTS:
+        for tokens in (1, 5):
+            assert len({p.rows for p in forwards() if p.context == context and p.tokens == tokens}) >= 4
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_any_cut_is_balanced(drafts: bool, seed: int) -> None:
+    """Past the first few points every kind is there, each near its share of the class being worked on."""
+    classes = design(drafts)
+    order = ordered(classes, seed)
+    assert Counter(order) == Counter(p for points in classes for p in points)
+    kinds = set(KINDS) - (set() if drafts else {"draft"})
+    assert {p.kind for p in order[: len(kinds)]} == kinds
+    begin = 0
+    for points in classes:
+        share = Counter(p.kind for p in points)
+        for cut in range(1, len(points) + 1):
+            seen = Counter(p.kind for p in order[begin : begin + cut])
+            for kind, count in share.items():
+                assert abs(seen[kind] - cut * count / len(points)) <= len(kinds)
+        begin += len(points)
+
+
+def test_the_order_depends_on_the_seed_alone() -> None:
+    assert ordered(design(True), 3) == ordered(design(True), 3)
+    assert ordered(design(True), 3) != ordered(design(True), 4)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_slots_fit_into_memory_and_every_point_into_some_slots(name: str) -> None:
+    spec, memory = MODELS[name], 132e9
+    for capacity in rig.TIERS:
+        slots = rig.slots_that_fit(spec, capacity, memory)
+        assert spec.weight_bytes + (slots + 1) * capacity * spec.kv_bytes_per_token <= memory
+    assert all(p.positions + HEADROOM <= rig.TIERS[-1] for p in ALL)
+    short = [p for p in ALL if p.context <= 512 and not p.chunks]
+    assert all(p.positions + HEADROOM <= rig.TIERS[0] for p in short)
+
+
+def test_workers_share_all_points() -> None:
+    assert Counter(p for share in shares(ALL, 3) for p in share) == Counter(ALL)
+
+
+def test_groups_are_pairs_and_triples_in_both_settings() -> None:
+    groups = corun.groups()
+    assert [number for number, _, _ in groups] == list(range(len(groups)))
+    by_members = Counter(tuple(p.kind for p in members) for _, _, members in groups)
+    wanted = {("draft", "verify"), ("draft", "prefill"), ("verify", "prefill"), ("draft", "verify", "prefill")}
+    assert set(by_members) == wanted
+    assert {tuple(p.kind for p in members) for _, _, members in groups[:8]} == wanted
+    settings = Counter(setting for _, setting, _ in groups)
+    assert settings["equal"] == settings["ordered"]
+    assert max(p.positions for _, _, members in groups for p in members) + HEADROOM <= corun.CAPACITY

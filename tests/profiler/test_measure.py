@@ -1,0 +1,257 @@
+"""The profiler itself, end to end on the CPU: lanes run eagerly there, and a host clock stands in for events."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+import pytest
+import torch
+from small import options, tiny
+
+from pdvsim.profiler import corun, grid, hostcost, measure, precompile, rig
+from pdvsim.profiler.measure import Profiler
+from pdvsim.profiler.parts import POINT, Part, read
+from pdvsim.profiler.rig import QUICK, Launcher, Rig, sample
+from pdvsim.profiler.samples import merge
+
+CPU = torch.device("cpu")
+PAIR = "tiny-a:tiny-b"
+
+
+def quiet(text: str) -> None:
+    """Nobody reads along."""
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parts")
+    Profiler(options(folder, pairs=(PAIR,)), tiny, quiet).run()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def bed() -> Rig:
+    return Rig(tiny("tiny-a"), CPU, seed=1)
+
+
+def measured(path: Path) -> Counter[tuple[object, ...]]:
+    columns, _ = read(path)
+    return Counter(zip(*(columns[name].tolist() for name in (*POINT, "repeat")), strict=True))
+
+
+def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path) -> None:
+    samples = merge(parts.glob("*.npz"), tmp_path)
+    frame, header = samples.frame, samples.header
+    solo = frame[frame["section"] == "solo"]
+    assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True)[0])
+    assert set(solo["kind"]) == set(grid.KINDS)
+    assert [p.left_out for p in header.parts] == [[], []]
+    assert header.device.name.startswith("CPU")
+    assert (solo["context_total"] <= 1.1 * solo["rows"] * solo["context"]).all()
+    assert (solo["context_total"] >= 0.9 * solo["rows"] * solo["context"] - solo["rows"]).all()
+
+    host = frame[frame["section"] == "host"]
+    assert set(host["what"]) == {"launch_idle", "launch_busy", "poll", "outcome"}
+    assert set(host["kind"]) == {"draft", "verify", "prefill", "mixed"}
+    assert set(host["rows"]) == {0, *hostcost.ROWS}
+    assert (host["seconds"] > 0).all()
+
+    together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
+    assert set(together["group"]) == {number for number, _, _ in corun.groups(quick=True)}
+    assert (together.groupby("group", observed=True)["member"].nunique() >= 2).all()
+    assert set(together["priority"]) == {0, 1, 2}
+    alone = frame[(frame["section"] == "corun") & (frame["members"] == 1)]
+    for _, rows in together.groupby(["model", "kind", "rows", "chunk_tokens", "priority"], observed=True):
+        keys = ["model", "kind", "rows", "chunk_tokens", "priority"]
+        assert len(alone.merge(rows[keys].head(1), on=keys)), "each member was also timed alone on its lane"
+
+
+def test_a_second_run_measures_nothing_again(parts: Path) -> None:
+    before = {path: path.read_bytes() for path in parts.glob("*.npz")}
+    said: list[str] = []
+    Profiler(options(parts), tiny, said.append).run()
+    assert said == ["tiny-a: all 17 points are there"]
+    assert {path: path.read_bytes() for path in parts.glob("*.npz")} == before
+
+
+KILLED = """
+import os, sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from time import monotonic
+from small import options, tiny
+from pdvsim.profiler import measure
+measure.SAVE_EVERY_S = 0.0
+def step(done):
+    if done == 6:
+        os._exit(9)
+measure.Profiler(options(Path({folder!r})), tiny, print, step).run()
+"""
+
+
+def test_a_killed_run_is_resumed_where_it_stopped(tmp_path: Path) -> None:
+    code = KILLED.format(tests=os.path.dirname(__file__), folder=str(tmp_path))
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 9
+    path = tmp_path / "tiny-a.npz"
+    kept = measured(path)
+    assert len({point[:-1] for point in kept}) == 5
+    Profiler(options(tmp_path), tiny, quiet).run()
+    after = measured(path)
+    assert kept.items() <= after.items()
+    assert max(after.values()) == 1
+    assert len({point[:-1] for point in after}) == 17
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
+    def step(done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Profiler(options(tmp_path), tiny, quiet, step).run()
+    assert len({point[:-1] for point in measured(tmp_path / "tiny-a.npz")}) == 3
+
+
+def test_another_card_is_not_resumed(parts: Path, tmp_path: Path) -> None:
+    _, header = read(parts / "tiny-a.npz")
+    other = Part(tmp_path / "tiny-a.npz", {**header, "device": {**header["device"], "name": "another"}})
+    other.save()
+    with pytest.raises(ValueError, match=r"tiny-a\.npz: device\.name was another") as refused:
+        Profiler(options(tmp_path), tiny, quiet).run()
+    assert "\n" not in str(refused.value)
+
+
+def test_a_budget_cuts_the_order_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured points are the first of the order, the others are named with the reason."""
+    clock = iter(range(10**6))
+    monkeypatch.setattr(measure, "monotonic", lambda: float(next(clock)))
+    profiler = Profiler(options(tmp_path, budget_s=20.0), tiny, quiet)
+    profiler.run()
+    columns, header = read(tmp_path / "tiny-a.npz")
+    order = profiler.points(tiny("tiny-a"))
+    done = list(dict.fromkeys(zip(*(columns[name].tolist() for name in POINT), strict=True)))
+    assert 3 <= len(done) < len(order)
+    assert [tuple(getattr(p, f) for f in POINT) for p in order[: len(done)]] == done
+    assert header["left_out"] == [{"label": p.label(), "reason": "budget of 20 s spent"} for p in order[len(done) :]]
+
+
+def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = tiny("tiny-a").spec
+    room = spec.weight_bytes + 12 * spec.kv_bytes_per_token * rig.TIERS[0]
+    monkeypatch.setattr(rig, "usable_bytes", lambda device: float(room))
+    Profiler(options(tmp_path), tiny, quiet).run()
+    columns, header = read(tmp_path / "tiny-a.npz")
+    assert columns["rows"].max() == 8
+    assert {entry["reason"] for entry in header["left_out"]} == {"does not fit into memory"}
+    assert any("32x5@512" in entry["label"] for entry in header["left_out"])
+
+
+def test_one_refused_shape_does_not_cost_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Rig.measure
+
+    def choosy(self: Rig, point: grid.Point, effort: rig.Effort) -> object:
+        if point.kind == "mixed":
+            raise RuntimeError("out of\nresources")
+        return real(self, point, effort)
+
+    monkeypatch.setattr(Rig, "measure", choosy)
+    Profiler(options(tmp_path), tiny, quiet).run()
+    columns, header = read(tmp_path / "tiny-a.npz")
+    assert set(columns["kind"].tolist()) == set(grid.KINDS) - {"mixed"}
+    assert {entry["reason"] for entry in header["left_out"]} == {"RuntimeError: out of resources"}
+
+
+@pytest.mark.parametrize(
+    "point",
+    [grid.decode(3, 1, 100), grid.decode(8, 5, 128), grid.draft(8, 4, 100), grid.draft(4, 2, 128, catch_up=True)],
+    ids=lambda p: p.label(),
+)
+def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.Point) -> None:
+    launch = bed.launcher(point)
+    for _ in range(3):
+        drawn = launch.draw()
+        lengths = launch.lane.engine.sequences.length[torch.tensor(drawn.rows)]
+        unread = 2 if point.catch_up else 1  # the newest token is settled, not cached; catching up feeds two
+        assert int((lengths - unread).sum()) == drawn.context_total
+        assert len(set(drawn.rows)) == point.rows
+        launch.fire(drawn)
+
+
+def test_successive_launches_take_other_slots(bed: Rig) -> None:
+    launch = bed.launcher(grid.decode(1, 1, 128))
+    assert len({launch.draw().rows[0] for _ in range(40)}) > 20
+
+
+def test_caches_weights_and_tokens_are_never_zeros(bed: Rig) -> None:
+    engine = next(iter(bed.lanes.values())).engine
+    for tensor in (engine.cache.data, engine.model.weights.head, engine.model.weights.layers[0].down):
+        assert float((tensor == 0).float().mean()) < 1e-3
+    assert int(engine.sequences.tokens.max()) > 0
+
+
+def test_repeats_end_when_the_median_is_stable_or_at_the_cap() -> None:
+    effort = rig.Effort(least=4, most=9, seconds=100.0)
+    assert not effort.enough([1.0] * 3)
+    assert effort.enough([1.0] * 4)
+    assert not effort.enough([1.0, 2.0, 3.0, 4.0])
+    assert effort.enough([float(2**i) for i in range(9)])
+    assert effort.enough([60.0] * effort.floor)
+
+
+def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    launch = bed.launcher(grid.decode(1, 1, 128))
+
+    class Never:
+        def done(self) -> bool:
+            return False
+
+    monkeypatch.setattr(launch.lane, "gpu", True)
+    monkeypatch.setattr(Launcher, "__call__", lambda self: (Never(), 1))
+    monkeypatch.setattr(corun, "_common_start", lambda lanes: None)
+    with pytest.raises(TimeoutError, match="not finished"):
+        corun.side_by_side([launch], 0.01, stalled_s=0.05)
+
+
+def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
+    launchers = [bed.launcher(grid.decode(1, 1, 128)), bed.launcher(grid.decode(2, 3, 128))]
+    found = corun.side_by_side(launchers, 0.05)
+    intervals = sorted((start, end) for spans in found for start, end, _ in spans)
+    assert all(len(spans) > 1 for spans in found)
+    assert all(before[1] <= after[0] for before, after in pairwise(intervals))
+
+
+def test_a_sample_is_a_launch(bed: Rig) -> None:
+    samples, shape = sample(bed.launcher(grid.decode(3, 2, 128)), QUICK)
+    assert shape.rows == 4, "three rows are padded to the bucket of four"
+    assert len(samples) >= QUICK.floor
+    assert np.all(np.array([s.seconds for s in samples]) > 0)
+
+
+def test_measuring_needs_neither_pydantic_nor_the_command_line() -> None:
+    """The machine with the card may have little more than torch."""
+    unwanted = {"pydantic", "tyro", "simpy", "pandas", "pyarrow", "rich", "scipy"}
+    code = (
+        "import sys, pdvsim.profiler.measure, pdvsim.profiler.corun, pdvsim.profiler.precompile;"
+        f"found = {unwanted!r} & set(sys.modules); assert not found, found"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_workers_that_fail_or_hang_are_ended_and_named() -> None:
+    """Here they fail for want of a card, or are given no time."""
+    points = grid.design(drafts=True)[0]
+    failed = precompile._work_off([("llama-2-7b", points)], 1, monotonic() + 60)
+    assert len(failed) == 1
+    assert failed[0].startswith("llama-2-7b: ")
+    begin = monotonic()
+    late = precompile._work_off([("llama-2-7b", points), ("gemma-2b", points)], 1, begin + 0.1)
+    assert late == ["llama-2-7b: not finished in time", "gemma-2b: not started in time"]
+    assert monotonic() - begin < 5

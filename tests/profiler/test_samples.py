@@ -1,0 +1,249 @@
+"""Samples are loaded as they were written, and refused in one line when they cannot be what a card gave."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import part_header, written_parts
+
+from pdvsim.cli import main
+from pdvsim.profiler.header import shipped
+from pdvsim.profiler.parts import NAMES, Part, read
+from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
+from pdvsim.profiler.samples import main as merge_command
+
+FLOATS = ("seconds", "start_s", "end_s")
+
+
+@pytest.fixture(scope="module")
+def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("shelf")
+    merge(written_parts(folder / "parts"), folder / "h200")
+    return folder / "h200"
+
+
+def copied(shelf: Path, folder: Path) -> Path:
+    for name in (SAMPLES, HEADER):
+        (folder / name).write_bytes((shelf / name).read_bytes())
+    return folder
+
+
+def rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
+    table = pq.ParquetFile(folder / SAMPLES).read()
+    pq.write_table(change(table), folder / SAMPLES)
+
+
+def reheader(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+    data = json.loads((folder / HEADER).read_text())
+    change(data)
+    (folder / HEADER).write_text(json.dumps(data))
+
+
+def put(name: str, values: list[Any]) -> Callable[[pa.Table], pa.Table]:
+    """`values` in the first rows of a column, of its own type."""
+
+    def change(table: pa.Table) -> pa.Table:
+        field = table.schema.field(name)
+        plain = [*values, *table[name].to_pylist()[len(values) :]]
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        array = pa.array(plain, kind)
+        array = array.dictionary_encode() if pa.types.is_dictionary(field.type) else array
+        return table.set_column(table.column_names.index(name), name, array)
+
+    return change
+
+
+def scaled(factor: float, what: str | None = None) -> Callable[[pa.Table], pa.Table]:
+    """Times in another unit: of the device, or of one of the host's."""
+
+    def change(table: pa.Table) -> pa.Table:
+        chosen = [(w == what) if what else w == "gpu" for w in table["what"].to_pylist()]
+        for name in FLOATS:
+            values = [
+                v * factor if c and v is not None else v for v, c in zip(table[name].to_pylist(), chosen, strict=True)
+            ]
+            table = table.set_column(table.column_names.index(name), name, pa.array(values, pa.float32()))
+        return table
+
+    return change
+
+
+def test_loads_what_was_measured(shelf: Path) -> None:
+    samples = load(shelf)
+    parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.npz"))]
+    for name in NAMES:
+        expected = pd.concat([pd.Series(columns[name].tolist()) for columns, _ in parts], ignore_index=True)
+        got = pd.Series(samples.frame[name].tolist())
+        pd.testing.assert_series_equal(got, expected, check_dtype=False, check_names=False)
+    assert samples.header.specs()["llama-2-7b"].layers == 32
+    assert [part.points for part in samples.header.parts] == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda t: t.drop_columns(["rows"]), "rows: column is missing"),
+        (lambda t: t.append_column("milliseconds", t["seconds"]), "milliseconds: unknown column"),
+        (lambda t: t.set_column(NAMES.index("rows"), "rows", t["rows"].cast(pa.int64())), "rows: is int64"),
+        (lambda t: t.slice(0, 5), "samples: has 5 rows"),
+        (put("seconds", [float("nan")]), "seconds: is empty in row 0"),
+        (put("seconds", [0.004, None]), "seconds: is empty in row 1"),
+        (put("seconds", [-0.001]), "seconds: -0.001"),
+        (put("seconds", [0.0]), "seconds: 0 is no duration"),
+        (put("seconds", [4000.0]), "seconds: 4000"),
+        (put("seconds", [float("inf")]), "seconds: inf"),
+        (put("kind", ["verifi"]), "kind: unknown value 'verifi'"),
+        (put("section", ["duet"]), "section: unknown value 'duet'"),
+        (put("what", ["lunch"]), "what: unknown value 'lunch'"),
+        (put("model", ["gpt-5"]), "model: unknown value 'gpt-5'"),
+        (put("model", [None]), "model: is empty in row 0"),
+        (put("rows", [-1]), "rows: is -1"),
+        (put("steps", [0]), "steps: is 0"),
+        (put("bucket_rows", [2]), "bucket_rows: is smaller than rows"),
+        (lambda t: put("start_s", [0.5] * len(t))(t), "end_s: is not start_s"),
+        (lambda t: put("end_s", [None] * len(t))(t), "end_s: is not start_s"),
+        (scaled(1e3), "seconds: "),
+        (scaled(1e6), "seconds: "),
+        (scaled(1e-3), "seconds: "),
+        (scaled(1e3, "launch_idle"), "seconds: launch_idle"),
+    ],
+)
+def test_broken_samples_are_refused(
+    shelf: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], field: str
+) -> None:
+    rewrite(copied(shelf, tmp_path), change)
+    with pytest.raises(ValueError, match="samples") as refused:
+        load(tmp_path)
+    assert str(refused.value).startswith(f"samples {tmp_path / SAMPLES}: {field}")
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda h: h.update(schema_version=2), "schema_version: is 2, this version reads 1"),
+        (lambda h: h.pop("schema_version"), "schema_version: is None"),
+        (lambda h: h.pop("device"), "device: Field required"),
+        (lambda h: h["device"].update(bandwidth_bytes_per_s=4.27), "device.bandwidth_bytes_per_s: "),
+        (lambda h: h["parts"][0].update(seed="x"), "parts.0.seed: "),
+        (lambda h: h["parts"][0].update(colour="red"), "parts.0.colour: "),
+        (lambda h: h["parts"][0]["models"]["llama-2-7b"].pop("layers"), "layers: "),
+        (lambda h: h.update(parts=[]), "parts: "),
+    ],
+)
+def test_broken_headers_are_refused(
+    shelf: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], field: str
+) -> None:
+    reheader(copied(shelf, tmp_path), change)
+    with pytest.raises(ValueError, match="samples") as refused:
+        load(tmp_path)
+    assert str(refused.value).startswith(f"samples {tmp_path / HEADER}: {field}")
+    assert "\n" not in str(refused.value)
+
+
+def loads_or_says_why(folder: Path) -> None:
+    reason = None
+    try:
+        load(folder)
+    except ValueError as error:
+        reason = str(error)
+    assert reason is None or (str(folder) in reason and "\n" not in reason)
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_any_torn_file_is_loaded_or_refused_in_one_line(shelf: Path, data: st.DataObject) -> None:
+    folder = shelf.parent / "broken" / "torn"
+    folder.mkdir(parents=True, exist_ok=True)
+    copied(shelf, folder)
+    path = folder / data.draw(st.sampled_from((SAMPLES, HEADER)))
+    content = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(content) - 1))
+    if data.draw(st.booleans()):
+        content = content[:at]
+    else:
+        content[at] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(content)
+    loads_or_says_why(folder)
+
+
+@settings(max_examples=40)
+@given(
+    name=st.sampled_from([n for n in NAMES if n not in ("section", "model", "pair", "kind", "what")]),
+    row=st.integers(0, 5),
+    value=st.one_of(st.none(), st.integers(-5, 100)),
+)
+def test_any_changed_cell_is_loaded_or_refused_in_one_line(shelf: Path, name: str, row: int, value: int | None) -> None:
+    folder = shelf.parent / "broken" / "changed"
+    folder.mkdir(parents=True, exist_ok=True)
+    copied(shelf, folder)
+
+    def change(table: pa.Table) -> pa.Table:
+        kind = table.schema.field(name).type
+        values = table[name].to_pylist()
+        values[row] = bool(value) if pa.types.is_boolean(kind) and value is not None else value
+        return table.set_column(NAMES.index(name), name, pa.array(values, kind))
+
+    rewrite(folder, change)
+    loads_or_says_why(folder)
+
+
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"header\.json: header: No such file"):
+        load(tmp_path)
+
+
+def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
+    paths = written_parts(tmp_path)
+    header = part_header("gemma-2b")
+    other = Part(tmp_path / "x.npz", {**header, "software": {**header["software"], "torch": "2.12"}})
+    other.save()
+    with pytest.raises(ValueError, match=r"x\.npz: software\.torch: is 2\.12, but 2\.11"):
+        merge([*paths, other.path], tmp_path / "out")
+
+
+def test_merging_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    written_parts(tmp_path / "parts")
+    assert merge_command([str(tmp_path / "parts"), "-o", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith("25 samples of 2 parts")
+    assert merge_command([str(tmp_path / "out" / SAMPLES), "-o", str(tmp_path / "again")]) == 2
+    assert "not a part of samples" in capsys.readouterr().err
+
+
+def test_shipped_samples_are_listed_with_their_provenance(shelf: Path) -> None:
+    [line] = shipped(shelf.parent)
+    assert (line["samples"], line["gpu"], line["torch"]) == ("h200", "NVIDIA H200", "2.11")
+    assert (line["models"], line["pairs"], line["rows"]) == (1, 1, 25)
+
+
+@pytest.mark.parametrize(
+    ("argv", "line"),
+    [
+        (["profile"], "nothing to measure"),
+        (["profile", "--models", "gpt-5"], "unknown model 'gpt-5'"),
+        (["profile", "--pairs", "llama-2-7b"], "must be written draft:target"),
+        (["profile", "--models", "llama-2-7b", "--budget-s", "0"], "budget-s must be greater than 0"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(argv) == 2
+    error = capsys.readouterr().err
+    assert line in error
+    assert error.count("\n") == 1
+
+
+def test_without_a_card_the_command_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["profile", "--models", "llama-2-7b", "-o", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == "pdvsim: error: no CUDA device: a profile is measured on one\n"
