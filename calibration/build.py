@@ -14,8 +14,8 @@ import numpy as np
 
 from pdvsim.calibration.corun import Corun, fit_corun
 from pdvsim.calibration.fit import Solo, fit_solo, medians
-from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.core import GpuSpec
+from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
+from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.profile import SCHEMA, ContentionFit, HostCost, Profile, save
 
@@ -53,15 +53,21 @@ def gpu_spec(header: Header, name: str) -> GpuSpec:
     )
 
 
+def nimble_tokens(spec: ModelSpec) -> int:
+    """Tokens up to which the engine's own small kernels do all of a model's products; the library's fill the card."""
+    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
+    return SMALL_TOKENS if largest <= SMALL_BYTES else 0
+
+
 def build(samples: Samples, name: str) -> tuple[Profile, dict[str, Solo], Corun | None]:
     """A profile, and how well each part of it holds."""
     gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()
     solos: dict[str, Solo] = {}
     solo_rows = frame[frame["section"] == "solo"]
     for model, rows in solo_rows.groupby("model", sort=True, observed=True):
-        solos[str(model)] = fit_solo(medians(rows), specs[str(model)], gpu, ROW_BUCKETS, CHUNK_BUCKETS)
-    latencies = {model: (Latency(specs[model], solo.fit), solo.fit) for model, solo in solos.items()}
-    corun = fit_corun(frame, gpu, latencies)
+        spec = specs[str(model)]
+        solos[str(model)] = fit_solo(medians(rows), spec, gpu, ROW_BUCKETS, CHUNK_BUCKETS, nimble_tokens(spec))
+    corun = fit_corun(frame, gpu, {model: Latency(specs[model], solo.fit) for model, solo in solos.items()})
     header = samples.header
     profile = Profile(
         schema_version=SCHEMA,
@@ -105,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if len(found):
                 middle, high = np.median(np.abs(found)), np.percentile(np.abs(found), 95)
                 print(f"{label:20} {len(found):4} works {middle:8.1%} {high:8.1%}")
-        print(f"stream weight {corun.fit.stream_weight:.2f}, efficiency {corun.fit.efficiency}")
+        print(corun.fit)
     return 0
 
 

@@ -1,8 +1,8 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
 A forward of N tokens takes `layers(N) + head + attention`. The layers' time is free at knots and straight between,
-since kernels change with N; the head keeps the roofline's shape with one efficiency; attention is a time per cached
-token read or per pair multiplied, whichever is larger. Nothing is fitted on whole serving runs.
+since kernels change with N; so is attention's time per cached token over the number of queries a row; the head keeps
+the roofline's shape with one efficiency. Nothing is fitted on whole serving runs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,34 @@ if TYPE_CHECKING:
 
 Array = NDArray[np.float64]
 
-KNOTS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 512, 640, 768, 1024, 1280, 1536, 2048, 2560)
+WIDTHS = (1, 2, 3, 5, 7, 9)  # queries a row at which attention is free
+KNOTS = (
+    1,
+    2,
+    4,
+    8,
+    16,
+    24,
+    32,
+    33,
+    40,
+    48,
+    64,
+    96,
+    128,
+    192,
+    256,
+    320,
+    384,
+    512,
+    640,
+    768,
+    1024,
+    1280,
+    1536,
+    2048,
+    2560,
+)
 SMOOTHNESS = 0.02  # weight of bends between knots: decides only where no point lies
 FOLDS = 5
 
@@ -80,17 +107,26 @@ def points_of(frame: pd.DataFrame) -> Points:
 class Model:
     """The latency model as a function of its free parameters, all of them logarithms."""
 
+    OTHERS = 5  # head efficiency, prompt pair, row, mixed forward, draft ratio
+
     def __init__(self, spec: ModelSpec, gpu: GpuSpec, points: Points) -> None:
         self.roof = ForwardFit.roofline(spec, gpu)
         most = max(float(points.tokens.max()), 2.0)
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
         layers = np.maximum(self.roof.weights_s, self.roof.token_s * self.knots)
-        others = [1.0, self.roof.kv_s, self.roof.pair_s, self.roof.pair_s, 1.0]
-        self.start = np.log(np.concatenate([layers * 1.3, others]))
+        attention = self.roof.kv_s * (1 + 0.05 * np.array(WIDTHS))
+        others = [1.0, self.roof.pair_s, 1e-7, 1e-5, 1.0]
+        fixed = np.full(len(WIDTHS), 1e-5)
+        self.start = np.log(np.concatenate([layers * 1.3, attention, fixed, others]))
+
+    def split(self, parameters: Array) -> tuple[Array, Array, Array, list[float]]:
+        """Seconds at the layers' knots, per cached token and per forward at the widths, and the other figures."""
+        values = np.exp(parameters)
+        n, m = len(self.knots), len(self.knots) + len(WIDTHS)
+        return values[:n], values[n:m], values[m : -self.OTHERS], values[-self.OTHERS :].tolist()
 
     def predict(self, parameters: Array, points: Points) -> Array:
-        values = np.exp(parameters)
-        layers, (head, kv_s, pair_s, prompt_pair_s, draft_ratio) = values[:-5], values[-5:]
+        layers, kv, fixed, (head, pair_s, row_s, mixed_s, draft_ratio) = self.split(parameters)
         rows = points.rows
 
         def forward(tokens: Array, logits: Array) -> Array:
@@ -99,12 +135,13 @@ class Model:
             return np.asarray(blocks + np.where(logits > 0, top, 0.0))
 
         def attention(width: Array, context: Array) -> Array:
-            read, pairs = context + rows * width, width * context + rows * width * (width + 1) / 2
-            return np.asarray(np.maximum(read * kv_s, pairs * pair_s))
+            reads = (context + rows * width) * np.interp(width, WIDTHS, kv) + rows * row_s
+            return np.asarray(reads + np.where(rows > 0, np.interp(width, WIDTHS, fixed), 0.0))
 
         later = points.steps - 1
         total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-        total += np.maximum(points.prompt_read * kv_s, points.prompt_pairs * prompt_pair_s)
+        total += points.prompt_read * kv[0] + points.prompt_pairs * pair_s
+        total += np.where((rows > 0) & (points.prompt_read > 0), mixed_s, 0.0)
         grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
         total += later * (forward(np.maximum(rows, 1), rows) + attention(np.ones_like(rows), grown))
         return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
@@ -117,27 +154,33 @@ class Model:
 
         def residuals(parameters: Array) -> Array:
             errors = np.log(self.predict(parameters, points) / points.seconds)
-            slopes = np.diff(parameters[:-5]) / np.diff(log_knots)
-            prior = 0.01 * (parameters[-5:] - self.start[-5:])  # holds what no point tells
+            slopes = np.diff(parameters[: len(log_knots)]) / np.diff(log_knots)
+            others = slice(len(log_knots), None)
+            prior = 0.003 * (parameters[others] - self.start[others])  # holds what no point tells
             return np.concatenate([errors, SMOOTHNESS * np.diff(slopes), prior])
 
         found = least_squares(residuals, self.start, loss="soft_l1", f_scale=0.03, max_nfev=400)
         return np.asarray(found.x)
 
-    def result(self, parameters: Array, row_buckets: tuple[int, ...], chunk_buckets: tuple[int, ...]) -> ForwardFit:
-        values = np.exp(parameters)
-        head, kv_s, pair_s, prompt_pair_s, draft_ratio = values[-5:].tolist()
-        knots = tuple((int(n), float(s)) for n, s in zip(self.knots, values[:-5], strict=True))
+    def result(
+        self, parameters: Array, row_buckets: tuple[int, ...], chunk_buckets: tuple[int, ...], nimble_tokens: int = 0
+    ) -> ForwardFit:
+        layers, kv, fixed, (head, pair_s, row_s, mixed_s, draft_ratio) = self.split(parameters)
         return ForwardFit(
             fixed_s=0.0,
             weights_s=0.0,
             token_s=0.0,
             head_weights_s=head * self.roof.head_weights_s,
             head_token_s=head * self.roof.head_token_s,
-            kv_s=kv_s,
-            pair_s=pair_s,
-            prompt_pair_s=prompt_pair_s,
-            layer_knots=knots,
+            kv_s=float(kv[0]),
+            pair_s=0.0,
+            prompt_pair_s=pair_s,
+            layer_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, layers, strict=True)),
+            kv_knots=tuple((int(n), float(s)) for n, s in zip(WIDTHS, kv, strict=True)),
+            width_knots=tuple((int(n), float(s)) for n, s in zip(WIDTHS, fixed, strict=True)),
+            row_s=row_s,
+            mixed_s=mixed_s,
+            nimble_tokens=nimble_tokens,
             draft_ratio=draft_ratio,
             row_buckets=row_buckets,
             chunk_buckets=chunk_buckets,
@@ -162,7 +205,12 @@ class Solo:
 
 
 def fit_solo(
-    frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, row_buckets: tuple[int, ...], chunk_buckets: tuple[int, ...]
+    frame: pd.DataFrame,
+    spec: ModelSpec,
+    gpu: GpuSpec,
+    row_buckets: tuple[int, ...],
+    chunk_buckets: tuple[int, ...],
+    nimble_tokens: int = 0,
 ) -> Solo:
     """Fit one model's medians; errors by cross-validation over points."""
     points = points_of(frame)
@@ -173,4 +221,5 @@ def fit_solo(
         rest = model.fit(points.at(fold != number))
         out = points.at(fold == number)
         errors[fold == number] = model.predict(rest, out) / out.seconds - 1
-    return Solo(model.result(model.fit(points), row_buckets, chunk_buckets), len(points), errors)
+    fit = model.result(model.fit(points), row_buckets, chunk_buckets, nimble_tokens)
+    return Solo(fit, len(points), errors)

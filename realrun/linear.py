@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from pdvsim.realrun.batch import Gate, Residual
+from pdvsim.realrun.buckets import SMALL_BYTES, SMALL_TOKENS
 from pdvsim.realrun.kernels import ACTIVATION_CODES, activate, card, gated, overlapping, take_turn, unit_norm
 
 MAX_TILES = 16384  # output tiles of one product, hence counters kept per stream
@@ -27,8 +28,8 @@ MAX_TILES = 16384  # output tiles of one product, hence counters kept per stream
 class Tuning:
     """How narrow products run; one object so that a benchmark can try others."""
 
-    widest: int = 32  # tokens up to which the kernel below is used
-    largest_bytes: int = 80_000_000  # weights up to which it is: larger products hide the library's fixed costs
+    widest: int = SMALL_TOKENS  # tokens up to which the kernel below is used
+    largest_bytes: int = SMALL_BYTES  # weights up to which it is: larger products hide the library's fixed costs
     block_n: int = 64
     block_k: int = 64
     warps: int = 4

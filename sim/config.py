@@ -190,7 +190,7 @@ class Hardware:
     gpu: str = "h200"
     """Card; see `pdvsim profiles`."""
     profile: str | None = None
-    """A profile file (JSON) instead of the built-in one for --gpu."""
+    """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
     contention: Contention = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
     gpu_memory_utilization: float = 0.9

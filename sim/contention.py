@@ -10,6 +10,7 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 from pdvsim.sim.config import Contention, Priority
@@ -26,13 +27,20 @@ class Load(Protocol):
     priority: int
     compute: float
     bandwidth: float
+    turn_s: float  # time per layer, alone
+    nimble: bool  # its kernels are small enough to run beside others
     rate: float
 
 
 def max_min(
-    loads: Sequence[Load], weights: Sequence[float], limits: Sequence[float], compute: float, bandwidth: float
+    loads: Sequence[Load],
+    weights: Sequence[float],
+    limits: Sequence[float],
+    compute: float,
+    bandwidth: float,
+    together: float = inf,
 ) -> tuple[float, float]:
-    """Set the loads' rates; return what is left of the two capacities."""
+    """Set the loads' rates, `together` at most in sum; return what is left of the two capacities."""
     for load in loads:
         load.rate = 0.0
     rising = [i for i in range(len(loads)) if limits[i] > 0]
@@ -44,6 +52,10 @@ def max_min(
             step = compute / need_c
         if need_b * step > bandwidth:
             step = bandwidth / need_b
+        need = sum(weights[i] for i in rising)
+        if need * step > together:
+            step = together / need
+        together = max(0.0, together - need * step)
         compute = max(0.0, compute - need_c * step)
         bandwidth = max(0.0, bandwidth - need_b * step)
         still = []
@@ -51,6 +63,7 @@ def max_min(
             load = loads[i]
             load.rate = min(limits[i], load.rate + weights[i] * step)
             stuck = (compute <= _FULL and load.compute > 0) or (bandwidth <= _FULL and load.bandwidth > 0)
+            stuck = stuck or together <= _FULL
             if load.rate < limits[i] - _FULL and not stuck:
                 still.append(i)
         if len(still) == len(rising):  # no progress left to make at this precision
@@ -59,19 +72,24 @@ def max_min(
     return compute, bandwidth
 
 
-def max_min_of_two(first: Load, second: Load, first_weight: float, second_weight: float, capacity: float) -> None:
+def max_min_of_two(
+    first: Load, second: Load, first_weight: float, second_weight: float, capacity: float, together: float = inf
+) -> None:
     """The same for two loads that use both resources, the heavier first, without the loop: the most common case."""
     level = 1.0 / first_weight  # at which the first reaches full speed
     full = min(
         capacity / (first_weight * first.compute + second_weight * second.compute),
         capacity / (first_weight * first.bandwidth + second_weight * second.bandwidth),
+        together / (first_weight + second_weight),
     )
     if full < level:  # a resource that both need is full before
         first.rate = first_weight * full
         second.rate = second_weight * full
         return
     first.rate = 1.0
-    left = min((capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth)
+    left = min(
+        (capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth, together - 1.0
+    )
     second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
 
 
@@ -92,6 +110,8 @@ class Sharing:
         # a work alone runs at its solo speed except inside a partition
         self.alone_is_full = priority != "partition"
         self._plain = priority in ("none", "stream")
+        self._together = inf if fit.together is None else fit.together
+        self._measured = fit.turn_exponent > 0
 
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
@@ -115,15 +135,9 @@ class Sharing:
 
     def _fluid(self, loads: Sequence[Load]) -> None:
         capacity = self._efficiency(loads)
-        if len(loads) == 2 and self._plain:
-            a, b = loads
-            if a.compute and a.bandwidth and b.compute and b.bandwidth:
-                weight = self.fit.stream_weight if self.priority == "stream" and a.priority != b.priority else 1.0
-                if a.priority >= b.priority:
-                    max_min_of_two(a, b, weight, 1.0, capacity)
-                else:
-                    max_min_of_two(b, a, weight, 1.0, capacity)
-                return
+        if self._plain:
+            self._turns(loads, capacity)
+            return
         ones = [1.0] * len(loads)
         if self.priority == "preemptive":
             used_c = used_b = 0.0
@@ -134,14 +148,48 @@ class Sharing:
                 left_c, left_b = max(0.0, 1.0 - lost - used_c), max(0.0, 1.0 - lost - used_b)
                 after_c, after_b = max_min(group, ones, ones, left_c, left_b)
                 used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
-        elif self.priority == "stream":
+        else:
+            max_min(loads, ones, [self._limit(load) for load in loads], capacity, capacity)
+
+    def _turns(self, loads: Sequence[Load], capacity: float) -> None:
+        """What the hardware does: streams take turns, with or without a preference."""
+        weights = [1.0] * len(loads)
+        if self.priority == "stream":
             levels = sorted({load.priority for load in loads})
             weights = [self.fit.stream_weight ** levels.index(load.priority) for load in loads]
-            max_min(loads, weights, ones, capacity, capacity)
-        elif self.priority == "partition":
-            max_min(loads, ones, [self._limit(load) for load in loads], capacity, capacity)
-        else:
-            max_min(loads, ones, ones, capacity, capacity)
+        together = self._together
+        if self._measured:
+            fit = self.fit
+            for i, load in enumerate(loads):
+                weights[i] *= load.turn_s**fit.turn_exponent * (fit.nimble_weight if load.nimble else 1.0)
+            if any(load.nimble for load in loads) and fit.nimble_together is not None:
+                together = fit.nimble_together
+            if self.priority == "stream" and fit.nimble_first_rate is not None and len(levels) > 1:
+                top = max(range(len(loads)), key=lambda i: loads[i].priority)
+                if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
+                    self._first(loads, weights, top, capacity, together)
+                    return
+        if len(loads) == 2:
+            heavy, light = (0, 1) if weights[0] >= weights[1] else (1, 0)
+            a, b = loads[heavy], loads[light]
+            if a.compute and a.bandwidth and b.compute and b.bandwidth:
+                max_min_of_two(a, b, weights[heavy] / weights[light], 1.0, capacity, together)
+                return
+        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, together)
+
+    def _first(
+        self, loads: Sequence[Load], weights: Sequence[float], top: int, capacity: float, together: float
+    ) -> None:
+        """A nimble work on the stream that goes first has its rate; the others share what it leaves."""
+        first = loads[top]
+        assert self.fit.nimble_first_rate is not None
+        limit = min(1.0, self.fit.nimble_first_rate)
+        left_c, left_b = max_min([first], [1.0], [limit], capacity, capacity)
+        rest = [load for i, load in enumerate(loads) if i != top]
+        ones = [1.0] * len(rest)
+        max_min(
+            rest, [w for i, w in enumerate(weights) if i != top], ones, left_c, left_b, max(0.0, together - first.rate)
+        )
 
     def _limit(self, load: Load) -> float:
         share = self.partition[load.lane]

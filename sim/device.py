@@ -37,8 +37,8 @@ class Job:
     """A work on its way through a stream."""
 
     __slots__ = (
-        "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane",
-        "priority", "rate", "ready_s", "remaining_s", "solo_s", "start_s", "work",
+        "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane", "nimble",
+        "priority", "rate", "ready_s", "remaining_s", "solo_s", "start_s", "turn_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Job:
         self.flops = flops
         self.compute = 0.0
         self.bandwidth = 0.0
+        self.turn_s = 0.0
+        self.nimble = False
         self.rate = 0.0
         self.start_s = -1.0
 
@@ -123,6 +125,11 @@ class SimulatedGPU:
         if solo > 0:
             job.compute = min(1.0, flops / (solo * self.flops_per_s))
             job.bandwidth = min(1.0, moved / (solo * self.bytes_per_s))
+        model = self.models[work.role]
+        job.turn_s = solo / (work.steps * model.spec.layers)
+        if model.fit.nimble_tokens:
+            width = work.tokens if work.steps == 1 else 1
+            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
         return job
 
     def launch(self, work: Work, now_s: float, done: Event | None = None) -> Event:

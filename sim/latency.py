@@ -34,6 +34,13 @@ class ForwardFit:
     # (tokens, seconds) of a forward's layers as measured, read between by straight lines; in place of fixed_s,
     # weights_s and token_s
     layer_knots: tuple[tuple[int, float], ...] = ()
+    # (tokens a row, seconds per cached token read) as measured, in place of kv_s and pair_s: wider queries take more
+    # tiles; then reading a prompt costs its reads and its pairs both
+    kv_knots: tuple[tuple[int, float], ...] = ()
+    width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
+    row_s: float = 0.0  # per row of a decode or verify, whatever its context
+    mixed_s: float = 0.0  # per forward that has both rows and a prompt
+    nimble_tokens: int = 0  # up to so many tokens a forward's kernels are small enough to run beside another's
     draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
     chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
@@ -80,7 +87,6 @@ class Latency:
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._prompt_pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
-        self._knots_at = [tokens for tokens, _ in fit.layer_knots]
         self._shapes: dict[tuple[int, int, int], Shape] = {}
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
@@ -110,15 +116,24 @@ class Latency:
             if first_tokens and start + n >= chunk.request.prompt_tokens:
                 logits += 1
             pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
-            solo += max((start + n) * fit.kv_s, pairs * self._prompt_pair_s)
+            if fit.kv_knots:
+                solo += (start + n) * fit.kv_knots[0][1] + pairs * self._prompt_pair_s
+            else:
+                solo += max((start + n) * fit.kv_s, pairs * self._prompt_pair_s)
             moved += (start + n) * self._kv_bytes
             flops += pairs * self._pair_flops
         new += _up_to(fit.chunk_buckets, prompt)
+        if rows:
+            solo += fit.mixed_s
         priced = self._with_layers(self._rest(rows, tokens, steps) if rows else _NOTHING, new, logits)
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
         )  # fmt: skip
+
+    def nimble(self, rows: int, tokens: int, prompt: int) -> bool:
+        """Whether a forward's kernels leave room beside them."""
+        return self._padded(rows) * tokens + prompt <= self.fit.nimble_tokens
 
     def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
@@ -150,8 +165,13 @@ class Latency:
         fit = self.fit
         read = grown + rows * tokens
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
-        # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
-        solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
+        if fit.kv_knots:
+            solo_1 = _between(fit.kv_knots, tokens)
+            solo_0 = read * solo_1 + rows * fit.row_s
+            if fit.width_knots and rows:
+                solo_0 += _between(fit.width_knots, tokens)
+        else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
+            solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
         return Shape(
             solo_0, solo_1, read * self._kv_bytes, self._kv_bytes, pairs * self._pair_flops, tokens * self._pair_flops
         )
@@ -161,12 +181,10 @@ class Latency:
 
     def _layers(self, tokens: int) -> float:
         """The transformer blocks' linear layers and all that does not depend on the context."""
-        fit, at = self.fit, self._knots_at
-        if not at:
-            return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
-        right = min(max(bisect_left(at, tokens), 1), len(at) - 1)
-        (n0, s0), (n1, s1) = fit.layer_knots[right - 1], fit.layer_knots[right]
-        return s0 + (s1 - s0) * (max(tokens, at[0]) - n0) / (n1 - n0)
+        fit = self.fit
+        if fit.layer_knots:
+            return _between(fit.layer_knots, tokens)
+        return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
 
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
@@ -174,6 +192,13 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+def _between(knots: Sequence[tuple[int, float]], at: int) -> float:
+    """Straight between the knots and beyond the last one; the first one's value before it."""
+    right = min(max(bisect_left(knots, (at, 0.0)), 1), len(knots) - 1)
+    (x0, y0), (x1, y1) = knots[right - 1], knots[right]
+    return y0 + (y1 - y0) * (max(at, knots[0][0]) - x0) / (x1 - x0)
 
 
 def _up_to(buckets: Sequence[int], size: int) -> int:

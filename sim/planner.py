@@ -18,6 +18,8 @@ class _Demand:
     compute: float
     bandwidth: float
     solo_s: float
+    turn_s: float
+    nimble: bool
     rate: float = 0.0
 
 
@@ -45,8 +47,9 @@ class Planner:
 
     def overlapped_s(self, rows: int, context: int, k: int) -> float:
         """Draft of one batch beside the verify of another of the same size: until both are done."""
-        draft = self._demand("draft", "decode", 2, self.models["draft"].shape(rows, 1, k), context)
-        verify = self._demand("verify", "verify", 1, self.models["target"].shape(rows, k + 1), context)
+        drafter, target = self.models["draft"], self.models["target"]
+        draft = self._demand("draft", "decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
+        verify = self._demand("verify", "verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))
         self.sharing.solve([draft, verify])
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
@@ -57,10 +60,13 @@ class Planner:
     def _solo(shape: Shape, context: int) -> float:
         return shape.solo_0 + shape.solo_1 * context
 
-    def _demand(self, kind: str, lane: str, priority: int, shape: Shape, context: int) -> _Demand:
+    def _demand(
+        self, kind: str, lane: str, priority: int, shape: Shape, context: int, model: Latency, steps: int, width: int
+    ) -> _Demand:
         solo = self._solo(shape, context)
         flops = shape.flops_0 + shape.flops_1 * context
         moved = shape.bytes_0 + shape.bytes_1 * context
         compute = min(1.0, flops / (solo * self.flops_per_s)) if solo else 0.0
         bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
-        return _Demand(kind, lane, priority, compute, bandwidth, solo)
+        turn_s, nimble = solo / (steps * model.spec.layers), width <= model.fit.nimble_tokens
+        return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field, fields
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,16 @@ class ContentionFit:
     """How works that run side by side slow each other beyond sharing bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
+    # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
+    # power of its time per layer. 0: all alike.
+    turn_exponent: float = 0.0
+    # Kernels of few blocks find room beside others: their share is this much larger, ...
+    nimble_weight: float = 1.0
+    # ... and on the stream that goes first they reach this rate whatever else runs. None: no different from others.
+    nimble_first_rate: float | None = None
+    # Works together progress at most this much in sum of rates: with a nimble one, and without. None: no limit
+    nimble_together: float | None = None
+    together: float | None = None
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
     partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
@@ -108,9 +120,9 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
         value = getattr(read, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
-        if name == "layer_knots":
+        if name.endswith("_knots"):
             at = [tokens for tokens, _ in value]
-            if len(at) == 1 or at != sorted(set(at)) or any(not 0 < s < math.inf for _, s in value):
+            if len(at) == 1 or at != sorted(set(at)) or any(not 0 <= s < math.inf for _, s in value):
                 raise ValueError(f"profile {path}: {where}{name}: needs two or more rising (tokens, seconds) pairs")
         if name == "efficiency":
             for pair, left in value.items():
@@ -124,5 +136,23 @@ def save(profile: Profile, path: str | Path) -> None:
 
 
 def builtin(gpu_name: str) -> Profile:
-    """The best-founded profile shipped for a card."""
-    return roofline(gpu(gpu_name))
+    """The best-founded profile shipped for a card: measured if there is one, else its roofline."""
+    shipped = shipped_profile(gpu_name)
+    if shipped is None:
+        return roofline(gpu(gpu_name))
+    data = json.loads(shipped.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
+    models = {name: _fit(figures) for name, figures in data.pop("models").items()}
+    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit}
+    return Profile(models=models, **{k: parts[k](**v) if k in parts else v for k, v in data.items()})
+
+
+def shipped_profile(gpu_name: str) -> Traversable | None:
+    """The file of a card's shipped profile."""
+    path = files("pdvsim.calibration") / "data" / f"{gpu_name}.json"
+    return path if path.is_file() else None
+
+
+def _fit(figures: dict[str, Any]) -> ForwardFit:
+    knots = {k: tuple((int(n), s) for n, s in v) for k, v in figures.items() if k.endswith("_knots")}
+    buckets = {k: tuple(v) for k, v in figures.items() if k.endswith("_buckets")}
+    return ForwardFit(**{**figures, **knots, **buckets})

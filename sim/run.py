@@ -6,14 +6,15 @@ import gc
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import numpy as np
 from simpy.events import Event
 
 from pdvsim.sim.acceptance import Coins, accepted_at, rate_at
 from pdvsim.sim.clock import Clock
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
@@ -23,12 +24,13 @@ from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.ledger import Ledger
+from pdvsim.sim.models import gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
 from pdvsim.sim.planner import Planner
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.profile import Profile, builtin, load
+from pdvsim.sim.profile import Profile, builtin, load, roofline
 from pdvsim.sim.records import Log, Result, merged, request_columns
 from pdvsim.sim.workload import make_requests
 
@@ -48,7 +50,7 @@ def simulate(
     log, ledger = Log(), Ledger(len(requests))
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
-    site.check(requests)
+    check_kv(site.servers[0].kv, requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
         env.run_to(client.all_done)
@@ -77,6 +79,8 @@ def no_collector() -> Iterator[None]:
 def profile_of(experiment: Experiment) -> Profile:
     """The profile an experiment runs on."""
     hardware = experiment.hardware
+    if hardware.profile == "roofline":
+        return roofline(gpu(hardware.gpu))
     return load(hardware.profile) if hardware.profile else builtin(hardware.gpu)
 
 
@@ -105,6 +109,30 @@ def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
     else:
         placed = [[pair.draft, pair.target]]
     return min(capacity_tokens(profile.gpu, models, hardware.gpu_memory_utilization) for models in placed)
+
+
+def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
+    """How many of each row's drafts the target accepts, by the coins drawn before the run."""
+    if work.role == "draft":
+        return None
+    if not acceptance.acceptance_temperature_slope:
+        return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
+    verdict = []
+    for row in work.rows:
+        assert isinstance(row.coins, Coins)
+        rate = rate_at(acceptance, row.coins.rate, work.temperature)
+        verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
+    return verdict
+
+
+def check_kv(kv: KvCache, requests: list[Request]) -> None:
+    """Refuse what could never be served."""
+    largest = max(requests, key=kv.need)
+    if kv.need(largest) > kv.capacity_tokens:
+        raise ValueError(
+            f"request {largest.id} needs {kv.need(largest)} tokens of KV cache and the server has "
+            f"{kv.capacity_tokens}: lower --input-len or --output-len, or raise --gpu-memory-utilization"
+        )
 
 
 class Site:
@@ -136,9 +164,10 @@ class Site:
         peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
         shares = dict(zip(PARTITIONED, settings.partition, strict=True))
         sharing = Sharing(hardware.contention, settings.priority, profile.contention, shares)
+        verdict = partial(drawn_verdict, experiment.acceptance)
         gpus = [
             SimulatedGPU(
-                env, host, models, sharing, self.log.launches, self.verdict, peak,
+                env, host, models, sharing, self.log.launches, verdict, peak,
                 replica, gpu, hardware.transfer_s if gpu else 0.0,
             )
             for gpu in range(1 + hardware.verify_gpu)
@@ -162,29 +191,6 @@ class Site:
     def foreseeable(self) -> bool:
         """Whether acceptance is settled before the run."""
         return not self.experiment.acceptance.acceptance_temperature_slope
-
-    def verdict(self, work: Work) -> list[int] | None:
-        """How many of each row's drafts the target accepts."""
-        if work.role == "draft":
-            return None
-        if self.foreseeable:
-            return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
-        verdict = []
-        for row in work.rows:
-            assert isinstance(row.coins, Coins)
-            rate = rate_at(self.experiment.acceptance, row.coins.rate, work.temperature)
-            verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
-        return verdict
-
-    def check(self, requests: list[Request]) -> None:
-        """Refuse what could never be served."""
-        kv = self.servers[0].kv
-        largest = max(requests, key=kv.need)
-        if kv.need(largest) > kv.capacity_tokens:
-            raise ValueError(
-                f"request {largest.id} needs {kv.need(largest)} tokens of KV cache and the server has "
-                f"{kv.capacity_tokens}: lower --input-len or --output-len, or raise --gpu-memory-utilization"
-            )
 
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""
@@ -217,6 +223,14 @@ class Site:
         }
 
 
+class Servers(Protocol):
+    """What a client sees of a site, simulated or real."""
+
+    on_finish: Callable[[Request], None]
+
+    def route(self, request: Request) -> Policy: ...
+
+
 class Client:
     """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in."""
 
@@ -225,7 +239,7 @@ class Client:
         env: Clock,
         requests: list[Request],
         experiment: Experiment,
-        site: Site,
+        site: Servers,
         progress: Callable[[int], None] | None,
     ) -> None:
         self.env = env
