@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.corun import PAIRS, Member, errors
+from pdvsim.calibration.build import gpu_spec, nimble_tokens
+from pdvsim.calibration.corun import Member, errors, members_of
 from pdvsim.calibration.fit import Model, fit_solo, medians, points_of
 from pdvsim.profiler import grid
+from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.latency import ForwardFit, Latency
 from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.profile import ContentionFit
+from pdvsim.sim.profile import ContentionFit, builtin, shipped_profile
+from pdvsim.sim.profile import load as load_profile
 
 H200 = GPUS["h200"]
+DATA = Path(__file__).parents[1] / "calibration" / "data"
 
 
 def truth(name: str) -> ForwardFit:
@@ -80,13 +85,64 @@ def test_the_profile_prices_as_the_fit_does() -> None:
 
 
 def test_the_sharing_model_explains_slowdowns_it_made() -> None:
-    fit = ContentionFit(stream_weight=2.5, efficiency=dict(zip(PAIRS, (0.8, 0.9, 0.7), strict=True)))
+    fit = ContentionFit(
+        stream_weight=1.5,
+        turn_exponent=0.8,
+        nimble_weight=2.0,
+        nimble_first_rate=0.65,
+        nimble_together=1.2,
+        together=1.1,
+    )
     groups = []
-    for a, b, ordered in (("draft", "verify", True), ("draft", "prefill", False), ("prefill", "verify", True)):
-        pair = [Member(a, "decode", 1 if ordered else 0, 0.3, 0.8, 1.0), Member(b, "verify", 0, 0.6, 0.7, 1.0)]
+    for ordered, nimble in ((True, True), (False, True), (True, False), (False, False)):
+        pair = [
+            Member("draft", "decode", int(ordered), 0.3, 0.6, 60e-6, nimble, 1.0),
+            Member("prefill", "prefill", 0, 0.6, 0.3, 380e-6, False, 1.0),
+        ]
         Sharing("fluid", "stream" if ordered else "none", fit).solve(pair)
         for member in pair:
-            member.slowdown = 1 / member.rate
+            member.measured = member.rate
         groups.append(pair)
     assert np.abs(errors(groups, fit)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
+    shares = [[member.measured for member in pair] for pair in groups]
+    assert shares[0][0] == pytest.approx(0.65)  # nimble and first in line: its rate, whatever else runs
+    assert sum(shares[0]) == pytest.approx(1.2)
+    assert sum(shares[3]) == pytest.approx(1.1)
+    assert shares[3][0] / shares[3][1] == pytest.approx((60 / 380) ** 0.8)  # turns, by the length of the kernels
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Samples:
+    return load(DATA / "h200")
+
+
+def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
+    path = shipped_profile("h200")
+    assert path is not None
+    assert builtin("h200") == load_profile(DATA / "h200.json")
+    assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
+    assert set(builtin("h200").models) == set(MODELS)
+
+
+def test_the_shipped_profile_comes_from_the_shipped_samples(shipped: Samples) -> None:
+    """One model fitted again gives the coefficients that are shipped, and holds on points it has not seen."""
+    name = "llama-3.2-1b"
+    spec, gpu = shipped.header.specs()[name], gpu_spec(shipped.header, "h200")
+    rows = shipped.frame[(shipped.frame["section"] == "solo") & (shipped.frame["model"] == name)]
+    solo = fit_solo(medians(rows), spec, gpu, ROW_BUCKETS, CHUNK_BUCKETS, nimble_tokens(spec))
+    again, kept = Latency(spec, solo.fit), Latency(spec, builtin("h200").models[name])
+    for shape in ((1, 1, 1), (8, 5, 1), (64, 5, 1), (32, 1, 4)):
+        assert again.shape(*shape).solo_0 == pytest.approx(kept.shape(*shape).solo_0, rel=0.01)
+    assert solo.median_error < 0.025
+    assert solo.p95_error < 0.10
+
+
+def test_co_runs_are_explained(shipped: Samples) -> None:
+    """Medians of the slowdowns' errors on the shipped co-runs, against ideal sharing as other simulators have it."""
+    models = {name: Latency(MODELS[name], fit) for name, fit in builtin("h200").models.items()}
+    groups = members_of(shipped.frame, builtin("h200").gpu, models)
+    ours = np.abs(errors(groups, builtin("h200").contention))
+    ideal = np.abs(errors(groups, ContentionFit()))
+    assert np.median(ours) < 0.08
+    assert np.median(ideal) > 2 * np.median(ours)
