@@ -6,7 +6,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
@@ -108,7 +108,6 @@ class Request:
         "k",
         "output_tokens",
         "owed",
-        "path",
         "prefill_ns",
         "prefilled",
         "prompt_tokens",
@@ -147,7 +146,6 @@ class Request:
         self.draft_ns = 0
         self.wait_ns = 0
         self.verify_ns = 0
-        self.path: Any = None  # the rounds to come, kept by `foresight`
 
     def book(self, accepted: int) -> int:
         """Take a verdict: the accepted drafts and one token of the target's, up to the end. Returns the gain."""
@@ -165,18 +163,6 @@ class Request:
         else:
             self.owed += gained
         return gained
-
-    def book_rounds(self, rounds: int, gained: int, owed: int) -> None:
-        """Take the verdicts of several rounds at the same draft length, none of them the last."""
-        self.emitted += gained
-        self.context += gained
-        self.rounds += rounds
-        if self.k:
-            self.drafted += rounds * self.k
-            self.accepted += gained - rounds
-            self.owed = owed if rounds else self.owed
-        else:
-            self.owed += gained
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"

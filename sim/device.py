@@ -22,7 +22,7 @@ from pdvsim.sim.contention import Sharing
 from pdvsim.sim.core import KINDS, Role, Work
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.records import LANES, Table
+from pdvsim.sim.records import LANES, Table, launch_code
 
 LANE_CODE = {name: i for i, name in enumerate(LANES)}
 KIND_CODE: dict[str, int] = {name: i for i, name in enumerate(KINDS)}
@@ -228,10 +228,8 @@ class SimulatedGPU:
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
         """Record a finished work, and its time with its requests."""
         rows = work.rows
-        prompt = 0
         spent_ns = int((end_s - start_s) * 1e9)
         for chunk in work.chunks:
-            prompt += chunk.tokens
             if work.role == "target":  # the drafter reads behind it or beside it
                 chunk.request.prefill_ns += spent_ns
         if work.kind == "draft":
@@ -240,21 +238,14 @@ class SimulatedGPU:
         else:
             for row in rows:
                 row.verify_ns += spent_ns
-        self.log.append(
-            (
-                self.replica,
-                self.gpu,
-                LANE_CODE[work.lane],
-                KIND_CODE[work.kind],
-                ROLE_CODE[work.role],
-                len(rows),
-                len(rows) * (work.tokens + work.steps - 1) + prompt,
-                work.steps,
-                work.queue_depth,
-                start_s,
-                end_s,
-                solo_s,
-                moved,
-                flops,
-            )
-        )
+        self.log.append((*self.row(work), start_s, end_s, solo_s, moved, flops))
+
+    def row(self, work: Work) -> tuple[int, int, int, int]:
+        """What a launch record says of a work, apart from its times."""
+        rows = len(work.rows)
+        tokens = rows * (work.tokens + work.steps - 1)
+        for chunk in work.chunks:
+            tokens += chunk.tokens
+        kind, role = KIND_CODE[work.kind], ROLE_CODE[work.role]
+        code = launch_code(self.replica, self.gpu, LANE_CODE[work.lane], kind, role, work.steps)
+        return code, rows, tokens, work.queue_depth

@@ -58,6 +58,12 @@ LAUNCH_DTYPES: dict[str, str] = {
     "flops": "f8",
 }
 
+# launches as they are written; see `launch_code`
+WRITTEN_DTYPES: dict[str, str] = {"code": "i8"} | {
+    name: LAUNCH_DTYPES[name]
+    for name in ("rows", "tokens", "queue_depth", "start_s", "end_s", "solo_s", "bytes", "flops")
+}
+
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
 
@@ -80,12 +86,37 @@ class Table:
         return {name: grid[:, i].astype(dtype) for i, (name, dtype) in enumerate(self.dtypes.items())}
 
 
+class Deliveries:
+    """Tokens delivered: by request, how many, and when."""
+
+    __slots__ = ("_requests", "_times_s", "_tokens")
+
+    def __init__(self) -> None:
+        self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
+
+    def append(self, row: tuple[int, int, float]) -> None:
+        """`row` is request, tokens and time."""
+        self._requests.append(row[0])
+        self._tokens.append(row[1])
+        self._times_s.append(row[2])
+
+    def extend(self, requests: Sequence[int], tokens: Sequence[int], time_s: float) -> None:
+        """Several requests' tokens at one time."""
+        self._requests.extend(requests)
+        self._tokens.extend(tokens)
+        self._times_s.extend([time_s] * len(requests))
+
+    def columns(self) -> Columns:
+        parts = zip(DELIVERY_DTYPES.items(), (self._requests, self._tokens, self._times_s), strict=True)
+        return {name: np.array(values, dtype) for (name, dtype), values in parts}
+
+
 @dataclass
 class Log:
     """The tables a run fills."""
 
-    launches: Table = field(default_factory=lambda: Table(LAUNCH_DTYPES))
-    deliveries: Table = field(default_factory=lambda: Table(DELIVERY_DTYPES))
+    launches: Table = field(default_factory=lambda: Table(WRITTEN_DTYPES))
+    deliveries: Deliveries = field(default_factory=Deliveries)
 
 
 @dataclass
@@ -99,34 +130,41 @@ class Result:
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
 
 
-def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]]) -> Columns:
-    """The requests as columns, in their order; `more_ns` is time by stage that is not in their own books."""
+def request_columns(requests: Sequence[Request]) -> Columns:
+    """The requests as columns, in their order."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
         if name in STAGES:
-            stage = name.removesuffix("_s") + "_ns"
-            spent = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests))
-            columns[name] = (spent + more_ns[stage] if stage in more_ns else spent) * 1e-9
+            spent = np.fromiter(map(attrgetter(name.removesuffix("_s") + "_ns"), requests), "i8", len(requests))
+            columns[name] = spent * 1e-9
         else:
             columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
 
 
-def typed(columns: Columns, dtypes: dict[str, str]) -> Columns:
-    """The columns in their own types and order."""
-    return {name: columns[name].astype(dtype, copy=False) for name, dtype in dtypes.items()}
+def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: int) -> int:
+    """What a launch is, in one number: rows are written by the million."""
+    return ((((replica * 4 + gpu) * 8 + lane) * 8 + kind) * 2 + role) * 64 + steps
 
 
-def merged(table: Table, blocks: Sequence[Columns], order: tuple[str, ...]) -> Columns:
-    """A table's rows and blocks of more, by time: the last of the columns in `order`, ties by those before it."""
-    parts = [table.columns(), *blocks]
+def launch_columns(table: Table) -> Columns:
+    """The launches with their codes read."""
+    columns = table.columns()
+    code = columns.pop("code")
+    columns["steps"], code = code % 64, code // 64
+    columns["role"], code = code % 2, code // 2
+    columns["kind"], code = code % 8, code // 8
+    columns["lane"], code = code % 8, code // 8
+    columns["gpu"], columns["replica"] = code % 4, code // 4
+    return {name: columns[name].astype(dtype, copy=False) for name, dtype in LAUNCH_DTYPES.items()}
 
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([part.pop(name) for part in parts])  # freed as they are joined
 
-    keys = {name: joined(name) for name in order}
-    time = keys[order[-1]]
-    by_time = np.argsort(time, kind="stable")
-    if np.any(np.diff(time[by_time]) == 0):
-        by_time = np.lexsort([keys[name] for name in order])
-    return {name: (keys.pop(name) if name in keys else joined(name))[by_time] for name in table.dtypes}
+def by_time(columns: Columns, order: tuple[str, ...]) -> Columns:
+    """Rows sorted by the last of the columns in `order`, ties by those before it."""
+    time = columns[order[-1]]
+    if np.all(time[1:] > time[:-1]):
+        return columns
+    rank = np.argsort(time, kind="stable")
+    if np.any(np.diff(time[rank]) == 0):
+        rank = np.lexsort([columns[name] for name in order])
+    return {name: column[rank] for name, column in columns.items()}

@@ -23,7 +23,6 @@ from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.ledger import Ledger
 from pdvsim.sim.models import gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
@@ -31,7 +30,7 @@ from pdvsim.sim.planner import Planner
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.profile import Profile, builtin, load, roofline
-from pdvsim.sim.records import Log, Result, merged, request_columns
+from pdvsim.sim.records import Log, Result, by_time, launch_columns, request_columns
 from pdvsim.sim.workload import make_requests
 
 PARTITIONED = ("decode", "verify", "prefill")
@@ -47,19 +46,18 @@ def simulate(
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)
     profile = profile_of(experiment)
-    log, ledger = Log(), Ledger(len(requests))
+    log = Log()
     env = Clock()
-    site = Site(env, experiment, profile, log, ledger, foresee)
+    site = Site(env, experiment, profile, log, foresee)
     check_kv(site.servers[0].kv, requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
         env.run_to(client.all_done)
-    ledger.pack()
     return Result(
         experiment=experiment,
-        requests=request_columns(requests, ledger.spent_ns),
-        deliveries=merged(log.deliveries, ledger.deliveries, ("request", "time_s")),
-        launches=merged(log.launches, ledger.launches, ("lane", "gpu", "replica", "end_s")),
+        requests=request_columns(requests),
+        deliveries=by_time(log.deliveries.columns(), ("request", "time_s")),
+        launches=by_time(launch_columns(log.launches), ("lane", "gpu", "replica", "end_s")),
         meta=site.meta(),
     )
 
@@ -138,9 +136,7 @@ def check_kv(kv: KvCache, requests: list[Request]) -> None:
 class Site:
     """The servers behind the router."""
 
-    def __init__(
-        self, env: Clock, experiment: Experiment, profile: Profile, log: Log, ledger: Ledger, foresee: bool
-    ) -> None:
+    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log, foresee: bool) -> None:
         self.experiment = experiment
         self.profile = profile
         self.log = log
@@ -151,9 +147,9 @@ class Site:
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         for replica in range(experiment.hardware.replicas):
-            self.servers.append(self._server(env, replica, ledger, foresee))
+            self.servers.append(self._server(env, replica, foresee))
 
-    def _server(self, env: Clock, replica: int, ledger: Ledger, foresee: bool) -> Policy:
+    def _server(self, env: Clock, replica: int, foresee: bool) -> Policy:
         experiment, profile = self.experiment, self.profile
         settings, hardware = experiment.server, experiment.hardware
         times = host_times(experiment, profile)
@@ -172,7 +168,7 @@ class Site:
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
-        foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
+        foresight = Foresight(gpus[0], self.log.deliveries) if foresee and self.foreseeable else None
         planner = Planner(models, sharing, peak, times)
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(

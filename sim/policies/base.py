@@ -20,7 +20,7 @@ from pdvsim.sim.kv import KvCache
 from pdvsim.sim.lane import Lane
 from pdvsim.sim.node import Device
 from pdvsim.sim.planner import Planner
-from pdvsim.sim.records import Table
+from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
 
@@ -37,7 +37,7 @@ class Context:
     controller: Controller
     planner: Planner  # the calibrated latency model, to plan with
     kv: KvCache
-    deliveries: Table
+    deliveries: Deliveries
     on_finish: Callable[[Request], None]
 
 
@@ -187,7 +187,6 @@ class Policy:
     def finish(self, request: Request) -> None:
         """A request has all its tokens."""
         request.finish_s = self.env.now
-        request.path = None
         self.kv.release(request)
         self.in_flight -= 1
         self.on_finish(request)
