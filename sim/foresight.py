@@ -16,6 +16,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.device import Job, SimulatedGPU, Tick
+from pdvsim.sim.ledger import Lap, Ledger
 from pdvsim.sim.records import Deliveries
 
 Maker = Callable[[list[Request], int], Work]
@@ -31,8 +32,9 @@ class Foresight:
     verifies either on one lane, launched together, or on two that hand over to each other.
     """
 
-    def __init__(self, gpu: SimulatedGPU, deliveries: Deliveries) -> None:
+    def __init__(self, gpu: SimulatedGPU, ledger: Ledger, deliveries: Deliveries) -> None:
         self.gpu = gpu
+        self.ledger = ledger
         self.deliveries = deliveries
 
     def one_lane(self, rows: list[Request], k: int, draft: Maker, verify: Maker, alone: bool) -> Event | None:
@@ -70,7 +72,7 @@ class Foresight:
         self, rows: list[Request], k: int, draft: Maker, verify: Maker, handover: bool, alone: bool
     ) -> Ahead | None:
         gpu = self.gpu
-        if gpu.host.free_at > gpu.env.now or gpu.coming or len(gpu.running) > 1:
+        if gpu.coming or len(gpu.running) > 1:
             return None
         if k:
             for row in rows:
@@ -92,80 +94,68 @@ class Foresight:
         self, rows: list[Request], k: int, draft: Maker, verify: Maker, handover: bool, alone: bool
     ) -> Ahead | None:
         """Rounds of a batch that has the GPU to itself; the last one is left open if it finishes a request."""
-        gpu, times = self.gpu, self.gpu.host.times
+        gpu, times, ledger = self.gpu, self.gpu.host.times, self.ledger
         launch_s, completion_s, handoff_s = times.launch_s, times.completion_s, times.handoff_s
         check = gpu.models["target"].shape(len(rows), k + 1)
-        if k:
-            drafter = gpu.models["draft"]
-            single, double = drafter.shape(len(rows), 1, k), drafter.shape(len(rows), 2, k)
-        now, horizon = gpu.env.now, self._horizon()
-        checking = verify(rows, k)
-        verify_row = gpu.row(checking)
+        check_0, check_1 = check.solo_0, check.solo_1
+        checking = gpu.row(verify(rows, k))
+        shapes, records = [check, check], [checking, checking]
         if k:
             drafting = draft(rows, k)
-            drafting.tokens = 1
-            single_row = gpu.row(drafting)
-            drafting.tokens = 2
-            double_row = gpu.row(drafting)
+            for width in (1, 2):
+                drafting.tokens = width
+                shapes[width - 1] = gpu.models["draft"].shape(len(rows), width, k)
+                records[width - 1] = gpu.row(drafting)
+        single, double = shapes
+        now, horizon = max(gpu.env.now, gpu.host.free_at), self._horizon()
         context = sum(row.context for row in rows)
         owed = k > 0 and any(row.owed for row in rows)
-        ids, runs = [row.id for row in rows], [row.runs for row in rows]
-        ends = [row.output_tokens for row in rows]
+        runs, ends = [row.runs for row in rows], [row.output_tokens for row in rows]
         at = [row.emitted for row in rows]
         spare = min(map(sub, ends, at))  # tokens that each row still lacks, at least
-        draft_ns = verify_ns = wait_ns = launched_rounds = settled = 0
+        full = k + 1
+        gains: list[int] = []
+        last = gains
         verdict: list[int] | None = None
-        last: list[int] = []
-        log, deliver = gpu.log.append, self.deliveries.extend
+        launched = settled = 0
+        note, deliver = ledger.rounds.append, ledger.gains.extend
         while True:
-            launched = start = now + launch_s
+            begin = start = drafted = now + launch_s
             if k:
-                s0, s1, b0, b1, f0, f1 = double if owed else single
-                draft_s = s0 + s1 * context
-                drafted = start + draft_s
-                draft_price = (start, drafted, draft_s, b0 + b1 * context, f0 + f1 * context)
+                shape = double if owed else single
+                drafted = begin + (shape.solo_0 + shape.solo_1 * context)
                 if handover:
-                    done = drafted + completion_s
-                    take = done + handoff_s
-                    start = take + launch_s
-                else:
-                    start = launched + launch_s  # the verify is launched behind the draft
+                    start = drafted + completion_s + handoff_s + launch_s
+                else:  # the verify is launched behind the draft
+                    start = begin + launch_s
                     if drafted > start:
                         start = drafted
-            s0, s1, b0, b1, f0, f1 = check
-            verify_s = s0 + s1 * context
-            finish = start + verify_s
+            finish = start + (check_0 + check_1 * context)
             delivered = finish + completion_s
             end = delivered + handoff_s if handover else delivered
             crossing = end >= horizon
             if crossing and not alone:
                 break
-            if k:
-                log((*(double_row if owed else single_row), *draft_price))
-                draft_ns += int((drafted - launched) * _NS)
-            log((*verify_row, start, finish, verify_s, b0 + b1 * context, f0 + f1 * context))
-            verify_ns += int((finish - start) * _NS)
-            if handover:
-                wait_ns += int((take - done) * _NS)
-            launched_rounds += 1
-            gains = [(k if run > k else run) + 1 for run in map(getitem, runs, at)]
-            if crossing or (spare <= k + 1 and any(map(ge, map(add, at, gains), ends))):
+            note((begin, drafted, start, finish, delivered, context, owed))
+            launched += 1
+            gains = [full if run > k else run + 1 for run in map(getitem, runs, at)]
+            if crossing or (spare <= full and any(map(ge, map(add, at, gains), ends))):
                 verdict, now = [gained - 1 for gained in gains], delivered
                 break
             at = list(map(add, at, gains))
-            spare = spare - k - 1 if spare > 2 * (k + 1) else min(map(sub, ends, at))
+            spare = spare - full if spare > 2 * full else min(map(sub, ends, at))
             context += sum(gains)
-            owed = k > 0 and k + 1 in gains
+            owed = k > 0 and full in gains
+            deliver(gains)
             last = gains
-            deliver(ids, gains, delivered)
             settled += 1
             now = end
-        if not launched_rounds:
+        if not launched:
             return None
+        wait = (completion_s, handoff_s) if handover else None
+        lap = Lap([row.id for row in rows], launched, settled, k, wait, (*records, checking), (*shapes, check))
+        ledger.close(lap)
         for i, (row, reached) in enumerate(zip(rows, at, strict=True)):
-            row.draft_ns += draft_ns
-            row.verify_ns += verify_ns
-            row.wait_ns += wait_ns
             gained = reached - row.emitted
             row.emitted = reached
             row.context += gained
@@ -175,7 +165,7 @@ class Foresight:
             elif settled:
                 row.drafted += settled * k
                 row.accepted += gained - settled
-                row.owed = int(last[i] == k + 1)
+                row.owed = int(last[i] == full)
         gpu.host.free_at = now
         return now, verdict
 
@@ -186,7 +176,7 @@ class Foresight:
         gpu, times = self.gpu, self.gpu.host.times
         if prompt.lane != "prefill" or not gpu.sharing.alone_is_full:
             return None
-        now, horizon = gpu.env.now, self._horizon()
+        now, horizon = max(gpu.env.now, gpu.host.free_at), self._horizon()
         clock, left = gpu.time_s, prompt.remaining_s
         rounds = 0
         while True:

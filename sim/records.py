@@ -130,13 +130,14 @@ class Result:
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
 
 
-def request_columns(requests: Sequence[Request]) -> Columns:
-    """The requests as columns, in their order."""
+def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]] | None = None) -> Columns:
+    """The requests as columns, in their order; `more_ns` is time by stage that is not in their own books."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
         if name in STAGES:
-            spent = np.fromiter(map(attrgetter(name.removesuffix("_s") + "_ns"), requests), "i8", len(requests))
-            columns[name] = spent * 1e-9
+            stage = name.removesuffix("_s") + "_ns"
+            spent = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests))
+            columns[name] = (spent + more_ns[stage] if more_ns and stage in more_ns else spent) * 1e-9
         else:
             columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
@@ -147,9 +148,8 @@ def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: 
     return ((((replica * 4 + gpu) * 8 + lane) * 8 + kind) * 2 + role) * 64 + steps
 
 
-def launch_columns(table: Table) -> Columns:
-    """The launches with their codes read."""
-    columns = table.columns()
+def launch_columns(columns: Columns) -> Columns:
+    """Launches as they were written, with their codes read."""
     code = columns.pop("code")
     columns["steps"], code = code % 64, code // 64
     columns["role"], code = code % 2, code // 2
@@ -159,12 +159,16 @@ def launch_columns(table: Table) -> Columns:
     return {name: columns[name].astype(dtype, copy=False) for name, dtype in LAUNCH_DTYPES.items()}
 
 
-def by_time(columns: Columns, order: tuple[str, ...]) -> Columns:
-    """Rows sorted by the last of the columns in `order`, ties by those before it."""
-    time = columns[order[-1]]
-    if np.all(time[1:] > time[:-1]):
-        return columns
+def by_time(parts: Sequence[Columns], order: tuple[str, ...]) -> Columns:
+    """Rows of all parts sorted by the last of the columns in `order`, ties by those before it."""
+    names = list(parts[0])
+
+    def joined(name: str) -> NDArray[Any]:
+        return np.concatenate([part.pop(name) for part in parts])  # freed as they are joined
+
+    keys = {name: joined(name) for name in order}
+    time = keys[order[-1]]
     rank = np.argsort(time, kind="stable")
     if np.any(np.diff(time[rank]) == 0):
-        rank = np.lexsort([columns[name] for name in order])
-    return {name: column[rank] for name, column in columns.items()}
+        rank = np.lexsort([keys[name] for name in order])
+    return {name: (keys.pop(name) if name in keys else joined(name))[rank] for name in names}

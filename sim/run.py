@@ -23,6 +23,7 @@ from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
+from pdvsim.sim.ledger import Ledger
 from pdvsim.sim.models import gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
@@ -46,18 +47,19 @@ def simulate(
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)
     profile = profile_of(experiment)
-    log = Log()
+    log, ledger = Log(), Ledger(len(requests))
     env = Clock()
-    site = Site(env, experiment, profile, log, foresee)
+    site = Site(env, experiment, profile, log, ledger, foresee)
     check_kv(site.servers[0].kv, requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
         env.run_to(client.all_done)
+    ledger.pack()
     return Result(
         experiment=experiment,
-        requests=request_columns(requests),
-        deliveries=by_time(log.deliveries.columns(), ("request", "time_s")),
-        launches=by_time(launch_columns(log.launches), ("lane", "gpu", "replica", "end_s")),
+        requests=request_columns(requests, ledger.spent_ns),
+        deliveries=by_time([log.deliveries.columns(), *ledger.deliveries], ("request", "time_s")),
+        launches=launch_columns(by_time([log.launches.columns(), *ledger.launches], ("code", "end_s"))),
         meta=site.meta(),
     )
 
@@ -136,7 +138,9 @@ def check_kv(kv: KvCache, requests: list[Request]) -> None:
 class Site:
     """The servers behind the router."""
 
-    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log, foresee: bool) -> None:
+    def __init__(
+        self, env: Clock, experiment: Experiment, profile: Profile, log: Log, ledger: Ledger, foresee: bool
+    ) -> None:
         self.experiment = experiment
         self.profile = profile
         self.log = log
@@ -147,9 +151,9 @@ class Site:
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         for replica in range(experiment.hardware.replicas):
-            self.servers.append(self._server(env, replica, foresee))
+            self.servers.append(self._server(env, replica, ledger, foresee))
 
-    def _server(self, env: Clock, replica: int, foresee: bool) -> Policy:
+    def _server(self, env: Clock, replica: int, ledger: Ledger, foresee: bool) -> Policy:
         experiment, profile = self.experiment, self.profile
         settings, hardware = experiment.server, experiment.hardware
         times = host_times(experiment, profile)
@@ -168,7 +172,7 @@ class Site:
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
-        foresight = Foresight(gpus[0], self.log.deliveries) if foresee and self.foreseeable else None
+        foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
         planner = Planner(models, sharing, peak, times)
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(

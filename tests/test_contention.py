@@ -239,7 +239,7 @@ class Bench:
     def run(self) -> list[tuple[str, float, float]]:
         """Lane, start and end in milliseconds, in order of ending."""
         self.env.run()
-        c = launch_columns(self.log)
+        c = launch_columns(self.log.columns())
         rows = zip(c["lane"].tolist(), (c["start_s"] * 1e3).tolist(), (c["end_s"] * 1e3).tolist(), strict=True)
         return [(LANES[lane], pytest.approx(start), pytest.approx(end)) for lane, start, end in rows]
 
