@@ -151,12 +151,11 @@ def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: 
 def launch_columns(columns: Columns) -> Columns:
     """Launches as they were written, with their codes read."""
     code = columns.pop("code")
-    columns["steps"], code = code % 64, code // 64
-    columns["role"], code = code % 2, code // 2
-    columns["kind"], code = code % 8, code // 8
-    columns["lane"], code = code % 8, code // 8
-    columns["gpu"], columns["replica"] = code % 4, code // 4
-    return {name: columns[name].astype(dtype, copy=False) for name, dtype in LAUNCH_DTYPES.items()}
+    for name, base in (("steps", 64), ("role", 2), ("kind", 8), ("lane", 8), ("gpu", 4)):
+        columns[name] = (code % base).astype(LAUNCH_DTYPES[name])
+        code //= base
+    columns["replica"] = code.astype(LAUNCH_DTYPES["replica"])
+    return {name: columns[name] for name in LAUNCH_DTYPES}
 
 
 def by_time(parts: Sequence[Columns], order: tuple[str, ...]) -> Columns:
