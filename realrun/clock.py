@@ -1,0 +1,98 @@
+"""Wall time for the simulator's processes: events happen when their moment has come; devices are asked, not awaited.
+
+One host thread does everything: it runs what is due, asks the sources whether something is over, and asks again. It
+never sleeps, so nothing waits for the operating system to wake it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from heapq import heappop, heappush
+from threading import current_thread, main_thread
+from time import perf_counter
+from types import FrameType
+from typing import Protocol
+
+from simpy.events import NORMAL, Event, EventPriority
+
+from pdvsim.sim.clock import Clock
+
+
+class Source(Protocol):
+    """Something outside that makes events happen."""
+
+    def poll(self) -> bool:
+        """Let what is over happen, without waiting; whether anything is still under way."""
+
+    def rest(self) -> None:
+        """Nothing is due: a moment for short chores."""
+
+
+class WallClock(Clock):
+    """Seconds of the host's monotonic clock since `start`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sources: list[Source] = []
+        self._origin_s = perf_counter()
+        self._interrupted = False
+
+    def start(self) -> None:
+        """Time is 0 now; before anything is scheduled."""
+        assert not self._queue, "the clock cannot be set back with events ahead"
+        self._origin_s = perf_counter()
+        self._now = 0.0
+
+    @property
+    def now(self) -> float:
+        """The time, which goes on while a process runs."""
+        self._now = now = perf_counter() - self._origin_s
+        return now
+
+    def schedule(self, event: Event, priority: EventPriority = NORMAL, delay: float = 0) -> None:
+        heappush(self._queue, (self.now + delay, priority, next(self._eid), event))
+
+    def run_to(self, last: Event) -> None:
+        """Run until `last` has happened. Ctrl-C ends it between two events, so that no step is left half done."""
+        queue, sources = self._queue, self.sources
+        with self._heeding_ctrl_c():
+            while last.callbacks is not None:
+                busy = False
+                for source in sources:
+                    busy = source.poll() or busy
+                if queue and queue[0][0] <= self.now:
+                    self._happen(heappop(queue)[3])
+                elif busy or queue:
+                    for source in sources:
+                        source.rest()
+                else:
+                    raise RuntimeError("nothing is under way and nothing is due: the processes wait for each other")
+                if self._interrupted:
+                    raise KeyboardInterrupt
+
+    def _happen(self, event: Event) -> None:
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+        for callback in callbacks:
+            callback(event)
+        if not event._ok and not event.defused:
+            raise event._value
+
+    @contextmanager
+    def _heeding_ctrl_c(self) -> Iterator[None]:
+        """Take note of the first Ctrl-C; the second works as ever, should a step never end."""
+        self._interrupted = False
+        if current_thread() is not main_thread():  # only the main thread hears of signals
+            yield
+            return
+
+        def noted(number: int, frame: FrameType | None) -> None:
+            self._interrupted = True
+            signal.signal(signal.SIGINT, before)
+
+        before = signal.signal(signal.SIGINT, noted)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)

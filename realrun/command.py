@@ -1,0 +1,177 @@
+"""The `realrun` command: the experiments of `pdvsim run`, on the GPU of this machine. Same flags, table and files.
+
+Bad input is one line on standard error and exit code 2; Ctrl-C saves the requests that have finished and is 130.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import tyro
+
+from pdvsim.args import RunCommand, parse
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+
+if TYPE_CHECKING:
+    from pdvsim import Run
+
+MAX_DRAFT = 15  # the verify kernel's
+MAX_PROMPTS = 4  # in one forward
+DETAILS = ("requests", "launches", "deliveries", "telemetry")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the run happens, and on which weights."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cuda, or cpu: the same program on plain torch, for tests with --tiny."""
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Of weights and caches; default: bfloat16, and float32 on the CPU."""
+    tiny: bool = False
+    """A pair of tiny models in place of --pair."""
+    draft_path: str | None = None
+    """Folder of the draft model's Hugging Face checkpoint; without one its weights are random."""
+    target_path: str | None = None
+    """Folder of the target model's checkpoint."""
+    verdict: Literal["auto", "pinned", "own"] = "auto"
+    """Who accepts drafts: pinned, the acceptance stream; own, the models; auto: own with checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.tiny and (self.draft_path or self.target_path):
+            raise ValueError("--tiny excludes --draft-path and --target-path")
+        if self.draft_path and not self.target_path:
+            raise ValueError("--draft-path needs --target-path")
+
+    @property
+    def own_verdict(self) -> bool:
+        return self.verdict == "own" or (self.verdict == "auto" and self.target_path is not None)
+
+
+@dataclass(frozen=True)
+class RealCommand(RunCommand):
+    """Run one experiment on this machine's GPU and print its table, in the style of `vllm bench serve`."""
+
+    machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    label: str = "realrun"
+    """Prefix of the name of --save-result."""
+
+
+def refuse(experiment: Experiment, machine: Machine) -> None:
+    """A ValueError for whatever a real run cannot do."""
+    server, hardware = experiment.server, experiment.hardware
+    if hardware.replicas > 1 or hardware.verify_gpu:
+        raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
+    if (hardware.contention, hardware.transfer_s) != (Hardware.contention, Hardware.transfer_s):
+        raise ValueError("--contention and --transfer-s describe a simulated GPU; realrun has a real one")
+    if experiment.host != Host():
+        raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
+    if server.priority == "preemptive":
+        raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
+    longest = server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
+    if longest > MAX_DRAFT and experiment.arch != "autoregressive":
+        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {longest}")
+    if server.max_prompts_per_forward > MAX_PROMPTS:
+        raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
+    if machine.own_verdict and experiment.acceptance != Acceptance():
+        raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
+    if machine.target_path and not machine.draft_path and experiment.arch != "autoregressive":
+        raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
+    if machine.device == "cpu" and server.priority == "partition":
+        raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    try:
+        code = _run(list(sys.argv[1:] if argv is None else argv))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return 130
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _refused(f"{where}{error.strerror or error}")
+    except ValueError as error:
+        return _refused(str(error))
+
+
+def _run(argv: list[str]) -> int:
+    args = parse(RealCommand, argv, "realrun")
+    refuse(args.experiment, args.machine)
+    try:
+        import torch
+    except ImportError:
+        raise ValueError("realrun needs torch: pip install 'pdvsim[gpu]'") from None
+    if args.machine.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
+
+    from pdvsim import Run, output
+    from pdvsim.realrun.site import Interrupted, serve
+
+    date = output.now()
+    results = [Path(args.output)] if args.output else []
+    if args.save_result or (args.save_detailed and not results):
+        name = output.result_name(args.experiment, args.label, date)
+        results.append(output.check_folder(Path(args.result_dir)) / name)
+    stems = [path.with_suffix("") for path in results[:1]] if args.save_detailed else []
+    details = [stem.with_name(f"{stem.name}.{name}.parquet") for stem in stems for name in DETAILS]
+    traces = [Path(args.trace_out)] if args.trace_out else []
+    for path in (*results, *details, *traces):
+        output.check_file(path)
+    try:
+        result, asked = serve(args.experiment, args.machine, quiet=args.json), None
+    except Interrupted as stop:
+        if stop.result is None:
+            raise
+        result, asked = stop.result, stop.requests
+        result.meta |= {"interrupted": True, "requests_asked": asked}
+    run = Run(result)
+    document = output.dumps(output.run_document(run.result, run.metrics, date, args.label))
+    for path in results:
+        path.write_text(document + "\n", encoding="utf-8")
+    _save(run, details, traces)
+    print(document if args.json else run.table())
+    if results or traces:
+        _say(f"saved {', '.join(map(str, (*results, *details, *traces)))}")
+    held, wanted = result.meta["kv_slots"], result.meta["kv_slots_wanted"]
+    if held < wanted:
+        _say(f"memory held {held} requests at once, not {wanted}: others waited")
+    if asked is not None:
+        _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
+    return 130 if asked is not None else 0
+
+
+def _save(run: Run, details: Sequence[Path], traces: Sequence[Path]) -> None:
+    if details:
+        import pandas as pd
+
+        frames = (run.requests, run.launches, run.deliveries, pd.DataFrame(run.result.meta["telemetry"]))
+        for path, frame in zip(details, frames, strict=True):
+            frame.to_parquet(path, index=False)
+    for path in traces:
+        from pdvsim.sim.timeline import write_trace
+
+        write_trace(run.result, path)
+
+
+def _say(text: str) -> None:
+    print(f"realrun: {text}", file=sys.stderr, flush=True)
+
+
+def _refused(reason: str) -> int:
+    _say(f"error: {' '.join(reason.split())}")
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,292 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves streams and events untyped.)
+"""The real GPU behind a policy's `Device`: lanes are CUDA streams, works are graph replays, verdicts are read back.
+
+The host launches and asks; it never waits for the device. Rows of the records are written by the simulator's own books,
+so that they mean the same. Start and end of a launch are the device's, around its graphs alone, on the clock's origin.
+
+Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
+where the simulator prices one forward for all.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from simpy.events import Event
+from torch import Tensor
+
+from pdvsim.progress import Progress
+from pdvsim.realrun.cache import Sequences
+from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.engine import Engine, ForwardShape
+from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.host import open_lanes
+from pdvsim.realrun.memory import PLACES, Needs, Place, Slots, packed
+from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.telemetry import Telemetry
+from pdvsim.realrun.weights import Weights
+from pdvsim.sim.config import Experiment, Server
+from pdvsim.sim.core import Chunk, Request, Role, Work
+from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.host import SimulatedHost
+from pdvsim.sim.node import Maker
+
+Pins = Callable[[Work], "list[int] | None"]
+
+ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
+WARM_UPS = 5
+
+
+def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
+    """The same weights for contexts of `capacity`, without the tokens from `vocab` on: padding, in models that differ.
+
+    A token of the one model must be a token of the other, and families pad their vocabularies differently.
+    """
+    arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
+    old = model.weights
+    return Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+
+
+@dataclass
+class Rig:
+    """Models, lanes and their graphs, ready for every run that needs no more than `needs`."""
+
+    needs: Needs
+    server: Server
+    lanes: dict[Place, Lane]
+    models: dict[Role, Transformer]
+    sequences: Sequences
+
+    @classmethod
+    def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> Rig:
+        """Capture everything and run it once."""
+        vocab = min(model.arch.spec.vocab for model in models.values())
+        models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
+        sequences = Sequences(needs.slots, needs.capacity, models["target"].device)
+        seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
+        engines = {
+            role: Engine(model, sequences, seed=seed, row_buckets=rows, chunk_buckets=chunks)
+            for role, model in models.items()
+        }
+        lanes = open_lanes(engines, PLACES[experiment.arch], experiment.server)
+        wanted = [(lane, shape) for place, lane in lanes.items() for shape in needs.shapes(place)]
+        with Progress(len(wanted), "graphs", quiet) as progress:
+            for i, (lane, shape) in enumerate(wanted):
+                lane.prepare([shape])
+                progress.update(i + 1)
+        rig = cls(needs, experiment.server, lanes, models, sequences)
+        rig.warm_up()
+        return rig
+
+    def warm_up(self) -> None:
+        """Replay every graph once, which uploads it, and go through the host's own paths."""
+        k = self.needs.draft_lengths[-1]
+        for lane in self.lanes.values():
+            with lane.on_stream():
+                for graph, _ in lane.graphs.values():
+                    graph.replay()
+        for (name, role), lane in self.lanes.items():
+            for _ in range(WARM_UPS):
+                if name == "prefill":
+                    lane.prefill([PromptChunk(0, 0, self.needs.prompt_tokens[0], role == "target")]).outcome()
+                elif role == "draft":
+                    lane.draft([0], k).outcome()
+                else:
+                    lane.verify([0], k, pins=[0]).outcome()
+        self.sequences.tokens.zero_()
+        self.sequences.length.fill_(2)
+        if self.sequences.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    def serves(self, server: Server, needs: Needs) -> bool:
+        """Whether a run with these settings and needs finds everything ready."""
+        streams = (self.server.priority, self.server.partition) == (server.priority, server.partition)
+        return streams and self.needs.covers(needs)
+
+    @property
+    def graphs(self) -> int:
+        return sum(len(lane.graphs) for lane in self.lanes.values())
+
+
+class Flight:
+    """A launched work that the host has not seen through."""
+
+    __slots__ = ("before", "done", "price", "span_s", "tickets", "work")
+
+    def __init__(
+        self,
+        work: Work,
+        tickets: list[Ticket],
+        done: Event,
+        span_s: tuple[float, float],
+        price: tuple[float, float, float],
+    ) -> None:
+        self.work = work
+        self.tickets = tickets
+        self.done = done
+        self.span_s = span_s  # by the host's clock, where the device has none
+        self.price = price
+        self.before: list[Flight] = []  # unwatched works ahead of it on the same stream
+
+
+class CudaGPU:
+    """One device that runs what a policy launches; on the CPU a launch runs at once."""
+
+    def __init__(
+        self,
+        env: WallClock,
+        host: SimulatedHost,
+        lanes: dict[Place, Lane],
+        slots: Slots,
+        prompts: dict[int, Tensor],
+        books: SimulatedGPU,
+        pins: Pins,
+        telemetry: Telemetry,
+    ) -> None:
+        self.env, self.host = env, host
+        self.lanes, self.slots, self.prompts = lanes, slots, prompts
+        self.books, self.pins, self.telemetry = books, pins, telemetry
+        self._under_way: dict[str, deque[Flight]] = {lane: deque() for lane, _ in lanes}
+        self._queues = list(self._under_way.values())
+        self._unwatched: dict[str, list[Flight]] = {lane: [] for lane, _ in lanes}
+        self._over: deque[Flight] = deque()  # seen through, not yet in the books
+        self._anchors: list[tuple[torch.cuda.Event, float]] = []
+        for lane in lanes.values():
+            lane.timing = lane.gpu
+
+    def begin(self) -> None:
+        """Lay the device's time over the clock's, which has just started."""
+        lane = next(iter(self.lanes.values()))
+        if lane.gpu:
+            torch.cuda.synchronize(lane.engine.device)
+            event = torch.cuda.Event(enable_timing=True)
+            asked = self.env.now
+            event.record(lane.stream)
+            event.synchronize()
+            origin = (event, (asked + self.env.now) / 2)
+            self._anchors = [origin, origin]
+
+    # what a policy asks ------------------------------------------------------------------------------------------
+
+    def launch(self, work: Work) -> Event:
+        """Put a work on its lane's stream; the event's value is the verdict."""
+        done, asked = Event(self.env), self.env.now
+        tickets = self._submit(work)
+        # the device is at work by now: from here on the host's time is free
+        flight = Flight(work, tickets, done, (asked, self.env.now), self._price(work))
+        if work.watched:
+            flight.before, self._unwatched[work.lane] = self._unwatched[work.lane], []
+            self._under_way[work.lane].append(flight)
+        else:
+            self._unwatched[work.lane].append(flight)
+        return done
+
+    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool, alone: bool) -> Event:
+        """Draft and verify, launched together: the stream keeps the order."""
+        if k:
+            self.launch(draft(rows, k))
+        return self.launch(verify(rows, k))
+
+    def run_ahead(self, rows: list[Request], k: int, draft: Maker, verify: Maker) -> Event | None:
+        """The future of a real GPU is not known."""
+        return None
+
+    # launching ---------------------------------------------------------------------------------------------------
+
+    def _submit(self, work: Work) -> list[Ticket]:
+        lane = self.lanes[work.lane, work.role]
+        chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
+        slots = self.slots.of(work.rows)
+        if work.role == "draft":
+            return self._draft(work, lane, slots, chunks)
+        if not slots:
+            return [lane.prefill(chunks)]
+        limits = [row.k for row in work.rows]
+        return [lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)]
+
+    def _draft(self, work: Work, lane: Lane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
+        tickets = [lane.prefill(chunks)] if chunks else []
+        if slots:
+            behind = [
+                # the newest token is fed by the draft itself
+                PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
+                for slot, row in zip(slots, work.rows, strict=True)
+                if row.owed > 1
+            ]
+            tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
+            tickets.append(lane.draft(slots, work.steps, catch_up=any(row.owed == 1 for row in work.rows)))
+        return tickets
+
+    def _chunk(self, chunk: Chunk, lane: Lane, role: Role) -> PromptChunk:
+        request = chunk.request
+        if request in self.slots:
+            [slot] = self.slots.of([request])
+        else:
+            slot, prompt = self.slots.take(request), self.prompts[request.id]
+            with lane.on_stream():
+                lane.engine.sequences.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
+        final = role == "target" and chunk.start + chunk.tokens == request.prompt_tokens
+        return PromptChunk(slot, chunk.start, chunk.tokens, final)
+
+    def _price(self, work: Work) -> tuple[float, float, float]:
+        return self.books.price(work) if work.role in self.books.models else (0.0, 0.0, 0.0)
+
+    # seeing it through -------------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Let the events of finished works happen; whether any is still under way."""
+        busy = False
+        for queue in self._queues:
+            while queue and queue[0].tickets[-1].done():
+                self._complete(queue.popleft())
+            busy = busy or bool(queue)
+        return busy
+
+    def _complete(self, flight: Flight) -> None:
+        work = flight.work
+        verdict: list[int] | None = None
+        if work.role == "target":
+            verdict = accepted(flight.tickets[-1]) if work.rows else []
+        self.env.at(self.env.now, flight.done, verdict)
+        self._over.extend(flight.before)
+        self._over.append(flight)
+
+    def rest(self) -> None:
+        """Keep the books while the device works."""
+        if self._over:
+            self._note(self._over.popleft())
+        else:
+            self.telemetry.sample_if_due(self.env.now)
+
+    def flush(self) -> None:
+        """Wait for the device and bring the books up to date; what nobody has seen through is left out."""
+        for lane in self.lanes.values():
+            if lane.stream is not None:
+                lane.stream.synchronize()
+        while self._over:
+            self._note(self._over.popleft())
+
+    def _note(self, flight: Flight) -> None:
+        start_s, end_s = flight.span_s
+        first, last = flight.tickets[0].span, flight.tickets[-1].span
+        if first is not None and last is not None:
+            anchor, anchor_s = self._anchors[0]
+            start_s = anchor_s + anchor.elapsed_time(first[0]) / 1000
+            end_s = anchor_s + anchor.elapsed_time(last[1]) / 1000
+            if end_s - self._anchors[1][1] > ANCHOR_S:
+                self._anchors = [self._anchors[1], (last[1], end_s)]
+        self.books.note(flight.work, start_s, end_s, *flight.price)
+
+
+def accepted(ticket: Ticket) -> list[int]:
+    """How many drafts of each row a finished verify accepted, without unpacking its tokens."""
+    ticket.collect()
+    assert isinstance(ticket.shape, ForwardShape)
+    assert ticket._values is not None
+    width = ticket.shape.tokens_per_row + 1
+    counts: list[int] = ticket._values[: ticket.rows * width : width].tolist()
+    return counts

@@ -1,0 +1,158 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves streams untyped.)
+"""The host's side of the real GPU: its thread, the streams it launches on, and how idle it leaves the GPU.
+
+What an operation costs the host has been paid when it is over, so there is nothing to add up.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pdvsim.realrun.engine import Engine
+from pdvsim.realrun.graphs import Lane
+from pdvsim.realrun.memory import Place
+from pdvsim.sim.config import Server
+from pdvsim.sim.core import Role
+from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.policies.base import PRIORITY
+from pdvsim.sim.records import Columns
+from pdvsim.sim.run import PARTITIONED
+
+Floats = NDArray[np.float64]
+
+SM_GROUP = 8  # multiprocessors are given out in groups of this many
+ROW_GROUPS = (1, 8, 32)  # batches from so many rows on are reported together
+
+
+class RealHost(SimulatedHost):
+    """Every operation is done when asked for: the clock has moved on by what it took."""
+
+    def __init__(self) -> None:
+        super().__init__(HostTimes())
+
+    def spend(self, now_s: float, cost_s: float) -> float:
+        return now_s
+
+    def idle(self, lanes: int) -> None:
+        """Waiting lanes are woken by events and cost nothing."""
+
+    def notice(self, idle_since_s: float, now_s: float) -> float:
+        return now_s
+
+
+def open_lanes(engines: dict[Role, Engine], places: Sequence[Place], server: Server) -> dict[Place, Lane]:
+    """A lane for each place; those of the same name share a stream of the priority, or the part of the GPU, it has."""
+    device = next(iter(engines.values())).device
+    streams: dict[str, torch.cuda.Stream] = {}
+    if server.priority == "partition":
+        shares = dict(zip(PARTITIONED, server.partition, strict=True))
+        streams = partitioned(device, {name: shares[name] for name in dict.fromkeys(lane for lane, _ in places)})
+    lanes: dict[Place, Lane] = {}
+    for name, role in places:
+        level = PRIORITY[name] if server.priority == "stream" else 0
+        lane = lanes[name, role] = engines[role].lane(level, streams.get(name))
+        if lane.stream is not None:
+            streams[name] = lane.stream
+    return lanes
+
+
+def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, torch.cuda.Stream]:
+    """A stream on its own multiprocessors for each share, in green contexts.
+
+    By the driver's own calls: `torch.cuda.green_contexts` gives every context the same first multiprocessors.
+    """
+    refusal = "--priority partition needs green contexts (CUDA 12.5 or newer and a data-centre card): {}; use stream"
+    if device.type != "cuda":
+        raise ValueError(refusal.format("there are none on the CPU"))
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        call = _caller(driver)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        torch.cuda.synchronize(device)  # the primary context is there
+        handle = ctypes.c_int()
+        call("cuDeviceGet", ctypes.byref(handle), index)
+        rest = _resource()
+        call("cuDeviceGetDevResource", handle, rest, 1)  # 1: multiprocessors
+        total = torch.cuda.get_device_properties(device).multi_processor_count
+        streams: dict[str, torch.cuda.Stream] = {}
+        for name, share in shares.items():
+            group, left, count = _resource(), _resource(), ctypes.c_uint(1)
+            size = max(SM_GROUP, int(share * total) // SM_GROUP * SM_GROUP)
+            call("cuDevSmResourceSplitByCount", group, ctypes.byref(count), rest, left, 0, size)
+            description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+            call("cuDevResourceGenerateDesc", ctypes.byref(description), group, 1)
+            call("cuGreenCtxCreate", ctypes.byref(context), description, handle, 1)  # 1: with a default stream
+            call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, 1, 0)  # 1: waits for no other stream
+            streams[name] = torch.cuda.ExternalStream(stream.value, device=device)
+            rest = left
+    except (OSError, AttributeError, RuntimeError) as error:
+        raise ValueError(refusal.format(str(error).splitlines()[0])) from None
+    return streams
+
+
+def _resource() -> ctypes.Array[ctypes.c_uint64]:
+    """The driver's CUdevResource, of which nothing is read here; with room to spare."""
+    return (ctypes.c_uint64 * 64)()
+
+
+def _caller(driver: ctypes.CDLL) -> Callable[..., None]:
+    def call(name: str, *values: object) -> None:
+        code = getattr(driver, name)(*values)
+        if code:
+            raise RuntimeError(f"{name} failed with error {code}")
+
+    return call
+
+
+class Covered:
+    """How much of the time before an instant lies inside any of some intervals."""
+
+    def __init__(self, start_s: Floats, end_s: Floats) -> None:
+        order = np.argsort(start_s, kind="stable")
+        reach = np.maximum.accumulate(end_s[order])
+        before = np.concatenate(([-np.inf], reach[:-1]))
+        first = start_s[order] > before  # of a stretch without a gap
+        starts = start_s[order][first]
+        ends = reach[np.concatenate((np.flatnonzero(first)[1:] - 1, [len(reach) - 1]))] if len(reach) else reach
+        self._at = np.column_stack((starts, ends)).ravel()
+        self._sum = np.column_stack((np.zeros_like(starts), ends - starts)).ravel().cumsum()
+
+    def until(self, time_s: Floats) -> Floats:
+        return np.interp(time_s, self._at, self._sum) if len(self._at) else np.zeros_like(time_s)
+
+
+def idle_shares(launches: Columns, requests: Columns) -> dict[str, Any]:
+    """Share of each round that the GPU had nothing to run while requests were there: overall, and by rows.
+
+    A round ends with a target forward over rows and began with the end of the one before it. Gaps between the kernels
+    of one launch are the GPU's own and do not count; copying inputs in and results out does.
+    """
+    rounds = (launches["role"] == 1) & (launches["rows"] > 0)
+    if rounds.sum() < 2:
+        return {}
+    order = np.argsort(launches["end_s"][rounds], kind="stable")
+    end_s, rows = launches["end_s"][rounds][order], launches["rows"][rounds][order][1:]
+    served = requests["finish_s"] >= 0
+    finish_s = np.where(served, requests["finish_s"], end_s[-1])
+    came = requests["arrival_s"] < finish_s
+    there = np.diff(Covered(requests["arrival_s"][came], finish_s[came]).until(end_s))
+    busy = np.diff(Covered(launches["start_s"], launches["end_s"]).until(end_s))
+    idle = np.clip(there - busy, 0.0, None)
+    shares: dict[str, Any] = {"host_idle_share": _share(idle, there), "host_idle_s_per_round": float(idle.mean())}
+    for low, high in zip(ROW_GROUPS, (*ROW_GROUPS[1:], np.inf), strict=True):
+        group = (rows >= low) & (rows < high)
+        if group.any():
+            name = f"{low}_to_{int(high) - 1}" if np.isfinite(high) else f"{low}_and_more"
+            shares[f"host_idle_share_{name}_rows"] = _share(idle[group], there[group])
+    return shares
+
+
+def _share(part: Floats, whole: Floats) -> float:
+    return float(part.sum() / whole.sum()) if whole.sum() > 0 else 0.0

@@ -1,0 +1,298 @@
+"""What a run will ask of the device, worked out before it starts: slots, their length, graphs, and bytes.
+
+Every request holds one slot of the longest request's length while it is in flight; there is no paging. So a run that
+fits at the start fits to its end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from pdvsim.realrun.arch import Architecture
+from pdvsim.realrun.batch import MAX_CHUNKS
+from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.cache import HEADROOM
+from pdvsim.realrun.engine import DraftShape, ForwardShape, Shape
+from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.core import ModelSpec, Request, Role
+from pdvsim.sim.kv import KvCache
+
+Place = tuple[str, Role]
+
+_PREFILL: tuple[Place, ...] = (("prefill", "target"), ("prefill", "draft"))
+_LANES: tuple[Place, ...] = (*_PREFILL, ("decode", "draft"), ("verify", "target"))
+PLACES: dict[Arch, tuple[Place, ...]] = {  # which model runs on which lane
+    "autoregressive": (("main", "target"),),
+    "baseline": (("main", "draft"), ("main", "target")),
+    "colocated": (("main", "draft"), ("main", "target")),
+    "pd": (*_PREFILL, ("decode", "draft"), ("decode", "target")),
+    "pdv": _LANES,
+    "pdv-unified": _LANES,
+    "pdv-hybrid": (*_LANES, ("decode", "target")),
+    "adaptive": (*_LANES, ("decode", "target")),
+}
+CATCH_UP_TOKENS = 256  # of plain decoding that `adaptive` lets its drafter read at once, as a rule
+SLOT_ROUNDING = 64
+FEWEST = 0.5  # of the slots that a policy could use, with which a run is still what was asked for
+WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
+
+
+class Slots:
+    """Who holds which KV slot. Handed out in turn, so that a slot rests as long as it can before it is used again."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free = deque(range(count))
+        self._held: dict[int, int] = {}
+
+    def __contains__(self, request: Request) -> bool:
+        return request.id in self._held
+
+    def of(self, requests: Sequence[Request]) -> list[int]:
+        """The slots that requests hold."""
+        held = self._held
+        return [held[request.id] for request in requests]
+
+    def take(self, request: Request) -> int:
+        assert request.id not in self._held, f"request {request.id} has a slot"
+        assert self._free, f"more than {self.count} requests in flight"
+        slot = self._held[request.id] = self._free.popleft()
+        return slot
+
+    def release(self, request: Request) -> None:
+        self._free.append(self._held.pop(request.id))
+
+    def check_integrity(self) -> None:
+        """Every slot is free or held by one request."""
+        assert sorted([*self._free, *self._held.values()]) == list(range(self.count))
+
+
+class SlotKv(KvCache):
+    """A KV cache of tokens in slots: full when either has run out."""
+
+    def __init__(self, capacity_tokens: int, lookahead: int, slots: int) -> None:
+        super().__init__(capacity_tokens, lookahead)
+        self.free_slots = slots
+
+    def reserve(self, request: Request) -> bool:
+        if not self.free_slots or not super().reserve(request):
+            return False
+        self.free_slots -= 1
+        return True
+
+    def release(self, request: Request) -> None:
+        super().release(request)
+        self.free_slots += 1
+
+
+def in_flight_limit(experiment: Experiment) -> int:
+    """Most requests that the policy lets in at once."""
+    server = experiment.server
+    if experiment.arch == "baseline":
+        return min(server.num_workers, server.max_num_seqs)
+    if experiment.arch == "pdv-unified":  # its decode queue may outgrow a batch
+        return math.ceil(server.admission_factor * server.max_num_seqs) + 1
+    return server.max_num_seqs
+
+
+def buckets_for(buckets: Sequence[int], most: int) -> tuple[int, ...]:
+    """The buckets up to the first that holds `most`, doubled from the last on where none does."""
+    sizes = list(buckets)
+    while sizes[-1] < most:
+        sizes.append(2 * sizes[-1])
+    return tuple(s for i, s in enumerate(sizes) if i == 0 or sizes[i - 1] < most)
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The sizes of everything a run may launch."""
+
+    arch: Arch
+    slots: int
+    capacity: int  # positions of a slot
+    rows: int  # largest batch
+    draft_lengths: tuple[int, ...]
+    prompt_tokens: tuple[int, int]  # least and most in one forward
+    splits_from: int | None  # prompts are cut at so many tokens or more; None: never
+    batched_tokens: int  # rows and prompts of a mixed forward share this many
+
+    @classmethod
+    def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
+        server, arch = experiment.server, experiment.arch
+        slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
+        rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
+        if arch == "autoregressive":
+            lengths: tuple[int, ...] = (0,)
+        elif server.controller == "fixed":
+            lengths = (server.num_speculative_tokens,)
+        else:
+            lengths = tuple(range(server.min_speculative_tokens, server.max_speculative_tokens + 1))
+        prompts = [request.prompt_tokens for request in requests]
+        most = least = server.max_num_batched_tokens
+        if arch in ("colocated", "autoregressive"):
+            least = max(1, most - rows * (max(lengths) + 1))
+        together = 1 if arch in ("baseline", "pdv-unified") else min(server.max_prompts_per_forward, slots)
+        splits = together * max(prompts) > least
+        longest = max(request.prompt_tokens + request.output_tokens for request in requests)
+        return cls(
+            arch=arch,
+            slots=slots,
+            capacity=-(-(longest + HEADROOM) // SLOT_ROUNDING) * SLOT_ROUNDING,
+            rows=rows,
+            draft_lengths=lengths,
+            prompt_tokens=(1 if splits else min(prompts), min(most, together * max(prompts))),
+            splits_from=least if max(prompts) > least else None,
+            batched_tokens=most,
+        )
+
+    def covers(self, other: Needs) -> bool:
+        """Whether what is ready for these needs is ready for the others."""
+        (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
+        cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
+        return (
+            (self.arch, self.batched_tokens) == (other.arch, other.batched_tokens)
+            and all(mine >= theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True))
+            and set(self.draft_lengths) >= set(other.draft_lengths)
+            and least <= other_least
+            and most >= other_most
+            and cut <= other_cut
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, int, int]:
+        return self.slots, self.capacity, self.rows
+
+    @property
+    def row_buckets(self) -> tuple[int, ...]:
+        return buckets_for(ROW_BUCKETS, self.rows)
+
+    @property
+    def chunk_buckets(self) -> tuple[int, ...]:
+        most = self.prompt_tokens[1]
+        return buckets_for(CHUNK_BUCKETS, max(most, CATCH_UP_TOKENS) if self.arch == "adaptive" else most)
+
+    def shapes(self, place: Place) -> list[Shape]:
+        """The graphs that one model on one lane will need, the largest first: later ones fit into its memory."""
+        lane, role = place
+        shapes: set[Shape] = set()
+        if lane in ("prefill", "main"):
+            shapes.update(self._prompts(role))
+        if lane != "prefill":
+            shapes.update(self._drafts(lane) if role == "draft" else self._verifies(lane))
+        return sorted(shapes, key=_size, reverse=True)
+
+    def _chunks(self) -> list[int]:
+        least, most = self.prompt_tokens
+        return [b for b in buckets_for(self.chunk_buckets, most) if b >= least]
+
+    def _prompts(self, role: Role) -> Iterator[Shape]:
+        for chunk in self._chunks():
+            if role == "draft" or self._unfinished(chunk):
+                yield ForwardShape(0, 0, chunk, False)
+            if role == "target":
+                yield ForwardShape(0, 0, chunk, True)
+
+    def _unfinished(self, chunk: int) -> bool:
+        """Whether a forward of so many prompt tokens may end no prompt: only one that is cut fills all its room."""
+        return self.splits_from is not None and chunk >= self.splits_from
+
+    def _drafts(self, lane: str) -> Iterator[Shape]:
+        for rows in self.row_buckets:
+            for k in self.draft_lengths:
+                yield DraftShape(rows, k, False)
+                yield DraftShape(rows, k, True)
+        if self.arch == "adaptive":
+            for chunk in buckets_for(self.chunk_buckets, CATCH_UP_TOKENS):
+                yield ForwardShape(0, 0, chunk, False)
+
+    def _verifies(self, lane: str) -> Iterator[Shape]:
+        lengths = (0, *self.draft_lengths) if self.arch == "adaptive" and lane == "decode" else self.draft_lengths
+        for k in lengths:
+            for rows in self.row_buckets:
+                yield ForwardShape(rows, k + 1)
+        if self.arch in ("colocated", "autoregressive"):
+            yield from self._mixed()
+
+    def _mixed(self) -> Iterator[Shape]:
+        for k in self.draft_lengths:
+            for fewer, rows in zip((0, *self.row_buckets), self.row_buckets, strict=False):
+                room = self.batched_tokens - (fewer + 1) * (k + 1)
+                for smaller, chunk in zip((0, *self._chunks()), self._chunks(), strict=False):
+                    if room > smaller and fewer + 1 < self.slots:  # the prompt's request is not among the rows
+                        yield ForwardShape(rows, k + 1, chunk, True)
+                        if self._unfinished(chunk):
+                            yield ForwardShape(rows, k + 1, chunk, False)
+
+
+def _size(shape: Shape) -> tuple[int, int, int]:
+    if isinstance(shape, DraftShape):
+        return shape.rows * (1 + shape.catch_up), shape.steps, 0
+    return shape.rows * shape.tokens_per_row + shape.chunk, shape.chunk, int(shape.emit)
+
+
+def packed(chunks: Sequence[PromptChunk], most_tokens: int) -> Iterator[list[PromptChunk]]:
+    """Chunks in groups that one forward takes; one that is too long is cut."""
+    group: list[PromptChunk] = []
+    room = most_tokens
+    for chunk in chunks:
+        start, left = chunk.start, chunk.tokens
+        while left:
+            if not room or len(group) == MAX_CHUNKS:
+                yield group
+                group, room = [], most_tokens
+            tokens = min(left, room)
+            group.append(PromptChunk(chunk.slot, start, tokens))
+            start, left, room = start + tokens, left - tokens, room - tokens
+    if group:
+        yield group
+
+
+def available_bytes(device: torch.device, utilization: float) -> float:
+    """Memory that a run may take."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return min(float(free), total * utilization) - WORKSPACE_BYTES
+    return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) * utilization
+
+
+def weight_bytes(spec: ModelSpec, item: int) -> float:
+    """Resident weights; the engine keeps a tied head as a copy."""
+    return float(spec.params + (spec.head_params if spec.tied_embeddings else 0)) * item
+
+
+def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
+    """Room for the largest forward: its widest activations twice over, and its logits."""
+    judged = needs.rows * (max(needs.draft_lengths) + 1)
+    widest = 2 * arch.spec.intermediate + arch.qkv_width + 2 * arch.spec.hidden
+    return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
+
+
+def fitted(models: dict[Role, Architecture], needs: Needs, item: int, room: float, there: bool = False) -> Needs:
+    """The needs with as many slots as `room` bytes hold; a ValueError with what to lower if those are under `FEWEST`.
+
+    With fewer slots admission waits, as it does wherever a KV cache is full. The weights may be `there` already.
+    """
+    specs = [arch.spec for arch in models.values()]
+    weights = 0.0 if there else sum(weight_bytes(spec, item) for spec in specs)
+    slot = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(needs.capacity)
+    work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch])
+    fits = int((room - weights - work) // slot) - 1  # one is the padding's
+    if fits >= needs.slots:
+        return needs
+    if fits >= max(1, FEWEST * needs.slots):
+        return replace(needs, slots=fits, rows=min(needs.rows, fits))
+    lower = "lower --input-len, --output-len or --max-num-batched-tokens"
+    if fits > 0:
+        lower += f", or --max-num-seqs or --max-concurrency ({fits} requests at once fit)"
+    raise ValueError(
+        f"out of memory before the start: weights {weights / 1e9:.1f} GB, {needs.slots} KV slots of {needs.capacity} "
+        f"tokens {slot * (needs.slots + 1) / 1e9:.1f} GB and {work / 1e9:.1f} GB to work with are more than the "
+        f"{room / 1e9:.1f} GB there are: {lower}"
+    )

@@ -1,0 +1,300 @@
+"""One experiment on the real device: make the models, capture their graphs, and let the policy serve the requests.
+
+The policy, the client and the records are the simulator's. A request gets exactly its output tokens: end-of-text tokens
+do not end it.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pdvsim.progress import Progress
+from pdvsim.realrun.arch import Architecture, from_config, preset
+from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.command import Machine, refuse
+from pdvsim.realrun.device import CudaGPU, Rig
+from pdvsim.realrun.host import RealHost, idle_shares
+from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
+from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.telemetry import Telemetry, machine_facts
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.contention import Sharing
+from pdvsim.sim.controllers import make_controller
+from pdvsim.sim.core import ModelSpec, Pair, Request, Role
+from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.latency import ForwardFit, Latency
+from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.planner import Planner
+from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.profile import Profile
+from pdvsim.sim.records import Log, Result, launch_columns, request_columns
+from pdvsim.sim.run import (
+    PARTITIONED,
+    Client,
+    check_kv,
+    drawn_verdict,
+    host_times,
+    kv_capacity,
+    no_collector,
+    profile_of,
+)
+from pdvsim.sim.workload import make_requests
+
+TINY = {
+    "draft": Architecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
+    "target": Architecture(ModelSpec("tiny", "llama", 2, 64, 128, 4, 2, 16, 512), 1e4, 1e-5),
+}
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C during a run; `result` has the requests that had finished, or is None if none had."""
+
+    def __init__(self, result: Result | None, requests: int) -> None:
+        super().__init__()
+        self.result, self.requests = result, requests
+
+
+class Lines(Progress):
+    """Lines, even on a terminal: a bar redraws itself from a thread of its own, beside the host's."""
+
+    def __init__(self, total: int, unit: str, quiet: bool) -> None:
+        super().__init__(total, unit, quiet)
+        self._terminal = False
+
+
+# models --------------------------------------------------------------------------------------------------------------
+
+
+def architectures(experiment: Experiment, machine: Machine) -> dict[Role, Architecture]:
+    """The models a run needs, by role; a pair shares the smaller one's vocabulary."""
+    paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
+    roles: list[Role] = ["target"] if experiment.arch == "autoregressive" else ["draft", "target"]
+    named = None if machine.tiny or machine.target_path else named_pair(experiment.server.pair)
+    found: dict[Role, Architecture] = {}
+    for role in roles:
+        path = paths[role]
+        if path is not None:
+            found[role] = from_config(Path(path))
+        else:
+            found[role] = TINY[role] if named is None else preset(getattr(named, role).name)
+    return found
+
+
+def dtype_of(machine: Machine) -> torch.dtype:
+    found: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
+    return found
+
+
+def make_models(
+    archs: dict[Role, Architecture], machine: Machine, capacity: int, dtype: torch.dtype, seed: int
+) -> dict[Role, Transformer]:
+    """The models on the device: checkpoints where paths are given, else random weights."""
+    device = torch.device(machine.device)
+    paths = {"draft": machine.draft_path, "target": machine.target_path}
+    models: dict[Role, Transformer] = {}
+    for role, arch in archs.items():
+        path = paths[role]
+        if path is not None:
+            models[role] = Transformer.load(path, capacity, device, dtype)
+        else:
+            models[role] = Transformer.random(arch, capacity, device, dtype, seed + (role == "draft"))
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # scratch of making the weights
+    return models
+
+
+# the run -------------------------------------------------------------------------------------------------------------
+
+
+class RealSite:
+    """The one server, on the real device."""
+
+    def __init__(
+        self, env: WallClock, experiment: Experiment, profile: Profile, rig: Rig, requests: Sequence[Request], own: bool
+    ) -> None:
+        self.env, self.experiment, self.profile, self.rig, self.log = env, experiment, profile, rig, Log()
+        self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
+        self.on_finish: Callable[[Request], None] = lambda request: None
+        self.slots = Slots(rig.needs.slots)
+        settings, gpu = experiment.server, profile.gpu
+        models = {role: model.arch.spec for role, model in rig.models.items()}
+        fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
+        latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
+        known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
+        shares = dict(zip(PARTITIONED, settings.partition, strict=True))
+        sharing = Sharing("fluid", settings.priority, profile.contention, shares)
+        peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
+        pinned = partial(drawn_verdict, experiment.acceptance)
+        books = SimulatedGPU(env, host, latency if known else {}, sharing, self.log.launches, pinned, peak)
+        self.device = CudaGPU(
+            env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
+            (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
+        )  # fmt: skip
+        env.sources.append(self.device)
+        planner = Planner(latency, sharing, peak, host_times(experiment, profile))
+        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
+        pair = Pair(models.get("draft", models["target"]), models["target"])
+        held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
+        capacity = experiment.hardware.kv_capacity_tokens or max(kv_capacity(experiment, profile, pair), held)
+        self.context = Context(
+            env=env,
+            device=self.device,
+            settings=settings,
+            controller=make_controller(settings, planner),
+            planner=planner,
+            kv=SlotKv(capacity, 0 if experiment.arch == "autoregressive" else lookahead, self.slots.count),
+            deliveries=self.log.deliveries,
+            on_finish=self._finished,
+        )
+
+    def open(self) -> None:
+        """Start the clock and the policy's processes."""
+        self.env.start()
+        self.device.begin()
+        self.device.telemetry.restart()
+        self.server: Policy = POLICIES[self.experiment.arch](self.context)
+
+    def route(self, request: Request) -> Policy:
+        return self.server
+
+    def _finished(self, request: Request) -> None:
+        if self.outputs is not None:
+            [slot] = self.slots.of([request])
+            tokens = self.rig.sequences.get(slot)
+            self.outputs[request.id] = tokens[request.prompt_tokens :][: request.output_tokens]
+        self.slots.release(request)
+        self.on_finish(request)
+
+
+def prompts(requests: Sequence[Request], rig: Rig, seed: int) -> dict[int, torch.Tensor]:
+    """Random prompts, on the device before the clock starts."""
+    vocab = rig.models["target"].arch.spec.vocab
+    lengths = [request.prompt_tokens for request in requests]
+    drawn = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
+    flat = torch.from_numpy(drawn).to(rig.sequences.device)
+    ends = np.cumsum(lengths).tolist()
+    return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
+
+
+def prepare(
+    experiment: Experiment,
+    machine: Machine,
+    requests: Sequence[Request],
+    quiet: bool = True,
+    models: dict[Role, Transformer] | None = None,
+) -> Rig:
+    """All that must be ready before the clock starts; `models` saves making them. Refuses what does not fit."""
+    refuse(experiment, machine)
+    archs, needs, dtype = architectures(experiment, machine), Needs.of(experiment, requests), dtype_of(machine)
+    gc.collect()  # an earlier run's graphs and caches
+    if machine.device == "cuda":
+        torch.cuda.empty_cache()
+    try:
+        room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
+        needs = fitted(archs, needs, dtype.itemsize, room, there=models is not None)
+        if models is None:
+            models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed)
+        return Rig.build(experiment, models, needs, quiet)
+    except RuntimeError as error:  # torch's own class for it, and CUDA's errors
+        if "out of memory" not in str(error):
+            raise
+        raise ValueError(
+            f"out of memory before the start ({str(error).splitlines()[0]}): lower --max-num-seqs, "
+            "--max-num-batched-tokens, --input-len or --output-len"
+        ) from None
+
+
+def serve(
+    experiment: Experiment,
+    machine: Machine,
+    *,
+    requests: list[Request] | None = None,
+    quiet: bool = True,
+    rig: Rig | None = None,
+    outputs: dict[int, list[int]] | None = None,
+) -> Result:
+    """Run an experiment for real, on a `rig` that is ready if one is given.
+
+    `outputs` is filled with each request's tokens, which makes the host wait for the device. A ValueError says in one
+    line what cannot be done, before the first request; Ctrl-C raises Interrupted.
+    """
+    refuse(experiment, machine)
+    if machine.tiny or machine.target_path:
+        names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
+        pair = f"{names.get('draft', 'none')}:{names['target']}"
+        experiment = replace(experiment, server=replace(experiment.server, pair=pair))
+    if requests is None:
+        requests = make_requests(experiment.traffic, experiment.acceptance)
+    if rig is None:
+        rig = prepare(experiment, machine, requests, quiet)
+    elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
+        raise ValueError("the run needs more than the rig was made for")
+    env = WallClock()
+    site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict)
+    site.outputs = outputs
+    check_kv(site.context.kv, requests)
+    graphs = rig.graphs
+    gc.collect()
+    with Lines(len(requests), "requests", quiet) as progress, no_collector():
+        site.open()
+        client = Client(env, requests, experiment, site, progress.update)
+        stopped = False
+        try:
+            env.run_to(client.all_done)
+        except KeyboardInterrupt:
+            stopped = True
+    site.device.flush()
+    finished = [request for request in requests if request.finish_s >= 0]
+    result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
+    if stopped:
+        raise Interrupted(result, len(requests))
+    assert result is not None
+    return result
+
+
+def _result(site: RealSite, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
+    """The finished requests' records, and where they came from."""
+    requests = request_columns(finished)
+    launches, deliveries = launch_columns(site.log.launches.columns()), site.log.deliveries.columns()
+    by_end = np.argsort(launches["end_s"], kind="stable")
+    launches = {name: column[by_end] for name, column in launches.items()}
+    kept = np.isin(deliveries["request"], requests["id"])
+    telemetry = site.device.telemetry
+    meta: dict[str, Any] = {
+        "clock": "wall",
+        "foundation": "measured run",
+        **machine_facts(site.rig.sequences.device),
+        "planned_with": site.profile.name,
+        "weights": "checkpoints" if machine.target_path else "random",
+        "verdict": "own" if machine.own_verdict else "pinned",
+        "dtype": str(site.rig.models["target"].dtype).removeprefix("torch."),
+        "kv_capacity_tokens": site.context.kv.capacity_tokens,
+        "kv_peak_tokens": site.context.kv.peak_tokens,
+        "kv_slots": site.slots.count,
+        "kv_slots_wanted": Needs.of(site.experiment, asked).slots,
+        "kv_slot_tokens": site.rig.needs.capacity,
+        "graphs": site.rig.graphs,
+        "graphs_captured_late": late,
+        **idle_shares(launches, requests),
+        **telemetry.summary(),
+        "telemetry": telemetry.columns(),
+    }
+    if site.device.books.models:
+        books = site.device.books
+        meta |= {"bandwidth_bytes_per_s": books.bytes_per_s, "flops_per_s": books.flops_per_s}
+    return Result(
+        experiment=site.experiment,
+        requests=requests,
+        deliveries={name: column[kept] for name, column in deliveries.items()},
+        launches=launches,
+        meta=meta,
+    )

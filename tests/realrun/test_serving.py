@@ -1,0 +1,259 @@
+"""Laws of a real run, on the CPU with tiny models: the same policies, requests and coins as in the simulator."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tiny_engines import CPU
+
+from pdvsim.realrun import site as site_module
+from pdvsim.realrun.cache import Sequences
+from pdvsim.realrun.command import Machine
+from pdvsim.realrun.device import Rig
+from pdvsim.realrun.engine import Engine
+from pdvsim.realrun.graphs import Lane, Ticket
+from pdvsim.realrun.memory import Needs, Slots
+from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.site import TINY, prepare, prompts, serve
+from pdvsim.realrun.speculative import generate
+from pdvsim.realrun.weights import random_weights
+from pdvsim.sim import policies
+from pdvsim.sim.config import ARCHS, Arch, Experiment, Server, Traffic
+from pdvsim.sim.controllers import Controller
+from pdvsim.sim.core import KINDS, Request, Role
+from pdvsim.sim.policies.hybrid import Adaptive
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload import make_requests
+
+torch.set_num_threads(1)  # tiny products are slower on two
+
+MACHINE = Machine(device="cpu", tiny=True)
+OWN = replace(MACHINE, verdict="own")
+DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")
+
+
+def experiment(arch: Arch, rate: float = 200.0, **server: object) -> Experiment:
+    """Few slots, prompts of several chunks, and outputs from one token on."""
+    traffic = Traffic("random", num_prompts=9, request_rate=rate, input_len=30, output_len=10, random_range_ratio=0.9)
+    small: dict[str, object] = {
+        "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
+        "hybrid_threshold": 2,
+    }  # fmt: skip
+    return Experiment(arch, traffic, server=Server(**(small | server)))  # type: ignore[arg-type]
+
+
+@cache
+def models(noise: float = 0.2) -> dict[Role, Transformer]:
+    """A target, and a drafter that often agrees with it."""
+    arch = TINY["target"]
+    ours, theirs = (random_weights(arch, CPU, torch.float32, 1) for _ in range(2))
+    generator = torch.Generator().manual_seed(2)
+    theirs.head.add_(torch.randn(theirs.head.shape, generator=generator) * noise * theirs.head.std())
+    return {"draft": Transformer(arch, theirs, 64), "target": Transformer(arch, ours, 64)}
+
+
+def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> Rig:
+    made = models(noise)
+    if chosen.arch == "autoregressive":
+        made = {"target": made["target"]}
+    return prepare(chosen, OWN, requests, models=made)
+
+
+def plain_greedy(requests: list[Request], rig: Rig, seed: int) -> dict[int, list[int]]:
+    """Each request's tokens, one request and one token at a time."""
+    sequences = Sequences(1, rig.needs.capacity, CPU)
+    target = models()["target"]
+    lane = Engine(Transformer(target.arch, target.weights, rig.needs.capacity), sequences).lane()
+    texts = {i: text.tolist() for i, text in prompts(requests, rig, seed).items()}
+    return {r.id: generate(lane, [texts[r.id]], r.output_tokens)[0] for r in requests}
+
+
+def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
+    turns = itertools.cycle(modes)
+    monkeypatch.setattr(Adaptive, "best_mode", lambda self, decoding, context, k: next(turns))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_run_is_the_simulators_but_for_its_times(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Acceptance is pinned: every request goes through the same rounds under both clocks, into the same columns."""
+    let_adaptive_switch(monkeypatch, "atomic", "lanes", "lanes")
+    chosen = experiment(arch)
+    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    for name in ("id", "prompt_tokens", "output_tokens", "rounds", "drafted", "accepted"):
+        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    for table in ("requests", "launches", "deliveries"):
+        mine, theirs = getattr(real, table), getattr(simulated, table)
+        assert {name: c.dtype for name, c in mine.items()} == {name: c.dtype for name, c in theirs.items()}
+    req, got = real.requests, real.deliveries
+    received = np.bincount(got["request"], weights=got["tokens"], minlength=len(req["id"]))
+    np.testing.assert_array_equal(received, req["output_tokens"])
+    assert np.all(req["arrival_s"] <= req["admitted_s"])
+    assert np.all(req["admitted_s"] < req["first_token_s"])
+    assert np.all(req["first_token_s"] <= req["finish_s"])
+    assert np.all(np.diff(got["time_s"]) >= 0)
+    assert np.all(real.launches["start_s"] < real.launches["end_s"])
+    assert (real.meta["clock"], real.meta["foundation"]) == ("wall", "measured run")
+    assert 0 <= real.meta["host_idle_share"] <= 1
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_served_speculation_equals_plain_greedy(arch: Arch, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the policy batches, splits, overlaps or switches, each request reads as if it had been alone."""
+    let_adaptive_switch(monkeypatch, "plain", "plain", "plain", "atomic", "plain", "lanes")
+    chosen = experiment(arch)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = rig_for(chosen, requests, noise)
+    outputs: dict[int, list[int]] = {}
+    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+    share = result.requests["accepted"].sum() / max(1, result.requests["drafted"].sum())
+    if arch == "adaptive":
+        assert {DECODE, DRAFT} <= set(result.launches["kind"].tolist())
+    if arch not in ("autoregressive", "adaptive"):
+        assert share == 1 if noise == 0 else 0.1 < share < 1
+
+
+@pytest.mark.parametrize("arch", ["pdv", "colocated", "adaptive"])
+def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
+    """Rows of one verify may then have drafts of different lengths."""
+    chosen = experiment(arch, controller="feedback", max_speculative_tokens=4)
+    requests = make_requests(replace(chosen.traffic, output_len=25), chosen.acceptance)
+    outputs: dict[int, list[int]] = {}
+    rig = rig_for(chosen, requests)
+    serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+
+
+def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verify is as wide as its longest draft; what lies behind a shorter one is no draft."""
+    lengths, calls = itertools.cycle((1, 3)), []
+    verify = Lane.verify
+
+    def watched(self: Lane, slots: list[int], drafts: int, **more: Any) -> Ticket:
+        calls.append((drafts, more["limits"]))
+        return verify(self, slots, drafts, **more)
+
+    monkeypatch.setattr(Controller, "draft_length", lambda self, rows, queue_depth, now_s: next(lengths))
+    chosen = experiment("pdv", verify_gather="always", max_num_seqs=8)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = rig_for(chosen, requests)
+    monkeypatch.setattr(Lane, "verify", watched)
+    serve(chosen, OWN, requests=requests, rig=rig)
+    assert any(set(limits) == {1, 3} for _, limits in calls)
+    assert all(drafts == max(limits) and set(limits) <= {1, 3} for drafts, limits in calls)
+
+
+def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A perfect drafter is always right, which it could not be over a hole in its cache."""
+    let_adaptive_switch(monkeypatch, *["plain"] * 5, "atomic", "atomic")
+    chosen = experiment("adaptive", rate=float("inf"))
+    requests = make_requests(replace(chosen.traffic, output_len=30), chosen.acceptance)
+    most = max(serve(chosen, OWN, requests=requests, rig=rig_for(chosen, requests, 0.0)).requests["drafted"].tolist())
+    assert most > 0
+    for request in requests:
+        assert request.accepted == request.drafted
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_slots_are_used_again_and_never_shared(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[int] = []
+    take, release = Slots.take, Slots.release
+
+    def watched_take(self: Slots, request: Request) -> int:
+        self.check_integrity()
+        taken.append(take(self, request))
+        return taken[-1]
+
+    def watched_release(self: Slots, request: Request) -> None:
+        release(self, request)
+        self.check_integrity()
+
+    monkeypatch.setattr(Slots, "take", watched_take)
+    monkeypatch.setattr(Slots, "release", watched_release)
+    result = serve(experiment(arch, rate=float("inf")), MACHINE)
+    assert len(taken) == 9
+    assert len(set(taken)) <= result.meta["kv_slots"] < 9
+
+
+def test_the_policies_are_the_simulators_own() -> None:
+    assert site_module.POLICIES is policies.POLICIES
+    code = "import sys, pdvsim.sim.policies; assert not {'torch', 'triton'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_launch_finds_its_graph_prepared(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Capturing during a run would stall it."""
+    let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
+    moving = "fixed" if arch == "autoregressive" else "goodput"
+    chosen = experiment(arch, controller=moving, max_speculative_tokens=4, max_num_batched_tokens=150)
+    traffic = replace(chosen.traffic, input_len=150, output_len=6, num_prompts=12)
+    chosen = replace(chosen, traffic=traffic)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = prepare(chosen, MACHINE, requests)
+    launched = {place: set[object]() for place in rig.lanes}
+    for place, lane in rig.lanes.items():
+
+        def watched(shape, inputs, sampler, run=lane.engine.run, place=place):  # type: ignore[no-untyped-def]
+            launched[place].add(shape)
+            return run(shape, inputs, sampler)
+
+        lane.engine = _copy(lane.engine)  # one for each lane, so that it is known who launched
+        lane.engine.run = watched  # type: ignore[method-assign]
+    serve(chosen, MACHINE, requests=requests, rig=rig)
+    for place, shapes in launched.items():
+        assert shapes <= set(rig.needs.shapes(place))
+
+
+def _copy(engine: Engine) -> Engine:
+    same = object.__new__(Engine)
+    same.__dict__ = dict(engine.__dict__)
+    return same
+
+
+def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
+    chosen = experiment("pd")
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = prepare(chosen, MACHINE, requests)
+    smaller = replace(chosen, traffic=replace(chosen.traffic, max_concurrency=2))
+    for again in (chosen, smaller, chosen):
+        result = serve(again, MACHINE, rig=rig)
+        assert len(result.requests["id"]) == 9
+    longer = replace(chosen, traffic=replace(chosen.traffic, output_len=500))
+    with pytest.raises(ValueError, match="more than the rig"):
+        serve(longer, MACHINE, rig=rig)
+    assert Needs.of(chosen, requests).covers(Needs.of(smaller, requests))
+
+
+@pytest.mark.parametrize("arch", ["baseline", "colocated", "pdv-unified"])
+def test_with_fewer_slots_than_asked_for_requests_wait(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = experiment(arch, rate=float("inf"), num_workers=4)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = prepare(replace(chosen, traffic=replace(chosen.traffic, max_concurrency=2)), MACHINE, requests)
+    monkeypatch.setattr(Rig, "serves", lambda self, server, needs: True)
+    result = serve(chosen, MACHINE, requests=requests, rig=rig)
+    assert (result.requests["finish_s"] > 0).all()
+    assert result.meta["kv_slots"] == 2 < result.meta["kv_slots_wanted"]
+
+
+def test_two_vocabularies_are_cut_to_the_smaller() -> None:
+    arch = TINY["target"]
+    wide = replace(arch, spec=replace(arch.spec, vocab=600))
+    made: dict[Role, Transformer] = {
+        "draft": Transformer.random(TINY["draft"], 64, CPU, torch.float32, 1),
+        "target": Transformer.random(wide, 64, CPU, torch.float32, 2),
+    }
+    chosen = experiment("pd")
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    outputs: dict[int, list[int]] = {}
+    serve(chosen, OWN, requests=requests, rig=prepare(chosen, OWN, requests, models=made), outputs=outputs)
+    assert max(max(tokens) for tokens in outputs.values()) < 512

@@ -1,0 +1,179 @@
+"""The `realrun` command on the CPU: what it prints and saves, what it refuses, and what Ctrl-C leaves."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pdvsim.realrun import site
+from pdvsim.realrun.command import main
+from pdvsim.sim.core import Request
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES
+from pdvsim.sim.run import Client
+
+torch.set_num_threads(1)
+
+CPU = ["--device", "cpu", "--tiny"]
+SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "20", "--output-len", "8"]
+
+
+def test_one_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, trace = tmp_path / "run.json", tmp_path / "trace.json"
+    files = ["-o", str(out), "--save-detailed", "--trace-out", str(trace)]
+    assert main([*CPU, *SMALL, "--arch", "pdv", "--request-rate", "200", *files]) == 0
+    captured = capsys.readouterr()
+    assert "Foundation:                              measured run" in captured.out
+    assert "tiny-draft:tiny" in captured.out
+    document = json.loads(out.read_text())
+    assert (document["completed"], document["clock"], document["verdict"]) == (8, "wall", "pinned")
+    assert document["total_output_tokens"] == 64
+    assert 0 <= document["host_idle_share"] <= 1
+    for name, columns in (("requests", REQUEST_DTYPES), ("launches", LAUNCH_DTYPES), ("deliveries", DELIVERY_DTYPES)):
+        assert list(pd.read_parquet(tmp_path / f"run.{name}.parquet").columns) == list(columns)
+    assert "power_w" in pd.read_parquet(tmp_path / "run.telemetry.parquet").columns
+    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X", "C"}
+
+
+def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*CPU, *SMALL, "--arch", "autoregressive", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert json.loads(captured.out)["model_id"] == "tiny"
+    assert captured.err == ""
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["--tiny"], "no CUDA device here; --device cpu --tiny"),
+        ([*CPU, "--priority", "preemptive"], "preemptive is an ideal that no GPU offers"),
+        ([*CPU, "--priority", "partition"], "partition needs a GPU"),
+        ([*CPU, "--replicas", "2"], "one GPU"),
+        ([*CPU, "--verify-gpu", "1"], "one GPU"),
+        ([*CPU, "--contention", "max"], "describe a simulated GPU"),
+        ([*CPU, "--launch-s", "1e-5"], "the host's costs are what they are"),
+        ([*CPU, "--num-speculative-tokens", "16"], "at most 15 drafts, got 16"),
+        ([*CPU, "--max-prompts-per-forward", "8"], "at most 4"),
+        ([*CPU, "--verdict", "own", "--acceptance-rate", "0.9"], "need --verdict pinned"),
+        ([*CPU, "--target-path", "x"], "--tiny excludes"),
+        (["--device", "cpu", "--draft-path", "x"], "--draft-path needs --target-path"),
+        (["--device", "cpu", "--target-path", "x"], "pdv needs --draft-path"),
+        (["--device", "cpu", "--pair", "tiny"], "must be written draft:target"),
+        (["--device", "cpu", "--draft-path", "/no/such", "--target-path", "/no/such"], "/no/such"),
+        ([*CPU, "--devise", "cpu"], "unknown option --devise; did you mean --device?"),
+        ([*CPU, "--request-rate", "0"], "request-rate must be greater than 0"),
+        ([*CPU, "-o", "/proc/no/such.json"], "/proc/no"),
+    ],
+)
+def test_refusals_are_one_line_and_exit_code_2(
+    argv: list[str], says: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert main([*SMALL, *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("realrun: error: ")
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+
+
+def test_too_little_memory_is_refused_before_a_model_is_made(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site, "available_bytes", lambda device, utilization: 2e6)
+    monkeypatch.setattr(site, "make_models", lambda *a: pytest.fail("too late"))
+    assert main([*CPU, *SMALL]) == 2
+    assert "out of memory before the start" in capsys.readouterr().err
+
+
+def test_out_of_memory_while_preparing_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*args: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nmore lines")
+
+    monkeypatch.setattr(site, "make_models", exhausted)
+    assert main([*CPU, *SMALL]) == 2
+    assert "lower --max-num-seqs" in capsys.readouterr().err
+
+
+def ctrl_c_after(finished: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = 0
+    counted = Client.finished
+
+    def watched(self: Client, request: Request) -> None:
+        nonlocal count
+        counted(self, request)
+        count += 1
+        if count == finished:
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Client, "finished", watched)
+
+
+@pytest.mark.parametrize("arch", ["pdv", "colocated"])
+def test_ctrl_c_saves_the_finished_requests(
+    arch: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ctrl_c_after(5, monkeypatch)
+    out = tmp_path / "run.json"
+    argv = [*CPU, *SMALL, "--arch", arch, "--num-prompts", "500", "--max-num-seqs", "2", "-o", str(out)]
+    assert main([*argv, "--save-detailed"]) == 130
+    document = json.loads(out.read_text())
+    assert 5 <= document["completed"] < 500
+    assert document["interrupted"] is True
+    assert document["requests_asked"] == 500
+    requests = pd.read_parquet(tmp_path / "run.requests.parquet")
+    tokens = pd.read_parquet(tmp_path / "run.deliveries.parquet").groupby("request")["tokens"].sum()
+    assert tokens.to_dict() == dict(zip(requests["id"], requests["output_tokens"], strict=True))
+    assert "of 500 requests had finished" in capsys.readouterr().err
+
+
+def test_ctrl_c_before_anything_has_finished_saves_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Client.send
+
+    def stopping(self: Client, request: Request) -> None:
+        sent(self, request)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(Client, "send", stopping)
+    assert main([*CPU, *SMALL, "--max-concurrency", "1", "-o", str(tmp_path / "run.json")]) == 130
+    assert not (tmp_path / "run.json").exists()
+    assert capsys.readouterr().err == "realrun: interrupted\n"
+
+
+def test_checkpoints_are_judged_by_the_models_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model drafting for itself is always right."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    config = {
+        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "tie_word_embeddings": True,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    generator = torch.Generator().manual_seed(0)
+    layer = "model.layers.0."
+    shapes = {
+        "model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,),
+        f"{layer}input_layernorm.weight": (32,), f"{layer}post_attention_layernorm.weight": (32,),
+        f"{layer}self_attn.q_proj.weight": (32, 32), f"{layer}self_attn.k_proj.weight": (16, 32),
+        f"{layer}self_attn.v_proj.weight": (16, 32), f"{layer}self_attn.o_proj.weight": (32, 32),
+        f"{layer}mlp.gate_proj.weight": (64, 32), f"{layer}mlp.up_proj.weight": (64, 32),
+        f"{layer}mlp.down_proj.weight": (32, 64),
+    }  # fmt: skip
+    save_file(
+        {name: torch.randn(shape, generator=generator) / 5 for name, shape in shapes.items()},
+        folder / "model.safetensors",
+    )
+    paths = ["--draft-path", str(folder), "--target-path", str(folder)]
+    assert main(["--device", "cpu", *SMALL, "--arch", "pd", *paths, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["pair"], document["verdict"], document["weights"]) == ("small:small", "own", "checkpoints")
+    assert document["spec_decode_acceptance_rate"] == 100

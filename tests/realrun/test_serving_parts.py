@@ -1,0 +1,209 @@
+"""The parts of a real run on their own: the clock, the host's idle share, telemetry, memory."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from simpy.events import Event, Timeout
+
+from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.host import Covered, RealHost, idle_shares
+from pdvsim.realrun.memory import MAX_CHUNKS, Needs, SlotKv, buckets_for, fitted, packed
+from pdvsim.realrun.site import TINY
+from pdvsim.realrun.telemetry import COLUMNS, MOST_SHARE, Telemetry
+from pdvsim.sim.config import Experiment, Server, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.records import LAUNCH_DTYPES, REQUEST_DTYPES
+from pdvsim.sim.workload import make_requests
+
+
+class Coming:
+    """A source that is over after so many polls."""
+
+    def __init__(self, clock: WallClock, polls: int) -> None:
+        self.clock, self.left, self.rests = clock, polls, 0
+        self.event = Event(clock)
+
+    def poll(self) -> bool:
+        self.left -= 1
+        if self.left == 0:
+            self.clock.at(self.clock.now, self.event, "over")
+        return self.left > 0
+
+    def rest(self) -> None:
+        self.rests += 1
+
+
+def test_events_happen_in_order_and_never_early() -> None:
+    clock, log = WallClock(), []
+    clock.start()
+
+    def process(delay: float):  # type: ignore[no-untyped-def]
+        due = clock.now + delay
+        yield Timeout(clock, delay)
+        log.append((delay, clock.now >= due))
+
+    for delay in (0.003, 0.001, 0.002, 0.0):
+        clock.process(process(delay))
+    last = Timeout(clock, 0.004)
+    clock.run_to(last)
+    assert log == [(0.0, True), (0.001, True), (0.002, True), (0.003, True)]
+
+
+def test_time_never_goes_back_within_a_step() -> None:
+    clock, seen = WallClock(), []
+    event = Event(clock)
+    event.callbacks.append(lambda _: seen.extend(clock.now for _ in range(1000)))
+    event.succeed()
+    clock.run_to(event)
+    assert seen == sorted(seen)
+    assert seen[0] < seen[-1]
+
+
+def test_sources_are_polled_until_they_are_over() -> None:
+    clock = WallClock()
+    source = Coming(clock, 50)
+    clock.sources.append(source)
+    clock.run_to(source.event)
+    assert source.event.value == "over"
+    assert source.rests == 49
+
+
+def test_a_run_that_waits_for_nothing_says_so() -> None:
+    clock = WallClock()
+    with pytest.raises(RuntimeError, match="nothing is under way"):
+        clock.run_to(Event(clock))
+
+
+def test_ctrl_c_ends_a_run_between_two_events() -> None:
+    clock, log = WallClock(), []
+
+    def process():  # type: ignore[no-untyped-def]
+        for i in range(10):
+            yield Timeout(clock, 0)
+            if i == 3:
+                signal.raise_signal(signal.SIGINT)
+            log.append(i)
+
+    before = signal.getsignal(signal.SIGINT)
+    done = clock.process(process())
+    with pytest.raises(KeyboardInterrupt):
+        clock.run_to(done)
+    assert log == [0, 1, 2, 3]
+    assert signal.getsignal(signal.SIGINT) is before
+    clock.run_to(done)  # and it can go on
+    assert log == list(range(10))
+
+
+def test_a_real_hosts_operations_are_paid_when_they_are_over() -> None:
+    host = RealHost()
+    assert host.spend(3.0, 1.0) == host.notice(0.0, 3.0) == 3.0
+
+
+def test_covered_time_is_the_union() -> None:
+    covered = Covered(np.array([4.0, 0.0, 1.0]), np.array([5.0, 2.0, 3.0]))
+    np.testing.assert_allclose(covered.until(np.array([-1, 0, 1.5, 3, 3.5, 4.5, 9])), [0, 0, 1.5, 3, 3, 3.5, 4])
+
+
+def test_idle_share_of_a_worked_case() -> None:
+    """Rounds end at 1, 3 and 10: half a second of the first is unused, and of the second 1.5 and 4 without anyone."""
+    launches = {name: np.zeros(5, dtype) for name, dtype in LAUNCH_DTYPES.items()}
+    launches["role"][:] = (1, 0, 1, 0, 1)
+    launches["rows"][:] = (4, 4, 4, 40, 40)
+    launches["start_s"][:] = (0.0, 1.5, 2.0, 8.5, 9.0)
+    launches["end_s"][:] = (1.0, 2.0, 3.0, 9.0, 10.0)
+    requests = {name: np.zeros(2, dtype) for name, dtype in REQUEST_DTYPES.items()}
+    requests["arrival_s"][:] = (0.0, 7.5)
+    requests["finish_s"][:] = (3.5, 10.0)
+    shares = idle_shares(launches, requests)
+    assert shares["host_idle_share_1_to_7_rows"] == pytest.approx(0.5 / 2)
+    assert shares["host_idle_share_32_and_more_rows"] == pytest.approx(1.5 / 3)
+    assert shares["host_idle_share"] == pytest.approx(2 / 5)
+    assert shares["host_idle_s_per_round"] == pytest.approx(1.0)
+
+
+def test_telemetry_is_rare_and_never_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def read() -> tuple[float, ...]:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise OSError("the driver has had enough")
+        return tuple(float(i) for i in range(len(COLUMNS) - 1))
+
+    telemetry = Telemetry(read)
+    for millisecond in range(1000):
+        telemetry.sample_if_due(millisecond / 1000)
+    assert calls == 3
+    assert telemetry.columns()["time_s"].tolist() == [0.0, 0.25]
+    summary = telemetry.summary()
+    assert summary["mean_power_w"] == 3.0
+    assert summary["telemetry_cost_s"] < MOST_SHARE
+    assert Telemetry.of(torch.device("cpu")).summary() == {"telemetry_samples": 0}
+
+
+def test_telemetry_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
+        nvmlDeviceGetUtilizationRates=lambda h: SimpleNamespace(gpu=97, memory=41),
+        nvmlDeviceGetMemoryInfo=lambda h: SimpleNamespace(used=7),
+        nvmlDeviceGetPowerUsage=lambda h: 512_000,
+        nvmlDeviceGetClockInfo=lambda h, which: {1: 1980, 2: 3201}[which],
+        nvmlDeviceGetTemperature=lambda h, sensor: 55,
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-1"))
+    telemetry = Telemetry.of(torch.device("cuda"))
+    telemetry.sample_if_due(0.5)
+    assert [column[0] for column in telemetry.columns().values()] == [0.5, 97, 41, 7, 512, 1980, 3201, 55]
+
+
+def test_packed_chunks_keep_every_token_in_order() -> None:
+    chunks = [PromptChunk(slot, 10 * slot, tokens) for slot, tokens in enumerate((5, 70, 1, 1, 1, 1, 1, 33))]
+    groups = list(packed(chunks, 32))
+    assert all(len(group) <= MAX_CHUNKS and sum(c.tokens for c in group) <= 32 for group in groups)
+    positions = [(c.slot, c.start + i) for group in groups for c in group for i in range(c.tokens)]
+    assert positions == [(c.slot, c.start + i) for c in chunks for i in range(c.tokens)]
+
+
+def test_buckets_reach_what_is_asked() -> None:
+    assert buckets_for((1, 2, 4, 8), 3) == (1, 2, 4)
+    assert buckets_for((1, 2, 4, 8), 1) == (1,)
+    assert buckets_for((64, 128), 500) == (64, 128, 256, 512)
+
+
+def test_what_does_not_fit_names_what_to_lower_and_what_would_fit() -> None:
+    def needs(seqs: int) -> Needs:
+        traffic = Traffic("random", num_prompts=300, input_len=1000, output_len=500)
+        experiment = Experiment("pd", traffic, server=Server(max_num_seqs=seqs))
+        return Needs.of(experiment, make_requests(traffic, experiment.acceptance))
+
+    room = 150e6
+    with pytest.raises(ValueError, match=r"lower --input-len.* --max-num-seqs .*\((\d+) requests at once") as refusal:
+        fitted(TINY, needs(200), 4, room)
+    fits = int(str(refusal.value).split("(")[1].split()[0])
+    assert 0 < fits < 100
+    assert fitted(TINY, needs(fits), 4, room) == needs(fits)
+    assert fits <= fitted(TINY, needs(fits + 20), 4, room).slots < fits + 20  # not all at once: some wait
+    with pytest.raises(ValueError, match=r"lower --input-len, --output-len or --max-num-batched-tokens$"):
+        fitted(TINY, needs(200), 4, 1e5)
+
+
+def test_a_full_cache_is_out_of_tokens_or_out_of_slots() -> None:
+    kv = SlotKv(100, 0, 2)
+    a, b, c = (Request(i, 0.0, 10, 10, b"") for i in range(3))
+    assert [kv.reserve(r) for r in (a, b, c)] == [True, True, False]
+    kv.release(a)
+    assert kv.reserve(c)
+    assert not SlotKv(30, 0, 5).reserve(Request(3, 0.0, 30, 10, b""))
