@@ -6,11 +6,12 @@ imported, and only that command's parser is built.
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from pdvsim.console import guarded, say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,21 +38,7 @@ PAIRED_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        code = _dispatch(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return _refuse(f"{where}{error.strerror or error}")
-    except ValueError as error:
-        return _refuse(str(error))
+    return guarded("pdvsim", lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -248,12 +235,7 @@ def _saved(paths: Sequence[Path]) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"pdvsim: {text}", file=sys.stderr, flush=True)
-
-
-def _refuse(reason: str) -> int:
-    _say(f"error: {' '.join(reason.split())}")
-    return 2
+    say("pdvsim", text)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ Bad input is one line on standard error and exit code 2; Ctrl-C saves the reques
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from pdvsim.args import RunCommand, parse
+from pdvsim.console import guarded, say
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 
 if TYPE_CHECKING:
@@ -88,21 +88,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
-        code = _run(list(sys.argv[1:] if argv is None else argv))
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    except KeyboardInterrupt:
-        _say("interrupted")
-        return 130
-    except OSError as error:
-        where = f"{error.filename}: " if error.filename is not None else ""
-        return _refused(f"{where}{error.strerror or error}")
-    except ValueError as error:
-        return _refused(str(error))
+    return guarded("realrun", lambda: _run(list(sys.argv[1:] if argv is None else argv)))
 
 
 def _run(argv: list[str]) -> int:
@@ -165,12 +151,7 @@ def _save(run: Run, details: Sequence[Path], traces: Sequence[Path]) -> None:
 
 
 def _say(text: str) -> None:
-    print(f"realrun: {text}", file=sys.stderr, flush=True)
-
-
-def _refused(reason: str) -> int:
-    _say(f"error: {' '.join(reason.split())}")
-    return 2
+    say("realrun", text)
 
 
 if __name__ == "__main__":

@@ -5,32 +5,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from simpy.events import Event
 
 from pdvsim.sim.acceptance import expected_tokens
 from pdvsim.sim.controllers import AcceptanceEstimate
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import PRIORITY, Context, Process
+from pdvsim.sim.policies.base import PRIORITY, Context
 from pdvsim.sim.policies.pdv import PDV
 
 
 class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
-    def decode_worker(self) -> Process:
-        while True:
-            rows = self.decode.take(self.settings.max_num_seqs)
-            if not rows:
-                yield self.decode.wait()
-                continue
-            self.open_door()
-            k = self.atomic_length(rows)
-            if k is None:
-                yield from self.draft_in_lanes(rows)
-                continue
-            verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.steady, alone=False)
-            going = self.settle(rows, verdict)
-            self.decode.queue.extendleft(reversed(going))
+    def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+        k = self.atomic_length(rows)
+        if k is None:
+            yield from self.draft_in_lanes(rows)
+            return
+        verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.steady, alone=False)
+        going = self.settle(rows, verdict)
+        self.decode.queue.extendleft(reversed(going))
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""

@@ -38,7 +38,11 @@ class PDV(Lanes):
                 yield self.decode.wait()
                 continue
             self.open_door()
-            yield from self.draft_in_lanes(rows)
+            yield from self.decode_batch(rows)
+
+    def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+        """One turn of the decode lane."""
+        yield from self.draft_in_lanes(rows)
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
