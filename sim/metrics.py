@@ -74,7 +74,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     ):
         metrics |= _spread(name, values, scoring.metric_percentiles)
     metrics |= _speculation(req, chunks)
-    metrics["stability"] = stability(every["arrival_s"], every["finish_s"], traffic)
+    metrics["stability"] = stability(every["arrival_s"], every["finish_s"], traffic, every["admitted_s"])
     metrics["breakdown_ms"] = _breakdown(req, e2el_s)
     inside = (result.launches["start_s"] < end_s) & (result.launches["end_s"] > start_s)
     launches = result.launches if inside.all() else {n: column[inside] for n, column in result.launches.items()}
@@ -85,13 +85,14 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     return metrics
 
 
-def stability(arrival_s: Array, finish_s: Array, traffic: Traffic) -> str:
+def stability(arrival_s: Array, finish_s: Array, traffic: Traffic, admitted_s: Array | None = None) -> str:
     """Did the server keep up? "stable", "backlogged" or "overloaded"; "closed loop" and "burst" cannot be told.
 
-    The arrival window is cut into quarters. If N3 and N4 are the mean requests in the system in the last two, then
-    (N4 - N3) over a quarter's arrivals is the share of the arrivals that stayed behind: above 10% the run is
-    overloaded, above 2% backlogged. Growth within two standard deviations of a Poisson count of N3 + N4 is noise, so a
-    short run near saturation reads stable. A window shorter than a request reads overloaded: nothing leaves in it.
+    The arrival window is cut into eighths. If N5 and N8 are the mean requests in the system in the fifth and the last,
+    then (N8 - N5) over the arrivals between them is the share that stayed behind: above 10% the run is overloaded,
+    above 2% backlogged. Growth within two standard deviations of a Poisson count of N5 + N8 is noise, so a short run
+    near saturation reads stable. The same is asked of the requests that wait to be admitted, whose number moves less by
+    chance; either tells. A window shorter than a request reads overloaded: nothing leaves in it.
     Where --max-concurrency holds requests back, sending them 10% slower than --request-rate is overloaded as well.
     """
     trace = traffic.use_trace_timestamps
@@ -100,21 +101,27 @@ def stability(arrival_s: Array, finish_s: Array, traffic: Traffic) -> str:
     first_s, last_s = float(arrival_s.min()), float(arrival_s.max())
     if last_s <= first_s:
         return "burst"
-    quarter_s = (last_s - first_s) / 4
-    left_s = np.where(finish_s < 0, math.inf, finish_s)
+    eighth_s = (last_s - first_s) / 8
+    middle_s, end_s = first_s + 4 * eighth_s, first_s + 7 * eighth_s
 
-    def in_system(start_s: float) -> float:
-        stop_s = start_s + quarter_s
-        return float((left_s.clip(start_s, stop_s) - arrival_s.clip(start_s, stop_s)).sum()) / quarter_s
+    def present(start_s: float, left_s: Array) -> float:
+        """Mean number, in the eighth that starts then, of those who have arrived and not left."""
+        left_s = np.where(left_s < 0, math.inf, left_s)
+        stop_s = start_s + eighth_s
+        return float((left_s.clip(start_s, stop_s) - arrival_s.clip(start_s, stop_s)).sum()) / eighth_s
 
-    third, fourth = in_system(first_s + 2 * quarter_s), in_system(first_s + 3 * quarter_s)
-    growth = fourth - third
+    growth = 0.0
+    for left_s in (finish_s, admitted_s):
+        if left_s is not None:
+            before, after = present(middle_s, left_s), present(end_s, left_s)
+            if after - before > GROWTH_SIGMAS * math.sqrt(before + after):
+                growth = max(growth, after - before)
     if traffic.max_concurrency is not None and not trace:
         noise = GROWTH_SIGMAS / math.sqrt(len(arrival_s) * traffic.burstiness)
         if len(arrival_s) / (last_s - first_s) < (1 - OVERLOADED - noise) * traffic.request_rate:
             return "overloaded"
-    arrivals = int(((arrival_s > first_s + 2 * quarter_s) & (arrival_s <= last_s)).sum()) / 2
-    if not arrivals or growth <= GROWTH_SIGMAS * math.sqrt(third + fourth):
+    arrivals = int(((arrival_s > middle_s + eighth_s / 2) & (arrival_s <= end_s + eighth_s / 2)).sum())
+    if not arrivals:
         return "stable"
     behind = growth / arrivals
     return "overloaded" if behind > OVERLOADED else "backlogged" if behind > BACKLOGGED else "stable"

@@ -217,3 +217,14 @@ def test_frames_decode_lanes_and_kinds() -> None:
     assert launches["lane"].tolist() == ["prefill", "verify", "verify"]
     assert launches["kind"].dtype == "category"
     assert deliveries["tokens"].sum() == 7
+
+
+def test_a_line_that_grows_slowly_is_told_from_noise() -> None:
+    """32 requests a second at a server that admits 29: requests in service hide the growth, those in line do not."""
+    number = np.arange(1000)
+    arrival_s = number / 32
+    admitted_s = np.maximum(arrival_s, number / 29)
+    finish_s = admitted_s + 4.4
+    traffic = Traffic(request_rate=32)
+    assert stability(arrival_s, finish_s, traffic, admitted_s) in ("backlogged", "overloaded")
+    assert stability(arrival_s, arrival_s + 4.4, traffic, arrival_s) == "stable"
