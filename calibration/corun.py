@@ -39,6 +39,7 @@ class Member:
     turn_s: float
     nimble: bool
     measured: float
+    share: float = 0.0
     rate: float = 0.0
 
 
@@ -99,6 +100,8 @@ def errors(groups: Sequence[list[Member]], fit: ContentionFit) -> list[float]:
     found = []
     for members in groups:
         ordered = len({member.priority for member in members}) > 1
+        for member in members:
+            member.share = 0.0  # another fit, another share
         loads: Sequence[Load] = members
         Sharing("fluid", "stream" if ordered else "none", fit).solve(loads)
         found += [member.measured / max(member.rate, 1e-3) - 1 for member in members]

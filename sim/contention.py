@@ -29,6 +29,7 @@ class Load(Protocol):
     bandwidth: float
     turn_s: float  # time per layer, alone
     nimble: bool  # its kernels are small enough to run beside others
+    share: float  # of the turns, kept here once worked out; 0 before
     rate: float
 
 
@@ -112,6 +113,9 @@ class Sharing:
         self._plain = priority in ("none", "stream")
         self._together = inf if fit.together is None else fit.together
         self._measured = fit.turn_exponent > 0
+        self._nimble_together = self._together if fit.nimble_together is None else fit.nimble_together
+        self._goes_first = self._measured and fit.nimble_first_rate is not None
+        self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
 
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
@@ -153,43 +157,78 @@ class Sharing:
 
     def _turns(self, loads: Sequence[Load], capacity: float) -> None:
         """What the hardware does: streams take turns, with or without a preference."""
-        weights = [1.0] * len(loads)
-        if self.priority == "stream":
-            levels = sorted({load.priority for load in loads})
-            weights = [self.fit.stream_weight ** levels.index(load.priority) for load in loads]
-        together = self._together
-        if self._measured:
-            fit = self.fit
-            for i, load in enumerate(loads):
-                weights[i] *= load.turn_s**fit.turn_exponent * (fit.nimble_weight if load.nimble else 1.0)
-            if any(load.nimble for load in loads) and fit.nimble_together is not None:
-                together = fit.nimble_together
-            if self.priority == "stream" and fit.nimble_first_rate is not None and len(levels) > 1:
-                top = max(range(len(loads)), key=lambda i: loads[i].priority)
-                if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
-                    self._first(loads, weights, top, capacity, together)
-                    return
         if len(loads) == 2:
-            heavy, light = (0, 1) if weights[0] >= weights[1] else (1, 0)
-            a, b = loads[heavy], loads[light]
-            if a.compute and a.bandwidth and b.compute and b.bandwidth:
-                max_min_of_two(a, b, weights[heavy] / weights[light], 1.0, capacity, together)
+            self._two(loads[0], loads[1], capacity)
+            return
+        levels = sorted({load.priority for load in loads})
+        weights = [self._share(load) for load in loads]
+        if self.priority == "stream":
+            weights = [
+                w * self.fit.stream_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)
+            ]
+        together = self._limit_of(any(load.nimble for load in loads)) if self._measured else self._together
+        if self.priority == "stream" and self._goes_first and len(levels) > 1:
+            top = max(range(len(loads)), key=lambda i: loads[i].priority)
+            if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
+                self._first(loads, weights, top, capacity, together)
                 return
         max_min(loads, weights, [1.0] * len(loads), capacity, capacity, together)
+
+    def _two(self, a: Load, b: Load, capacity: float) -> None:
+        """The same for two, by far the most common case."""
+        ordered = self.priority == "stream" and a.priority != b.priority
+        if ordered and a.priority < b.priority:
+            a, b = b, a
+        heavy, light = self._share(a), self._share(b)
+        together = self._limit_of(a.nimble or b.nimble) if self._measured else self._together
+        if ordered:
+            if self._goes_first and a.nimble:
+                self._first((a, b), (heavy, light), 0, capacity, together)
+                return
+            heavy *= self.fit.stream_weight
+        if heavy < light:
+            a, b, heavy, light = b, a, light, heavy
+        if a.compute and a.bandwidth and b.compute and b.bandwidth:
+            max_min_of_two(a, b, heavy / light, 1.0, capacity, together)
+        else:
+            max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, together)
+
+    def _share(self, load: Load) -> float:
+        """A work's share of the turns; the same all its life."""
+        if not self._measured:
+            return 1.0
+        if not load.share:
+            load.share = load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
+        return load.share
+
+    def _limit_of(self, nimble: bool) -> float:
+        return self._nimble_together if nimble else self._together
 
     def _first(
         self, loads: Sequence[Load], weights: Sequence[float], top: int, capacity: float, together: float
     ) -> None:
         """A nimble work on the stream that goes first has its rate; the others share what it leaves."""
         first = loads[top]
-        assert self.fit.nimble_first_rate is not None
-        limit = min(1.0, self.fit.nimble_first_rate)
-        left_c, left_b = max_min([first], [1.0], [limit], capacity, capacity)
+        rate = self._first_rate
+        if first.compute * rate > capacity:
+            rate = capacity / first.compute
+        if first.bandwidth * rate > capacity:
+            rate = capacity / first.bandwidth
+        first.rate = rate
+        left_c, left_b = max(0.0, capacity - rate * first.compute), max(0.0, capacity - rate * first.bandwidth)
+        room = max(0.0, together - rate)
+        if len(loads) == 2:
+            other = loads[1 - top]
+            most = min(1.0, room)
+            if other.compute * most > left_c:
+                most = left_c / other.compute
+            if other.bandwidth * most > left_b:
+                most = left_b / other.bandwidth
+            other.rate = most
+            return
         rest = [load for i, load in enumerate(loads) if i != top]
-        ones = [1.0] * len(rest)
-        max_min(
-            rest, [w for i, w in enumerate(weights) if i != top], ones, left_c, left_b, max(0.0, together - first.rate)
-        )
+        others = [w for i, w in enumerate(weights) if i != top]
+        max_min(rest, others, [1.0] * len(rest), left_c, left_b, room)
 
     def _limit(self, load: Load) -> float:
         share = self.partition[load.lane]

@@ -38,7 +38,7 @@ class Job:
 
     __slots__ = (
         "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane", "nimble",
-        "priority", "rate", "ready_s", "remaining_s", "solo_s", "start_s", "turn_s", "work",
+        "priority", "rate", "ready_s", "remaining_s", "share", "solo_s", "start_s", "turn_s", "work",
     )  # fmt: skip
 
     def __init__(
@@ -58,6 +58,7 @@ class Job:
         self.bandwidth = 0.0
         self.turn_s = 0.0
         self.nimble = False
+        self.share = 0.0
         self.rate = 0.0
         self.start_s = -1.0
 

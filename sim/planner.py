@@ -20,6 +20,7 @@ class _Demand:
     solo_s: float
     turn_s: float
     nimble: bool
+    share: float = 0.0
     rate: float = 0.0
 
 

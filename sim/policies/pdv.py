@@ -23,6 +23,7 @@ class PDV(Lanes):
     def processes(self) -> Sequence[Process]:
         self.check = self.lane("verify")
         self.drafting: list[Request] = []
+        self._gathering: dict[tuple[int, int, int], bool] = {}
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
@@ -82,8 +83,13 @@ class PDV(Lanes):
         rows = len(self.check) + len(coming)
         context = sum(row.context for row in coming) + sum(row.context for row in self.check.queue)
         k = max(row.k for row in self.check.queue)
-        half, half_context = max(1, rows // 2), context // 2
-        return rows / self.planner.round_s(rows, context, k) > half / self.planner.overlapped_s(half, half_context, k)
+        key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
+        found = self._gathering.get(key)
+        if found is None:
+            half = max(1, rows // 2)
+            whole_speed = rows / self.planner.round_s(rows, context, k)
+            found = self._gathering[key] = whole_speed > half / self.planner.overlapped_s(half, context // 2, k)
+        return found
 
     def hand_over(self, rows: list[Request]) -> None:
         self.drafting = []
