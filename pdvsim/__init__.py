@@ -56,6 +56,13 @@ class Run:
         return self._frames[2]
 
     @property
+    def telemetry(self) -> pd.DataFrame:
+        """One row a sample of the real GPU's counters; empty for a simulated one."""
+        import pandas as pd
+
+        return pd.DataFrame(self.result.meta.get("telemetry", []))
+
+    @property
     def values(self) -> dict[str, Any]:
         """The metrics as one level, with what was run: what the tables print."""
         from pdvsim.sim.sweep import flatten

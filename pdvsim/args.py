@@ -149,7 +149,7 @@ assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate na
 def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
     known = flags(command)
-    tokens = _tokens(argv, known)
+    tokens = _tokens(argv, known, positionals(command))
     path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)
     if path is not None and "config" in known:
         in_file = {name: hint for name, hint in known.items() if name != "config"}  # a file names no other file
@@ -166,9 +166,16 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         raise ValueError(_one_line(errors.getvalue())) from None
 
 
+def positionals(command: type) -> list[str]:
+    """The arguments of a command that are given by place, not by name; in their order, required ones first."""
+    hints = get_type_hints(command, include_extras=True)
+    return [name for name, hint in hints.items() if tyro.conf.Positional in getattr(hint, "__metadata__", ())]
+
+
 def flags(command: type) -> dict[str, Any]:
     """Every flag of a command without its dashes, with its type; an outer field hides an inner one of its name."""
-    hints = get_type_hints(command)
+    placed = positionals(command)
+    hints = {name: hint for name, hint in get_type_hints(command).items() if name not in placed}
     inner = [hint for hint in hints.values() if is_dataclass(hint)]
     known = {name.replace("_", "-"): hint for name, hint in hints.items() if hint not in inner}
     for hint in inner:
@@ -200,9 +207,10 @@ def from_mapping(values: Mapping[str, Any], known: Mapping[str, Any], unknown: s
     return argv
 
 
-def _tokens(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
-    """`argv` with flags spelt one way, lists split at commas, and anything unknown refused."""
+def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: Sequence[str] = ()) -> list[str]:
+    """`argv` with flags spelt one way, lists split at commas, those given by place first; unknown ones are refused."""
     tokens: list[str] = []
+    placed: list[str] = []
     room = 0.0  # values the last flag still takes
     missing: str | None = None
     splits = False
@@ -231,6 +239,9 @@ def _tokens(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
             if not equals:
                 continue
             token = value
+        if not room and len(placed) < len(places):
+            placed.append(token)
+            continue
         if not room:
             raise ValueError(f"unexpected argument {token!r}; options start with --")
         parts = [part for part in token.replace(",", " ").split() if part] if splits else [token]
@@ -239,7 +250,7 @@ def _tokens(argv: Sequence[str], known: Mapping[str, Any]) -> list[str]:
         missing = None if parts else missing
     if missing:
         raise ValueError(f"{missing} needs a value")
-    return tokens
+    return placed + tokens
 
 
 def _name(flag: str) -> str:
@@ -278,6 +289,7 @@ def _one_line(box: str) -> str:
     lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()[1:]]
     message = " ".join(lines[: lines.index("")] if "" in lines else lines)
     message = re.sub(r"^Error parsing (\S+): (?:Error parsing \S+: )*", lambda m: _flag_only(m[1]), message)
+    message = re.sub(r"^Missing from .*: [A-Z|{},a-z_-]+ (.*) \(required\)$", r"an argument is missing: \1", message)
     message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"must be a whole number, got \1", message)
     message = re.sub(r"could not convert string to float: (.*)", r"must be a number, got \1", message)
     message = re.sub(r"Could not find valid parse for arguments: (.*)", r"must be a list of numbers, got \1", message)

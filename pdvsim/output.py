@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pdvsim import __version__
+from pdvsim import Run, __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Result
 from pdvsim.sim.stats import Interval
+
+if TYPE_CHECKING:
+    from pdvsim.args import RunCommand
+
+DETAILS = ("requests", "launches", "deliveries")
 
 
 def now() -> str:
@@ -101,3 +106,46 @@ def check_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     check_file(path / f".pdvsim-{datetime.now().timestamp()}")
     return path
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where one run is written: results, records and timeline."""
+
+    label: str
+    date: str
+    results: tuple[Path, ...]
+    details: dict[str, Path]
+    traces: tuple[Path, ...]
+
+    @classmethod
+    def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
+        """The files a command asks for, each of which can be written; an OSError otherwise."""
+        date = now()
+        results = [Path(args.output)] if args.output else []
+        if args.save_result or (args.save_detailed and not results):
+            results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
+        stem = results[0].with_suffix("") if args.save_detailed else None
+        beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
+        traces = (Path(args.trace_out),) if args.trace_out else ()
+        files = cls(args.label, date, tuple(results), beside, traces)
+        for path in files.paths:
+            check_file(path)
+        return files
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (*self.results, *self.details.values(), *self.traces)
+
+    def write(self, run: Run) -> str:
+        """Write everything; returns the result as a JSON document."""
+        document = dumps(run_document(run.result, run.metrics, self.date, self.label))
+        for path in self.results:
+            path.write_text(document + "\n", encoding="utf-8")
+        for name, path in self.details.items():
+            getattr(run, name).to_parquet(path, index=False)
+        for path in self.traces:
+            from pdvsim.sim.timeline import write_trace
+
+            write_trace(run.result, path)
+        return document

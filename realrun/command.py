@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,12 +16,8 @@ from pdvsim.args import RunCommand, parse
 from pdvsim.console import guarded, say
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 
-if TYPE_CHECKING:
-    from pdvsim import Run
-
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PROMPTS = 4  # in one forward
-DETAILS = ("requests", "launches", "deliveries", "telemetry")
 
 
 @dataclass(frozen=True)
@@ -101,19 +96,11 @@ def _run(argv: list[str]) -> int:
     if args.machine.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
-    from pdvsim import Run, output
+    from pdvsim import Run
+    from pdvsim.output import DETAILS, RunFiles
     from pdvsim.realrun.site import Interrupted, serve
 
-    date = output.now()
-    results = [Path(args.output)] if args.output else []
-    if args.save_result or (args.save_detailed and not results):
-        name = output.result_name(args.experiment, args.label, date)
-        results.append(output.check_folder(Path(args.result_dir)) / name)
-    stems = [path.with_suffix("") for path in results[:1]] if args.save_detailed else []
-    details = [stem.with_name(f"{stem.name}.{name}.parquet") for stem in stems for name in DETAILS]
-    traces = [Path(args.trace_out)] if args.trace_out else []
-    for path in (*results, *details, *traces):
-        output.check_file(path)
+    files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     try:
         result, asked = serve(args.experiment, args.machine, quiet=args.json), None
     except Interrupted as stop:
@@ -122,32 +109,16 @@ def _run(argv: list[str]) -> int:
         result, asked = stop.result, stop.requests
         result.meta |= {"interrupted": True, "requests_asked": asked}
     run = Run(result)
-    document = output.dumps(output.run_document(run.result, run.metrics, date, args.label))
-    for path in results:
-        path.write_text(document + "\n", encoding="utf-8")
-    _save(run, details, traces)
+    document = files.write(run)
     print(document if args.json else run.table())
-    if results or traces:
-        _say(f"saved {', '.join(map(str, (*results, *details, *traces)))}")
+    if files.paths:
+        _say(f"saved {', '.join(map(str, files.paths))}")
     held, wanted = result.meta["kv_slots"], result.meta["kv_slots_wanted"]
     if held < wanted:
         _say(f"memory held {held} requests at once, not {wanted}: others waited")
     if asked is not None:
         _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
     return 130 if asked is not None else 0
-
-
-def _save(run: Run, details: Sequence[Path], traces: Sequence[Path]) -> None:
-    if details:
-        import pandas as pd
-
-        frames = (run.requests, run.launches, run.deliveries, pd.DataFrame(run.result.meta["telemetry"]))
-        for path, frame in zip(details, frames, strict=True):
-            frame.to_parquet(path, index=False)
-    for path in traces:
-        from pdvsim.sim.timeline import write_trace
-
-        write_trace(run.result, path)
 
 
 def _say(text: str) -> None:

@@ -1,0 +1,25 @@
+"""`pdvsim run`: one experiment, its table and its files."""
+
+from __future__ import annotations
+
+from pdvsim.args import RunCommand, parse
+from pdvsim.console import say
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(RunCommand, argv, "pdvsim run")
+
+    from pdvsim import Run
+    from pdvsim.output import RunFiles
+    from pdvsim.progress import Progress
+    from pdvsim.sim.run import simulate
+
+    files = RunFiles.checked(args)
+    with Progress(args.experiment.traffic.num_prompts, "requests", args.json) as progress:
+        run = Run(simulate(args.experiment, progress.update))
+    document = files.write(run)
+    print(document if args.json else run.table())
+    if files.paths:
+        say("pdvsim", f"saved {', '.join(map(str, files.paths))}")
+    return 0
