@@ -57,7 +57,8 @@ def loads(arch: Arch, pair: str, repeats: int) -> Iterator[Load]:
     """The closed loops of an architecture; the highest first, for the rates that follow from it."""
     for repeat in range(repeats):
         for concurrency in sorted(CONCURRENCY, reverse=True):
-            yield Load(arch, pair, concurrency, None, CONCURRENCY[concurrency], repeat)
+            prompts = max(6, concurrency) if arch == "baseline" else CONCURRENCY[concurrency]  # one at a time is slow
+            yield Load(arch, pair, concurrency, None, prompts, repeat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if monotonic() - begin > options.budget_s:
                 print(f"{monotonic() - begin:6.1f} s  budget spent before {arch}", flush=True)
                 return 0
-            models = _serve_all(arch, pair, models, options, done, begin)
+            models = (models or {}) | _serve_all(arch, pair, models, options, done, begin)
     return 0
 
 
@@ -111,7 +112,6 @@ def _serve_all(
     print(f"{monotonic() - begin:6.1f} s  {arch}: {rig.graphs} graphs captured", flush=True)
     serve(replace(largest, traffic=replace(largest.traffic, num_prompts=min(64, largest.traffic.num_prompts))),
           machine, rig=rig)  # fmt: skip
-    reached = 0.0
     todo = list(closed)
     while todo:
         load = todo.pop(0)
@@ -133,9 +133,12 @@ def _serve_all(
             flush=True,
         )
         if load.concurrency == max(CONCURRENCY) and load.repeat == 0:
-            reached = metrics["request_throughput"]
-            rates = [round(share * reached, 2) for share in SHARES]
-            todo += [Load(arch, pair, None, rate, max(4, int(rate * SECONDS))) for rate in rates if not options.tiny]
+            rates = [round(share * metrics["request_throughput"], 2) for share in SHARES] if not options.tiny else []
+            todo += [
+                Load(arch, pair, None, rate, max(4, int(rate * SECONDS)), repeat)
+                for repeat in range(options.repeats)
+                for rate in rates
+            ]
     return rig.models
 
 

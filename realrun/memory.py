@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -274,13 +274,15 @@ def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
     return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
 
 
-def fitted(models: dict[Role, Architecture], needs: Needs, item: int, room: float, there: bool = False) -> Needs:
+def fitted(
+    models: dict[Role, Architecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
+) -> Needs:
     """The needs with as many slots as `room` bytes hold; a ValueError with what to lower if those are under `FEWEST`.
 
-    With fewer slots admission waits, as it does wherever a KV cache is full. The weights may be `there` already.
+    With fewer slots admission waits, as it does wherever a KV cache is full. Some weights may be `there` already.
     """
     specs = [arch.spec for arch in models.values()]
-    weights = 0.0 if there else sum(weight_bytes(spec, item) for spec in specs)
+    weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
     slot = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(needs.capacity)
     work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch])
     fits = int((room - weights - work) // slot) - 1  # one is the padding's

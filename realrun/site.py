@@ -200,9 +200,10 @@ def prepare(
         torch.cuda.empty_cache()
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
-        needs = fitted(archs, needs, dtype.itemsize, room, there=models is not None)
-        if models is None:
-            models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed)
+        models = {role: model for role, model in (models or {}).items() if role in archs}
+        needs = fitted(archs, needs, dtype.itemsize, room, there=models.keys())
+        new = {role: arch for role, arch in archs.items() if role not in models}
+        models |= make_models(new, machine, needs.capacity, dtype, experiment.traffic.seed)
         return Rig.build(experiment, models, needs, quiet)
     except RuntimeError as error:  # torch's own class for it, and CUDA's errors
         if "out of memory" not in str(error):
