@@ -108,7 +108,8 @@ def _serve_all(
     if options.tiny:
         closed = [replace(load, num_prompts=4) for load in closed]
     largest = closed[0].experiment()
-    rig = prepare(largest, machine, make_requests(largest.traffic, largest.acceptance), models=models)
+    unbounded = replace(largest, traffic=replace(largest.traffic, max_concurrency=None))  # the rates' runs ask for more
+    rig = prepare(unbounded, machine, make_requests(largest.traffic, largest.acceptance), models=models)
     print(f"{monotonic() - begin:6.1f} s  {arch}: {rig.graphs} graphs captured", flush=True)
     serve(replace(largest, traffic=replace(largest.traffic, num_prompts=min(64, largest.traffic.num_prompts))),
           machine, rig=rig)  # fmt: skip

@@ -22,7 +22,7 @@ from torch import Tensor
 from pdvsim.progress import Progress
 from pdvsim.realrun.cache import Sequences
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.engine import Engine, ForwardShape
+from pdvsim.realrun.engine import Engine
 from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
 from pdvsim.realrun.host import open_lanes
 from pdvsim.realrun.memory import PLACES, Needs, Place, Slots, packed
@@ -250,7 +250,7 @@ class CudaGPU:
         work = flight.work
         verdict: list[int] | None = None
         if work.role == "target":
-            verdict = accepted(flight.tickets[-1]) if work.rows else []
+            verdict = flight.tickets[-1].accepted() if work.rows else []
         self.env.at(self.env.now, flight.done, verdict)
         self._over.extend(flight.before)
         self._over.append(flight)
@@ -280,13 +280,3 @@ class CudaGPU:
             if end_s - self._anchors[1][1] > ANCHOR_S:
                 self._anchors = [self._anchors[1], (last[1], end_s)]
         self.books.note(flight.work, start_s, end_s, *flight.price)
-
-
-def accepted(ticket: Ticket) -> list[int]:
-    """How many drafts of each row a finished verify accepted, without unpacking its tokens."""
-    ticket.collect()
-    assert isinstance(ticket.shape, ForwardShape)
-    assert ticket._values is not None
-    width = ticket.shape.tokens_per_row + 1
-    counts: list[int] = ticket._values[: ticket.rows * width : width].tolist()
-    return counts

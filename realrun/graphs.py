@@ -71,6 +71,15 @@ class Ticket:
                 self.event.synchronize()
             self._values = self._host.numpy()[: output_size(self.shape)].copy()
 
+    def accepted(self) -> list[int]:
+        """How many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
+        self.collect()
+        assert isinstance(self.shape, ForwardShape)
+        assert self._values is not None
+        width = self.shape.tokens_per_row + 1
+        counts: list[int] = self._values[: self.rows * width : width].tolist()
+        return counts
+
     def outcome(self) -> Outcome:
         """Wait for the device and read the result."""
         self.collect()

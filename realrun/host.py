@@ -28,6 +28,7 @@ from pdvsim.sim.run import PARTITIONED
 Floats = NDArray[np.float64]
 
 SM_GROUP = 8  # multiprocessors are given out in groups of this many
+RESOURCE_BYTES = 144  # the driver's CUdevResource: its kind first, its multiprocessors at 96
 ROW_GROUPS = (1, 8, 32)  # batches from so many rows on are reported together
 
 
@@ -78,28 +79,40 @@ def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, tor
         torch.cuda.synchronize(device)  # the primary context is there
         handle = ctypes.c_int()
         call("cuDeviceGet", ctypes.byref(handle), index)
-        rest = _resource()
-        call("cuDeviceGetDevResource", handle, rest, 1)  # 1: multiprocessors
-        total = torch.cuda.get_device_properties(device).multi_processor_count
+        whole = ctypes.create_string_buffer(512)
+        call("cuDeviceGetDevResource", handle, whole, 1)  # 1: multiprocessors
+        count = ctypes.c_uint(torch.cuda.get_device_properties(device).multi_processor_count // SM_GROUP)
+        groups, left = ctypes.create_string_buffer(RESOURCE_BYTES * count.value), ctypes.create_string_buffer(512)
+        # One split into small groups that are then put together: what a split leaves over cannot be split again.
+        call("cuDevSmResourceSplitByCount", groups, ctypes.byref(count), whole, left, 0, SM_GROUP)
+        if any(_number(groups, i * RESOURCE_BYTES + 96) != SM_GROUP for i in range(count.value)):
+            raise RuntimeError(f"the driver's groups are not of {SM_GROUP} multiprocessors")
         streams: dict[str, torch.cuda.Stream] = {}
-        for name, share in shares.items():
-            group, left, count = _resource(), _resource(), ctypes.c_uint(1)
-            size = max(SM_GROUP, int(share * total) // SM_GROUP * SM_GROUP)
-            call("cuDevSmResourceSplitByCount", group, ctypes.byref(count), rest, left, 0, size)
+        begin = 0
+        for name, size in group_counts(shares, count.value).items():
             description, context, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
-            call("cuDevResourceGenerateDesc", ctypes.byref(description), group, 1)
+            mine = ctypes.byref(groups, begin * RESOURCE_BYTES)
+            call("cuDevResourceGenerateDesc", ctypes.byref(description), mine, size)
             call("cuGreenCtxCreate", ctypes.byref(context), description, handle, 1)  # 1: with a default stream
             call("cuGreenCtxStreamCreate", ctypes.byref(stream), context, 1, 0)  # 1: waits for no other stream
             streams[name] = torch.cuda.ExternalStream(stream.value, device=device)
-            rest = left
+            begin += size
     except (OSError, AttributeError, RuntimeError) as error:
         raise ValueError(refusal.format(str(error).splitlines()[0])) from None
     return streams
 
 
-def _resource() -> ctypes.Array[ctypes.c_uint64]:
-    """The driver's CUdevResource, of which nothing is read here; with room to spare."""
-    return (ctypes.c_uint64 * 64)()
+def group_counts(shares: dict[str, float], groups: int) -> dict[str, int]:
+    """How many of the `groups` of multiprocessors each share gets: the nearest whole number, at least one."""
+    counts = {name: max(1, round(share * groups)) for name, share in shares.items()}
+    while sum(counts.values()) > groups:
+        many = [name for name in counts if counts[name] > 1]
+        counts[max(many, key=lambda name: counts[name] - shares[name] * groups)] -= 1
+    return counts
+
+
+def _number(buffer: ctypes.Array[ctypes.c_char], at: int) -> int:
+    return ctypes.c_uint.from_buffer(buffer, at).value
 
 
 def _caller(driver: ctypes.CDLL) -> Callable[..., None]:

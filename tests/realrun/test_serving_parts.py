@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from simpy.events import Event, Timeout
 
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.graphs import PromptChunk
-from pdvsim.realrun.host import Covered, RealHost, idle_shares
+from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
 from pdvsim.realrun.memory import MAX_CHUNKS, Needs, SlotKv, buckets_for, fitted, packed
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, MOST_SHARE, Telemetry
@@ -207,3 +209,12 @@ def test_a_full_cache_is_out_of_tokens_or_out_of_slots() -> None:
     kv.release(a)
     assert kv.reserve(c)
     assert not SlotKv(30, 0, 5).reserve(Request(3, 0.0, 30, 10, b""))
+
+
+@given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.integers(3, 40))
+def test_groups_of_multiprocessors_follow_the_shares(weights: list[float], groups: int) -> None:
+    shares = {name: weight / sum(weights) for name, weight in zip("abc", weights, strict=True)}
+    counts = group_counts(shares, groups)
+    assert sum(counts.values()) <= groups
+    assert min(counts.values()) >= 1
+    assert all(counts[name] - shares[name] * groups < 1.5 for name in shares)
