@@ -182,7 +182,7 @@ class Work:
     """One GPU submission: `steps` forwards of one model over `rows`, the first of `tokens` new tokens a row.
 
     `chunks` are prompt stretches carried by the (first) forward. A draft of k tokens is k steps of one token, the
-    first of two or more where some row catches up; a verify is one step of k+1.
+    first of two where some row catches up, of more where one has fallen further behind; a verify is one step of k+1.
     """
 
     kind: Kind

@@ -111,13 +111,21 @@ class SimulatedGPU:
         context = 0
         for row in work.rows:
             context += row.context
-        model = self.models[work.role]
+        model, tokens = self.models[work.role], work.tokens
+        solo = moved = flops = 0.0
+        if tokens > 2 and work.role == "draft":
+            solo, _, moved, _, flops, _ = model.behind(work.rows)
+            tokens = 2 if any(row.owed == 1 for row in work.rows) else 1
         if work.chunks:
-            shape = model.carrying(len(work.rows), work.tokens, work.steps, work.chunks, work.role == "target")
+            shape = model.carrying(len(work.rows), tokens, work.steps, work.chunks, work.role == "target")
         else:
-            shape = model.shape(len(work.rows), work.tokens, work.steps)
+            shape = model.shape(len(work.rows), tokens, work.steps)
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
-        return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
+        return (
+            solo + solo_0 + solo_1 * context,
+            moved + bytes_0 + bytes_1 * context,
+            flops + flops_0 + flops_1 * context,
+        )
 
     def job(self, work: Work, ready_s: float, done: Event | None = None) -> Job:
         """The work as it will go through its stream."""

@@ -4,6 +4,9 @@ A forward over N new tokens costs `fixed + larger(weights, N * token) + head + a
 reading the KV cache and multiplying with it. For a given batch shape all of this is a straight line in the number of
 cached tokens, so a shape is priced once and a launch costs one multiplication.
 
+Rows that a drafter has left behind by more than a token (plain decoding does) are read first, as prompts are, a few
+at a time.
+
 Not modelled: the spread of repeated runs of one kernel, clock throttling, and unequal context lengths inside a batch
 beyond their sum.
 """
@@ -15,7 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec
+from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
+
+STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +135,13 @@ class Latency:
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
         )  # fmt: skip
+
+    def behind(self, rows: Sequence[Request]) -> Shape:
+        """Price of the forwards that read what rows owe the drafter, where that is more than the newest token."""
+        owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed > 1]
+        groups = [owed[i : i + STRETCHES] for i in range(0, len(owed), STRETCHES)]
+        priced = [self.carrying(0, 0, 1, group, False) for group in groups]
+        return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
 
     def nimble(self, rows: int, tokens: int, prompt: int) -> bool:
         """Whether a forward's kernels leave room beside them."""

@@ -14,7 +14,7 @@ from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import AcceptanceEstimate, Controller, Feedback, Goodput, make_controller
-from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.core import KINDS, Chunk, Request
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.models import pair
@@ -403,6 +403,32 @@ def test_adaptive_drafts_now_and_then_while_it_decodes_plainly() -> None:
     assert policy.mode == "plain"
     assert [i + 1 for i, k in enumerate(lengths) if k == 4] == [Adaptive.PROBE * n for n in (1, 2, 3, 4)]
     assert lengths.count(0) == 4 * (Adaptive.PROBE - 1)
+
+
+def test_a_probe_drafts_for_few_rows_and_pays_for_what_they_owe() -> None:
+    """Plain decoding of 32 rows: each probe takes `PROBE_ROWS` of them, and its draft reads all the drafter missed."""
+    traffic = Traffic(dataset_name="random", num_prompts=32, input_len=64, output_len=200, max_concurrency=32)
+    result = simulate(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.05)))
+    launches = result.launches
+    drafts = (launches["kind"] == DRAFT) & (launches["rows"] <= Adaptive.PROBE_ROWS)
+    plain = launches["kind"] == KINDS.index("decode")
+    assert plain.sum() > 3 * Adaptive.PROBE
+    late = drafts & (launches["start_s"] > launches["start_s"][plain][Adaptive.PROBE])
+    assert late.sum() >= 2
+    caught_up = Latency(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft)).shape(Adaptive.PROBE_ROWS, 1, 4)
+    assert (launches["solo_s"][late] > caught_up.solo_0 * 1.1).all()
+
+
+def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
+    """Six rows that owe 10 tokens each, in one forward of four and one of two; a seventh owes nothing."""
+    model = Latency(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
+    rows = batch(7, 100)
+    for row in rows:
+        row.emitted, row.owed = 31, 10
+    rows[6].owed = 1
+    chunks = [Chunk(row, 120, 10) for row in rows[:6]]
+    expected = [model.carrying(0, 0, 1, chunks[:4], False), model.carrying(0, 0, 1, chunks[4:], False)]
+    assert model.behind(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
 
 
 def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:

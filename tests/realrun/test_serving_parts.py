@@ -21,6 +21,7 @@ from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, MOST_SHARE, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request
+from pdvsim.sim.latency import STRETCHES
 from pdvsim.sim.records import LAUNCH_DTYPES, REQUEST_DTYPES
 from pdvsim.sim.workload import make_requests
 
@@ -209,6 +210,10 @@ def test_a_full_cache_is_out_of_tokens_or_out_of_slots() -> None:
     kv.release(a)
     assert kv.reserve(c)
     assert not SlotKv(30, 0, 5).reserve(Request(3, 0.0, 30, 10, b""))
+
+
+def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
+    assert STRETCHES == MAX_CHUNKS
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.integers(3, 40))
