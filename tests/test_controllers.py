@@ -406,8 +406,8 @@ def test_adaptive_drafts_now_and_then_while_it_decodes_plainly() -> None:
 
 
 def test_a_probe_drafts_for_few_rows_and_pays_for_what_they_owe() -> None:
-    """Plain decoding of 32 rows: each probe takes `PROBE_ROWS` of them, and its draft reads all the drafter missed."""
-    traffic = Traffic(dataset_name="random", num_prompts=32, input_len=64, output_len=200, max_concurrency=32)
+    """Plain decoding of 48 rows: each probe takes `PROBE_ROWS` of them, and its draft reads all the drafter missed."""
+    traffic = Traffic(dataset_name="random", num_prompts=48, input_len=64, output_len=200, max_concurrency=48)
     result = simulate(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.05)))
     launches = result.launches
     drafts = (launches["kind"] == DRAFT) & (launches["rows"] <= Adaptive.PROBE_ROWS)

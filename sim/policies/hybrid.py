@@ -51,13 +51,13 @@ class Adaptive(Hybrid):
     """Before each batch: plain decoding, an atomic round, or three lanes, whichever the profile predicts fastest.
 
     A new mode must promise `MARGIN` more than the one in use, so that noise in the acceptance estimate does not make it
-    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches a few rows are drafted for:
-    few, because the drafter must first read all that was decoded without it.
+    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches one is drafted for. The drafter
+    must first read all that was decoded without it, so of a large batch only a few rows are.
     """
 
     MARGIN = 1.05
     PROBE = 32
-    PROBE_ROWS = 4
+    LARGE, PROBE_ROWS = 16, 4
 
     def __init__(self, context: Context) -> None:
         self.mode = "atomic"
@@ -70,7 +70,7 @@ class Adaptive(Hybrid):
         return False
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        if self.mode == "plain" and (self.plain_batches + 1) % self.PROBE == 0:
+        if len(rows) > self.LARGE and self.mode == "plain" and (self.plain_batches + 1) % self.PROBE == 0:
             rows, rest = rows[: self.PROBE_ROWS], rows[self.PROBE_ROWS :]
             self.decode.queue.extendleft(reversed(rest))
         yield from super().decode_batch(rows)
