@@ -1,11 +1,14 @@
 # mypy: disable-error-code="no-untyped-call"
 # (transformers and parts of torch are untyped.)
-"""What the card gives otherwise: `python -m pdvsim.calibration.peers -o peers.json`, on a CUDA card.
+"""What the card gives otherwise: `python -m pdvsim.calibration.peers peers.json`, on a CUDA card.
 
 Output tokens per second of every architecture at 64 requests, and in the same process of what transformers offers on
 models of the same shape: `generate` on one static batch, `generate` with an assistant model (one request at a time),
 and `generate_batch`. Weights are random. pdvsim's acceptance is pinned; an assistant's drafts are accepted
 as random weights have it, so its rounds per second are given too.
+
+If the file is there already it is read and printed, beside what the simulator predicts and what it would give with
+roofline latencies and no host cost; that needs no GPU.
 """
 
 from __future__ import annotations
@@ -16,22 +19,27 @@ import json
 import statistics
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from time import monotonic
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.runs import ORDER, TOKENS, Load
-from pdvsim.realrun.arch import Architecture, preset
-from pdvsim.realrun.site import TINY
+from pdvsim.sim.config import Experiment, Hardware, Host
 from pdvsim.sim.models import pair as named_pair
+
+if TYPE_CHECKING:
+    import torch
+
+    from pdvsim.realrun.arch import Architecture
 
 Row = dict[str, Any]
 
 
 def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> Any:
     """transformers' own model of an architecture, with random weights."""
+    import torch
     import transformers as hf
 
     spec = arch.spec
@@ -56,6 +64,8 @@ def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> A
 
 def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Callable[[str], None]) -> Row:
     """Tokens per second of `run`, which returns its forwards of the target; the first of `repeats` + 1 is not kept."""
+    import torch
+
     seconds: list[float] = []
     forwards = 0
     for _ in range(repeats + 1):
@@ -79,6 +89,8 @@ def transformers_rows(
     archs: dict[str, Architecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
 ) -> list[Row]:
     """The three ways of transformers; one that fails is a row that says why."""
+    import torch
+
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     target, draft = (reference(archs[role], device, dtype) for role in ("target", "draft"))
     vocab = min(archs[role].spec.vocab for role in archs)
@@ -158,44 +170,93 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
     return found
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.peers", description=__doc__.split("\n")[0])
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file for the table, JSON")
-    parser.add_argument("--pair", default="tinyllama-1.1b:llama-2-7b", help="draft:target")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
-    options = parser.parse_args(argv)
-    if not options.tiny and not torch.cuda.is_available():
-        print("no CUDA device: the comparison is measured on one", file=sys.stderr)
-        return 2
+def measured(pair: str, repeats: int, tiny: bool, save: Callable[[Row], None]) -> Row:
+    """The whole comparison on this machine; `save` is called after each part."""
+    import torch
     import transformers
 
-    device = torch.device("cpu" if options.tiny else "cuda")
-    named = named_pair(options.pair)
-    archs = dict(TINY) if options.tiny else {"draft": preset(named.draft.name), "target": preset(named.target.name)}
+    from pdvsim.realrun.arch import preset
+    from pdvsim.realrun.site import TINY
+
+    device = torch.device("cpu" if tiny else "cuda")
+    named = named_pair(pair)
+    archs = dict(TINY) if tiny else {"draft": preset(named.draft.name), "target": preset(named.target.name)}
     begin = monotonic()
 
     def say(text: str) -> None:
-        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
+        print(f"{monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
 
-    document: dict[str, Any] = {
-        "pair": options.pair,
+    document: Row = {
+        "pair": pair,
+        "date": date.today().isoformat(),
         "prompt_tokens": TOKENS,
         "output_tokens": TOKENS,
-        "device": "cpu" if options.tiny else torch.cuda.get_device_name(),
+        "device": "cpu" if tiny else torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "rows": [],
     }
     for part in (
-        lambda: transformers_rows(archs, device, 2 if options.tiny else 64, options.repeats, say),
-        lambda: architecture_rows(options.pair, options.tiny, options.repeats, say),
+        lambda: transformers_rows(archs, device, 2 if tiny else 64, repeats, say),
+        lambda: architecture_rows(pair, tiny, repeats, say),
     ):
         document["rows"] += part()
-        options.output.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        save(document)
         gc.collect()
         if device.type == "cuda":
             torch.cuda.empty_cache()
+    return document
+
+
+def table(document: Row) -> str:
+    """The comparison, with the simulator's prediction and its ceiling beside each architecture."""
+    lines = [f"{'':56} {'tok/s':>8} {'predicted':>10} {'ceiling':>8} {'reached':>8} {'host idle':>10}"]
+    for row in document["rows"]:
+        if "failed" in row:
+            lines.append(f"{row['name']:56} {row['failed']}")
+            continue
+        line = f"{row['name']:56} {row['tokens_per_s']:8.0f}"
+        if row["name"] in ORDER:
+            experiment = _experiment(row, document["pair"])
+            ideal = replace(experiment, hardware=Hardware(profile="roofline"), host=Host(0.0, 0.0, 0.0))
+            ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
+            reached = row["tokens_per_s"] / ceiling
+            line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {reached:8.0%} {idle:10.1%}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _experiment(row: Row, pair: str) -> Experiment:
+    return Load(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
+
+
+def _throughput(experiment: Experiment) -> float:
+    from pdvsim.sim.metrics import summarise
+    from pdvsim.sim.run import simulate
+
+    return float(summarise(simulate(experiment))["output_throughput"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.peers", description=__doc__.split("\n")[0])
+    parser.add_argument("file", type=Path, help="the comparison, JSON: printed if it is there, else measured")
+    parser.add_argument("--pair", default="tinyllama-1.1b:llama-2-7b", help="draft:target")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
+    options = parser.parse_args(argv)
+    if options.file.exists():
+        print(table(json.loads(options.file.read_text(encoding="utf-8"))))
+        return 0
+    import torch
+
+    if not options.tiny and not torch.cuda.is_available():
+        print("no CUDA device: the comparison is measured on one", file=sys.stderr)
+        return 2
+
+    def save(document: Row) -> None:
+        options.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+    print(table(measured(options.pair, options.repeats, options.tiny, save)))
     return 0
 
 

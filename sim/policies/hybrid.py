@@ -51,8 +51,8 @@ class Adaptive(Hybrid):
     """Before each batch: plain decoding, an atomic round, or three lanes, whichever the profile predicts fastest.
 
     A new mode must promise `MARGIN` more than the one in use, so that noise in the acceptance estimate does not make it
-    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches one is drafted for. The drafter
-    must first read all that was decoded without it, so of a large batch only a few rows are.
+    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches one is drafted for. The
+    drafter must first read all that was decoded without it, so of a large batch only a few rows are.
     """
 
     MARGIN = 1.05
