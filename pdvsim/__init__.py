@@ -103,9 +103,12 @@ def run(**options: Any) -> Run:
 
 
 def sweep(**options: Any) -> pd.DataFrame:
-    """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`."""
+    """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
+
+    `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
+    """
     from pdvsim.args import SweepOptions, flags, from_mapping, parse
     from pdvsim.sim.sweep import run_sweep
 
     chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
-    return run_sweep(chosen.sweep().points(), chosen.jobs)
+    return run_sweep(chosen.sweep().points(), backend=chosen.where())

@@ -291,6 +291,13 @@ class Experiment:
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files it reads."""
+        profile = None if self.hardware.profile == "roofline" else self.hardware.profile
+        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile)
+        return tuple(path for path in named if path is not None)
+
     def __post_init__(self) -> None:
         if self.arch not in ARCHS:
             raise ValueError(f"unknown arch {self.arch!r}; known: {', '.join(ARCHS)}")
