@@ -10,6 +10,7 @@ points name, under the same path.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import threading
@@ -26,6 +27,7 @@ Task = Callable[[int, Any], Row]
 Item = tuple[int, Any]  # a point's number, and the point
 BackendName = Literal["loky", "dask", "ray"]
 
+PATIENCE_S = 10.0  # with a cluster that does not answer
 DIED = "its worker process died twice; it was killed, or ran out of memory"
 
 
@@ -147,32 +149,53 @@ def _pool(
 
 
 def _alone(task: Task, index: int, point: Any, version: str) -> Outcome:
-    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky import ProcessPoolExecutor
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
-    with _deaf_to_ctrl_c():
-        running = get_reusable_executor(max_workers=1).submit(attempt, task, index, point, version)
+    pool = ProcessPoolExecutor(max_workers=1)
     try:
+        with _deaf_to_ctrl_c():
+            running = pool.submit(attempt, task, index, point, version)
         outcome: Outcome = running.result()
     except BrokenProcessPool:
         return Outcome(index, None, DIED)
+    finally:
+        pool.shutdown(kill_workers=True)
     return outcome
 
 
-def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outcome, None, None]:
+def check_reachable(backend: Backend) -> None:
+    """A ValueError of one line if the cluster does not answer, or its package is not installed."""
+    if backend.name == "dask":
+        _dask_client(str(backend.scheduler)).close()
+    elif backend.name == "ray":
+        _ray_connected(backend.scheduler)
+
+
+def _dask_client(address: str) -> Any:
     try:
-        from distributed import Client, as_completed
+        from distributed import Client
     except ImportError:
         raise ValueError("--backend dask needs Dask: pip install 'pdvsim[dask]'") from None
+    logger = logging.getLogger("distributed")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)  # what it has to say is said below
     try:
-        client = Client(address, timeout=10, set_as_default=False)
+        return Client(address, timeout=PATIENCE_S, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ValueError(f"--scheduler {address}: no Dask scheduler answers ({type(error).__name__})") from None
-    version = _version()
+    finally:
+        logger.setLevel(before)
+
+
+def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outcome, None, None]:
+    client, version = _dask_client(address), _version()
+    from distributed import as_completed
+
     with client:
         futures = {client.submit(attempt, task, i, point, version, pure=False): i for i, point in items}
         try:
-            for future in as_completed(futures):
+            for future in as_completed(futures, loop=client.loop):
                 if future.status == "finished":
                     yield future.result()
                 else:  # Dask has tried it on other workers by then
@@ -182,19 +205,24 @@ def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outco
             client.cancel(list(futures))
 
 
-def _on_ray(task: Task, items: Sequence[Item], address: str | None) -> Generator[Outcome, None, None]:
+def _ray_connected(address: str | None) -> Any:
+    """Ray, connected; it has one connection a process, which ends with that."""
     try:
         import ray
     except ImportError:
         raise ValueError("--backend ray needs Ray: pip install 'pdvsim[ray]'") from None
-    connected = ray.is_initialized()
-    if not connected:
+    if not ray.is_initialized():
         try:
-            ray.init(address=address or "auto", log_to_driver=False)
-        except (ConnectionError, ValueError) as error:
+            ray.init(address=address or "auto", log_to_driver=False, configure_logging=False)
+        except (OSError, ValueError, RuntimeError) as error:
             where = f"--scheduler {address}" if address else "--backend ray"
             what = f"no Ray cluster answers ({type(error).__name__}); start one with `ray start --head`"
             raise ValueError(f"{where}: {what}") from None
+    return ray
+
+
+def _on_ray(task: Task, items: Sequence[Item], address: str | None) -> Generator[Outcome, None, None]:
+    ray = _ray_connected(address)
     version, waiting = _version(), deque(items)
     running: dict[Any, int] = {}
     try:
@@ -214,8 +242,6 @@ def _on_ray(task: Task, items: Sequence[Item], address: str | None) -> Generator
     finally:
         for reference in running:
             ray.cancel(reference, force=True)
-        if not connected:
-            ray.shutdown()
 
 
 @contextmanager

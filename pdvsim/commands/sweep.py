@@ -23,6 +23,7 @@ def main(argv: list[str]) -> int:
 
     from pdvsim import output
     from pdvsim.progress import Progress
+    from pdvsim.sim.backends import check_reachable
     from pdvsim.sim.inputs import check_points
     from pdvsim.sweepdir import SweepDir, read_config, write_whole
 
@@ -33,6 +34,7 @@ def main(argv: list[str]) -> int:
     if args.dry_run:
         return _dry_run(folder, args, date)
 
+    check_reachable(args.options.where())
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume):
