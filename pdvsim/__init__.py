@@ -88,8 +88,9 @@ class Run:
 
     def __repr__(self) -> str:
         experiment = self.result.experiment
-        count = len(self.result.requests["id"])
-        return f"Run({experiment.arch}, {count} requests, {self.result.meta.get('foundation', '?')})"
+        return (
+            f"Run({experiment.arch}, {self.metrics['completed']} requests, {self.result.meta.get('foundation', '?')})"
+        )
 
 
 def run(**options: Any) -> Run:

@@ -49,6 +49,10 @@ class RunCommand:
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
 
+    def __post_init__(self) -> None:
+        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out):
+            raise ValueError("--no-detailed keeps no records: --save-detailed and --trace-out need them")
+
 
 @dataclass(frozen=True)
 class SweepTraffic(Traffic):
@@ -123,6 +127,10 @@ class SweepCommand:
     """Print one JSON document instead of the tables."""
     config: str | None = None
     """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
+
+    def __post_init__(self) -> None:
+        if self.save_detailed and not self.options.scoring.detailed:
+            raise ValueError("--no-detailed keeps no records: --save-detailed needs them")
 
 
 @dataclass(frozen=True)

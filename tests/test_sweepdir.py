@@ -254,8 +254,10 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(
     assert failed["kv_capacity_tokens"] == 10
     assert failed["reason"].startswith("request 0 needs 48 tokens of KV cache and the server has 10")
     assert pd.read_parquet(tmp_path / "summary.parquet")["point"].tolist() == [0, 2]
-    assert sweep(tmp_path, *argv, "--resume") == 2  # tried again, and now it counts
-    assert "error: point 1 (" in capsys.readouterr().err
+    before = content(tmp_path)
+    assert sweep(tmp_path, *argv, "--resume") == 2  # without the flag it is refused beforehand
+    assert "kv_capacity_tokens 10: request 0 needs 48 tokens" in said(capsys)
+    assert content(tmp_path) == before
 
 
 def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

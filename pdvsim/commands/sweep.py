@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
-    check_points(sweep.points())  # bad input is refused before anything is written
+    check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
     if args.dry_run:
         return _dry_run(folder, args, date)
 
