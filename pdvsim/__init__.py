@@ -88,8 +88,9 @@ class Run:
 
     def __repr__(self) -> str:
         experiment = self.result.experiment
-        count = len(self.result.requests["id"])
-        return f"Run({experiment.arch}, {count} requests, {self.result.meta.get('foundation', '?')})"
+        return (
+            f"Run({experiment.arch}, {self.metrics['completed']} requests, {self.result.meta.get('foundation', '?')})"
+        )
 
 
 def run(**options: Any) -> Run:
@@ -103,9 +104,12 @@ def run(**options: Any) -> Run:
 
 
 def sweep(**options: Any) -> pd.DataFrame:
-    """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`."""
+    """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
+
+    `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
+    """
     from pdvsim.args import SweepOptions, flags, from_mapping, parse
     from pdvsim.sim.sweep import run_sweep
 
     chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
-    return run_sweep(chosen.sweep().points(), chosen.jobs)
+    return run_sweep(chosen.sweep().points(), backend=chosen.where())

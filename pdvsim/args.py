@@ -14,12 +14,13 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import tyro
 
+from pdvsim.sim.backends import Backend, BackendName
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.sweep import DEFAULT_RATES, Sweep
 
@@ -48,6 +49,10 @@ class RunCommand:
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
 
+    def __post_init__(self) -> None:
+        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out):
+            raise ValueError("--no-detailed keeps no records: --save-detailed and --trace-out need them")
+
 
 @dataclass(frozen=True)
 class SweepTraffic(Traffic):
@@ -68,8 +73,14 @@ class SweepOptions:
     """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32,64."""
     num_runs: int = 1
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
+    vary: tuple[str, ...] = ()
+    """Any other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d; one that takes a list as 0.8+0.6."""
     jobs: int | None = None
-    """Points run side by side; default: one per core."""
+    """Points run side by side on this machine; default: one per core."""
+    backend: BackendName = "loky"
+    """Who runs the points: this machine's cores (loky), or an existing Dask or Ray cluster."""
+    scheduler: str | None = None
+    """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray finds the one of its machine without."""
     traffic: SweepTraffic = field(default_factory=SweepTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
@@ -78,9 +89,12 @@ class SweepOptions:
     scoring: Scoring = field(default_factory=Scoring)
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
+        self.where()
         self.sweep()
+
+    def where(self) -> Backend:
+        """Who runs the points."""
+        return Backend(self.backend, self.jobs, self.scheduler)
 
     def sweep(self) -> Sweep:
         """The sweep these options describe."""
@@ -88,20 +102,35 @@ class SweepOptions:
             raise ValueError("arch needs at least one value")
         traffic = Traffic(**{f.name: getattr(self.traffic, f.name) for f in fields(Traffic)})
         base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
-        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base)
+        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, axes(self.vary))
 
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """Run architectures x loads x replications on all cores; print tables, save a parquet file and a plot."""
+    """Run loads x architectures x whatever is varied x replications on all cores; print tables, save rows and a plot.
+
+    The folder holds each finished point in a file of its own: after a crash, --resume goes on with what is missing.
+    """
 
     options: Annotated[SweepOptions, tyro.conf.arg(name="")] = field(default_factory=SweepOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Folder for summary.parquet, sweep.json and sweep.png; default: results/sweep-DATE-TIME."""
+    """Folder for sweep.json, parts/, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
+    resume: bool = False
+    """Go on with the sweep in the folder, if there is one: what is done is kept, what is missing or failed is run."""
+    continue_on_error: bool = False
+    """Record a point that fails, with the reason, in failed/ and go on with the others."""
+    save_detailed: bool = False
+    """Also write each point's requests, launches and deliveries as parquet, to details/."""
+    dry_run: bool = False
+    """List the points and estimate the time; write nothing."""
     json: bool = False
     """Print one JSON document instead of the tables."""
     config: str | None = None
     """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
+
+    def __post_init__(self) -> None:
+        if self.save_detailed and not self.options.scoring.detailed:
+            raise ValueError("--no-detailed keeps no records: --save-detailed needs them")
 
 
 @dataclass(frozen=True)
@@ -193,18 +222,71 @@ def from_mapping(values: Mapping[str, Any], known: Mapping[str, Any], unknown: s
         if value is None:
             continue
         many = not isinstance(value, str) and isinstance(value, Iterable)
-        if isinstance(value, Mapping) or (many and not _is_list(known[name])):
+        if many and not _is_list(known[name]):
             raise ValueError(f"{key} takes one value, got {value}")
+        if isinstance(value, Mapping):
+            value = [f"{axis}={','.join(_items(values))}" for axis, values in value.items()]
         if known[name] is bool:
             if not isinstance(value, bool):
                 raise ValueError(f"{key} must be true or false, got {value!r}")
             argv.append(f"--{name}" if value else f"--no-{name}")
         elif _is_list(known[name]):
-            items = [str(item) for item in value] if many else [str(value)]
+            items = _items(value)
             argv += [f"--{name}", *items] if items else []
         else:
             argv.append(f"--{name}={value}")
     return argv
+
+
+OWN_LISTS = {
+    "arch": "--arch",
+    "request-rate": "--request-rate",
+    "max-concurrency": "--concurrency",
+    "seed": "--num-runs",
+}
+
+
+def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Flags to vary and their values, from "flag=value", "value", …; a ValueError as for the flag itself."""
+    known = flags(Experiment)
+    texts: dict[str, list[str]] = {}
+    last: list[str] | None = None
+    for token in tokens:
+        flag, equals, value = token.partition("=")
+        if equals:
+            name = _name(flag)
+            if name not in known:
+                raise ValueError(f"vary: unknown flag {flag}{_nearest(name, known).replace('--', '')}")
+            if name in OWN_LISTS:
+                raise ValueError(f"vary: {flag} has an option of its own, {OWN_LISTS[name]}")
+            if name in texts:
+                raise ValueError(f"vary names {flag} twice")
+            last = texts[name] = []
+        elif last is None:
+            raise ValueError(f"vary takes flag=value,value, got {token!r}")
+        else:
+            value = token
+        last += [value] if value else []
+    for name, values in texts.items():
+        if not values:
+            raise ValueError(f"vary: {name} needs a value")
+    return {name.replace("-", "_"): tuple(_typed(name, known[name], v) for v in vs) for name, vs in texts.items()}
+
+
+def _typed(name: str, hint: Any, text: str) -> Any:
+    """One value of a flag, read as the command line reads it."""
+    key = name.replace("-", "_")
+    if hint is bool:
+        if text not in ("true", "false"):
+            raise ValueError(f"vary: {name} must be true or false, got {text!r}")
+        return text == "true"
+    command = make_dataclass("Flag", [(key, hint)], frozen=True)
+    return getattr(parse(command, [f"--{name}", *(text.split("+") if _is_list(hint) else [text])]), key)
+
+
+def _items(value: Any) -> list[str]:
+    many = not isinstance(value, str) and isinstance(value, Iterable)
+    return [str(item) for item in value] if many else [str(value)]
 
 
 def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: Sequence[str] = ()) -> list[str]:

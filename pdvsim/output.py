@@ -68,7 +68,7 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str 
         "label": label,
         "model_id": experiment.server.pair.partition(":")[2],
         "tokenizer_id": traffic.tokenizer,
-        "num_prompts": len(result.requests["id"]),
+        "num_prompts": len(result.requests["id"]) if result.streamed is None else traffic.num_prompts,
         "request_rate": setting(traffic.request_rate),
         "burstiness": traffic.burstiness,
         "max_concurrency": traffic.max_concurrency,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.sim.stats import over_replications
+from pdvsim.sim.stats import over_replications, varied
 from pdvsim.table import load_name, load_text
 
 if TYPE_CHECKING:
@@ -18,14 +18,17 @@ AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rat
 HOLLOW = ("overloaded", "backlogged")
 
 
-def save_sweep(points: pd.DataFrame, path: Path | str) -> None:
-    """Draw `points` and write the figure to `path`."""
-    sweep_figure(points).savefig(path, dpi=150)
+def sweep_png(points: pd.DataFrame) -> bytes:
+    """The figure of `points` as a PNG file's content."""
+    buffer = io.BytesIO()
+    sweep_figure(points).savefig(buffer, format="png", dpi=150)
+    return buffer.getvalue()
 
 
 def sweep_figure(points: pd.DataFrame) -> Figure:
-    """Six panels over the load, one curve an architecture; the band is the 95% confidence interval over replications.
+    """Six panels over the load, one curve an architecture and value of what was varied.
 
+    The band is the 95% confidence interval over replications.
     Hollow markers are points where the queue grew: their latencies would grow with a longer run.
     """
     import seaborn as sns
@@ -33,7 +36,10 @@ def sweep_figure(points: pd.DataFrame) -> Figure:
     from matplotlib.figure import Figure
 
     entries = over_replications(points)
-    archs = list(dict.fromkeys(points["arch"]))
+    names = varied(points)
+    for entry in entries:
+        entry["series"] = ", ".join([entry["arch"], *(f"{name} {entry[name]}" for name in names)])
+    series = list(dict.fromkeys(entry["series"] for entry in entries))
     tail = _tail(points)
     panels = (
         ("Output throughput", "output_throughput", "tok/s", "linear"),
@@ -47,13 +53,20 @@ def sweep_figure(points: pd.DataFrame) -> Figure:
         figure = Figure(figsize=(15, 8), layout="constrained")
         FigureCanvasAgg(figure)  # no window and no global state: safe in threads and notebooks alike
         grid = figure.subplots(2, 3)
-        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        palette = "colorblind" if len(series) <= 10 else "husl"
+        colours = dict(zip(series, sns.color_palette(palette, len(series)), strict=True))
         for axes, (title, metric, unit, scale) in zip(grid.flat, panels, strict=True):
-            for arch in archs:
-                _curve(axes, [e for e in entries if e["arch"] == arch], metric, arch, colours[arch])
+            for name in series:
+                _curve(axes, [e for e in entries if e["series"] == name], metric, name, colours[name])
             _dress(axes, entries, metric, title, unit, scale)
         handles, labels = grid.flat[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 8), frameon=False)
+        figure.legend(
+            handles,
+            labels,
+            loc="outside upper center",
+            ncols=max(1, min(len(series), 8, 150 // max(map(len, series)))),
+            frameon=False,
+        )
         figure.supxlabel(_footnote(points), fontsize=10, color="0.35", x=0.01, ha="left")
     return figure
 
@@ -64,13 +77,13 @@ def _tail(points: pd.DataFrame) -> str:
     return max(given, key=lambda name: float(name[1:]), default="median")
 
 
-def _curve(axes: Axes, entries: list[dict[str, Any]], metric: str, arch: str, colour: Any) -> None:
+def _curve(axes: Axes, entries: list[dict[str, Any]], metric: str, label: str, colour: Any) -> None:
     shown = [e for e in entries if metric in e and math.isfinite(e[metric].mean)]
     shown.sort(key=lambda e: float(e["load"]) if math.isfinite(e["load"]) else math.inf)
     x = [_place(e, entries) for e in shown]
     y = [e[metric].mean for e in shown]
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width for e in shown]
-    axes.plot(x, y, color=colour, label=arch, linewidth=2)
+    axes.plot(x, y, color=colour, label=label, linewidth=2)
     if any(half):
         axes.fill_between(
             x, [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)], [a + h for a, h in zip(y, half, strict=True)],

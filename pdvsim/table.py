@@ -105,8 +105,9 @@ def comparison_table(
     entries: Sequence[Mapping[str, Any]],
     metrics: Iterable[str] = ("ttft", "tpot"),
     percentiles: Iterable[float] = (99.0,),
+    varied: Sequence[str] = (),
 ) -> str:
-    """One row per load and architecture: throughput, latencies, acceptance, and whether the server kept up."""
+    """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability."""
     tail = max(percentiles, default=None)
     marks = {"mean": "mean"} | ({} if tail is None else {percentile_name(tail).upper(): percentile_name(tail)})
     columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
@@ -115,10 +116,11 @@ def comparison_table(
     for name in metrics:
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
-    header = [load_name(entries[0]["load_kind"]), "arch", *(title for title, _ in columns), "stability"]
+    header = [load_name(entries[0]["load_kind"]), *varied, "arch", *(title for title, _ in columns), "stability"]
     rows = [
         [
             load_text(entry["load"]),
+            *(_text(entry[name]) for name in varied),
             str(entry["arch"]),
             *(cell(entry.get(key)) for _, key in columns),
             str(entry.get("stability", "")),
@@ -132,11 +134,18 @@ def comparison_table(
     return "\n".join([_grid(header, rows), *notes])
 
 
-def paired_table(differences: Sequence[Mapping[str, Any]]) -> str:
+def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
     """What each architecture gains over the first, as a share, from runs with the same seeds."""
-    header = ["metric", load_name(differences[0]["load_kind"]), "arch", f"against {differences[0]['against']}"]
+    load, against = load_name(differences[0]["load_kind"]), f"against {differences[0]['against']}"
+    header = ["metric", load, *varied, "arch", against]
     rows = [
-        [d["metric"], load_text(d["load"]), d["arch"], f"{cell(d['relative'], scale=100, sign='+')} %"]
+        [
+            d["metric"],
+            load_text(d["load"]),
+            *(_text(d[name]) for name in varied),
+            d["arch"],
+            f"{cell(d['relative'], scale=100, sign='+')} %",
+        ]
         for d in differences
     ]
     return "Paired differences, same seeds, 95% confidence over replications\n" + _grid(header, rows)
@@ -149,6 +158,13 @@ def profiles_table(document: Mapping[str, Any]) -> str:
         header = list(rows[0])
         blocks.append(f"{name.capitalize()}\n" + _grid(header, [[_text(row[key]) for key in header] for row in rows]))
     return "\n\n".join(blocks)
+
+
+def points_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The points of a sweep, one row each."""
+    header = [name for name in rows[0] if name not in ("load_kind", "run")]
+    shown = [load_name(rows[0]["load_kind"]) if name == "load" else name for name in header]
+    return _grid(shown, [[load_text(r[n]) if n == "load" else _text(r[n]) for n in header] for r in rows])
 
 
 def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> str:

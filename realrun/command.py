@@ -62,6 +62,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or hardware.verify_gpu:
         raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
+    if not experiment.scoring.detailed:
+        raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
     if (hardware.contention, hardware.transfer_s) != (Hardware.contention, Hardware.transfer_s):
         raise ValueError("--contention and --transfer-s describe a simulated GPU; realrun has a real one")
     if experiment.host != Host():

@@ -98,20 +98,45 @@ def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint
     return count
 
 
+class Streams:
+    """Draws the streams of one request after the other, in chunks of any size: more leave the first as they were."""
+
+    def __init__(self, acceptance: Acceptance, coins: np.random.Generator, rates: np.random.Generator) -> None:
+        self._acceptance, self._coins, self._rates = acceptance, coins, rates
+        self._drawn = 0
+        trace = acceptance.acceptance_trace
+        self._lines = None if trace is None else read_trace(trace, acceptance.acceptance_trace_k)
+
+    def draw(self, output_tokens: NDArray[np.int64]) -> tuple[list[bytes], list[Coins | None]]:
+        """`Request.runs` for each of the next requests, and its Coins where acceptance answers to temperature."""
+        if self._lines is None:
+            return _drawn(self._acceptance, output_tokens, self._coins, self._rates)
+        first, count = self._drawn % len(self._lines), len(output_tokens)
+        self._drawn += count
+        lines = self._lines[first:] + self._lines[:first]
+        return replay(lines, self._acceptance.acceptance_trace_k, output_tokens), [None] * count
+
+
 def draw_streams(
     acceptance: Acceptance,
     output_tokens: NDArray[np.int64],
     coins: np.random.Generator,
     rates: np.random.Generator,
 ) -> tuple[list[bytes], list[Coins | None]]:
-    """`Request.runs` for each request, and its Coins where acceptance answers to temperature (else None).
+    """`Request.runs` for each request, and its Coins where acceptance answers to temperature (else None)."""
+    return Streams(acceptance, coins, rates).draw(output_tokens)
 
-    Drawn in the order of the requests, so that more requests leave the first ones as they were. Each has MAX_DRAFT
-    positions beyond its output, or drafts near its end would be accepted less often than others.
+
+def _drawn(
+    acceptance: Acceptance,
+    output_tokens: NDArray[np.int64],
+    coins: np.random.Generator,
+    rates: np.random.Generator,
+) -> tuple[list[bytes], list[Coins | None]]:
+    """Drawn in the order of the requests.
+
+    Each has MAX_DRAFT positions beyond its output, or drafts near its end would be accepted less often than others.
     """
-    if acceptance.acceptance_trace is not None:
-        lines = read_trace(acceptance.acceptance_trace, acceptance.acceptance_trace_k)
-        return replay(lines, acceptance.acceptance_trace_k, output_tokens), [None] * len(output_tokens)
     base = _base_rates(acceptance, len(output_tokens), rates)
     runs: list[bytes] = []
     kept: list[Coins | None] = []

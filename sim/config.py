@@ -251,6 +251,8 @@ class Scoring:
     """Percentiles to give."""
     warmup_requests: int = 0
     """Leave the first N requests by arrival out of the metrics."""
+    detailed: bool = True
+    """--no-detailed keeps no record beyond the metrics: memory stays flat, and percentiles are within 1%."""
 
     def __post_init__(self) -> None:
         for name in self.percentile_metrics:
@@ -291,9 +293,21 @@ class Experiment:
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
 
+    @property
+    def files(self) -> tuple[str, ...]:
+        """The files it reads."""
+        profile = None if self.hardware.profile == "roofline" else self.hardware.profile
+        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile)
+        return tuple(path for path in named if path is not None)
+
     def __post_init__(self) -> None:
         if self.arch not in ARCHS:
             raise ValueError(f"unknown arch {self.arch!r}; known: {', '.join(ARCHS)}")
+        if self.scoring.warmup_requests >= self.traffic.num_prompts:
+            raise ValueError(
+                f"no request is left to measure: num-prompts is {self.traffic.num_prompts}, "
+                f"warmup-requests {self.scoring.warmup_requests}"
+            )
         if self.server.feedback_temperature and (
             self.server.controller != "feedback" or not self.acceptance.acceptance_temperature_slope
         ):

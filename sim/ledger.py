@@ -38,7 +38,7 @@ class Ledger:
 
     PACK = 1 << 16
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int = 0) -> None:
         self.rounds: list[Round] = []
         self.gains: list[int] = []  # of each row of each settled round
         self._laps: list[Lap] = []
@@ -104,7 +104,22 @@ class Ledger:
     def _spend(self, stage: str, laps: list[Lap], counts: NDArray[np.int64], spent: NDArray[np.int64]) -> None:
         total = np.add.reduceat(spent, np.cumsum(counts) - counts)
         ids = np.array([i for lap in laps for i in lap.ids])
-        np.add.at(self.spent_ns[stage], ids, np.repeat(total, [len(lap.ids) for lap in laps]))
+        self._book(stage, ids, np.repeat(total, [len(lap.ids) for lap in laps]))
+
+    def _book(self, stage: str, ids: NDArray[np.int64], spent: NDArray[np.int64]) -> None:
+        np.add.at(self.spent_ns[stage], ids, spent)
+
+
+class SumLedger(Ledger):
+    """The same where requests are not kept: only the time that all of them spent, those of a warm-up apart."""
+
+    def __init__(self, warmup: int) -> None:
+        super().__init__()
+        self.warmup = warmup
+        self.total_ns = dict.fromkeys(self.spent_ns, 0)
+
+    def _book(self, stage: str, ids: NDArray[np.int64], spent: NDArray[np.int64]) -> None:
+        self.total_ns[stage] += int(spent[ids >= self.warmup].sum())
 
 
 def _whole(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> NDArray[np.int64]:

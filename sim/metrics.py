@@ -8,7 +8,8 @@ counted arrival to the last counted finish. What is not modelled: clients, the n
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,10 @@ STEPS = ("queue", "prefill", "draft", "wait", "verify", "other")
 
 def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     """Every metric of one run: vLLM's flat keys, then lanes, kinds of launch and where the requests' time went."""
+    if result.streamed is not None:
+        if scoring not in (None, result.experiment.scoring):
+            raise ValueError("the records of this run were not kept (--no-detailed): it cannot be scored again")
+        return result.streamed
     scoring = scoring or result.experiment.scoring
     traffic: Traffic = result.experiment.traffic
     every = result.requests
@@ -59,10 +64,10 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
         "failed": int((every["finish_s"] < 0).sum()),
         "total_input_tokens": tokens_in,
         "total_output_tokens": tokens_out,
-        "request_throughput": _rate(completed, duration_s),
-        "request_goodput": None if good is None else _rate(int(good.sum()), duration_s),
-        "output_throughput": _rate(tokens_out, duration_s),
-        "total_token_throughput": _rate(tokens_in + tokens_out, duration_s),
+        "request_throughput": rate(completed, duration_s),
+        "request_goodput": None if good is None else rate(int(good.sum()), duration_s),
+        "output_throughput": rate(tokens_out, duration_s),
+        "total_token_throughput": rate(tokens_in + tokens_out, duration_s),
         "max_output_tokens_per_s": _peak_tokens(chunks, start_s),
         "max_concurrent_requests": _peak_concurrency(req["arrival_s"], req["finish_s"]),
     }
@@ -95,32 +100,72 @@ def stability(arrival_s: Array, finish_s: Array, traffic: Traffic, admitted_s: A
     chance; either tells. A window shorter than a request reads overloaded: nothing leaves in it.
     Where --max-concurrency holds requests back, sending them 10% slower than --request-rate is overloaded as well.
     """
+    return judged(traffic, _Rows(arrival_s, [left_s for left_s in (finish_s, admitted_s) if left_s is not None]))
+
+
+class Census(Protocol):
+    """Who was there when."""
+
+    @property
+    def count(self) -> int:
+        """Arrivals in all."""
+
+    @property
+    def first_s(self) -> float:
+        """The first arrival."""
+
+    @property
+    def last_s(self) -> float:
+        """The last."""
+
+    @property
+    def ways_out(self) -> int:
+        """Of how many kinds of leaving (finish, admission) it knows."""
+
+    def present(self, way_out: int, start_s: float, stop_s: float) -> float:
+        """Mean number, in that stretch of time, of those who have arrived and not left."""
+
+    def arrived(self, after_s: float, until_s: float) -> float:
+        """Arrivals in a stretch of time."""
+
+
+class _Rows:
+    """A census from rows."""
+
+    def __init__(self, arrival_s: Array, left_s: list[Array]) -> None:
+        self.count, self.ways_out = len(arrival_s), len(left_s)
+        self.first_s, self.last_s = float(arrival_s.min()), float(arrival_s.max())
+        self._arrival_s = arrival_s
+        self._left_s = [np.where(column < 0, math.inf, column) for column in left_s]
+
+    def present(self, way_out: int, start_s: float, stop_s: float) -> float:
+        left_s = self._left_s[way_out].clip(start_s, stop_s)
+        return float((left_s - self._arrival_s.clip(start_s, stop_s)).sum()) / (stop_s - start_s)
+
+    def arrived(self, after_s: float, until_s: float) -> float:
+        return float(((self._arrival_s > after_s) & (self._arrival_s <= until_s)).sum())
+
+
+def judged(traffic: Traffic, census: Census) -> str:
+    """The label that `stability` explains."""
     trace = traffic.use_trace_timestamps
     if math.isinf(traffic.request_rate) and not trace:
         return "burst" if traffic.max_concurrency is None else "closed loop"
-    first_s, last_s = float(arrival_s.min()), float(arrival_s.max())
+    first_s, last_s = census.first_s, census.last_s
     if last_s <= first_s:
         return "burst"
     eighth_s = (last_s - first_s) / 8
     middle_s, end_s = first_s + 4 * eighth_s, first_s + 7 * eighth_s
-
-    def present(start_s: float, left_s: Array) -> float:
-        """Mean number, in the eighth that starts then, of those who have arrived and not left."""
-        left_s = np.where(left_s < 0, math.inf, left_s)
-        stop_s = start_s + eighth_s
-        return float((left_s.clip(start_s, stop_s) - arrival_s.clip(start_s, stop_s)).sum()) / eighth_s
-
     growth = 0.0
-    for left_s in (finish_s, admitted_s):
-        if left_s is not None:
-            before, after = present(middle_s, left_s), present(end_s, left_s)
-            if after - before > GROWTH_SIGMAS * math.sqrt(before + after):
-                growth = max(growth, after - before)
+    for way_out in range(census.ways_out):
+        before, after = (census.present(way_out, at_s, at_s + eighth_s) for at_s in (middle_s, end_s))
+        if after - before > GROWTH_SIGMAS * math.sqrt(before + after):
+            growth = max(growth, after - before)
     if traffic.max_concurrency is not None and not trace:
-        noise = GROWTH_SIGMAS / math.sqrt(len(arrival_s) * traffic.burstiness)
-        if len(arrival_s) / (last_s - first_s) < (1 - OVERLOADED - noise) * traffic.request_rate:
+        noise = GROWTH_SIGMAS / math.sqrt(census.count * traffic.burstiness)
+        if census.count / (last_s - first_s) < (1 - OVERLOADED - noise) * traffic.request_rate:
             return "overloaded"
-    arrivals = int(((arrival_s > middle_s + eighth_s / 2) & (arrival_s <= end_s + eighth_s / 2)).sum())
+    arrivals = census.arrived(middle_s + eighth_s / 2, end_s + eighth_s / 2)
     if not arrivals:
         return "stable"
     behind = growth / arrivals
@@ -129,6 +174,8 @@ def stability(arrival_s: Array, finish_s: Array, traffic: Traffic, admitted_s: A
 
 def frames(result: Result) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Requests, launches and deliveries as pandas frames, with lane, kind and role by name."""
+    if result.streamed is not None:
+        raise ValueError("the records of this run were not kept (--no-detailed)")
     import pandas as pd
 
     names = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
@@ -150,7 +197,7 @@ def _counted(requests: Columns, warmup: int) -> Array:
     return counted
 
 
-def _rate(count: float, duration_s: float) -> float:
+def rate(count: float, duration_s: float) -> float:
     return count / duration_s if duration_s > 0 else math.nan
 
 
@@ -200,6 +247,13 @@ def _peak_concurrency(arrival_s: Array, finish_s: Array) -> int:
 def _speculation(req: Columns, chunks: Columns) -> dict[str, Any]:
     """vLLM's spec_decode keys; nothing where nothing was drafted."""
     rounds, drafted, accepted = int(req["rounds"].sum()), int(req["drafted"].sum()), int(req["accepted"].sum())
+    return speculation(rounds, drafted, accepted, lambda: _per_position(req, chunks, rounds))
+
+
+def speculation(
+    rounds: int, drafted: int, accepted: int, per_position: Callable[[], list[float] | None]
+) -> dict[str, Any]:
+    """vLLM's spec_decode keys from their counts; nothing where nothing was drafted."""
     if not drafted:
         return {}
     metrics: dict[str, Any] = {
@@ -209,8 +263,8 @@ def _speculation(req: Columns, chunks: Columns) -> dict[str, Any]:
         "spec_decode_draft_tokens": drafted,
         "spec_decode_accepted_tokens": accepted,
     }
-    per_position = _per_position(req, chunks, rounds)
-    return metrics | ({} if per_position is None else {"spec_decode_per_position_acceptance_rates": per_position})
+    shares = per_position()
+    return metrics | ({} if shares is None else {"spec_decode_per_position_acceptance_rates": shares})
 
 
 def _per_position(req: Columns, chunks: Columns, rounds: int) -> list[float] | None:
@@ -231,7 +285,11 @@ def _per_position(req: Columns, chunks: Columns, rounds: int) -> list[float] | N
     accepted[lasts] = (req["accepted"] - np.add.reduceat(accepted, heads))[has_rounds]
     if accepted.min() < 0:
         return None
-    by_count = np.bincount(accepted[~chunks["first"]])
+    return reached(np.bincount(accepted[~chunks["first"]]), rounds)
+
+
+def reached(by_count: Array, rounds: int) -> list[float]:
+    """Share of the rounds that accepted each draft position, from how many accepted how many."""
     return (by_count[::-1].cumsum()[::-1][1:] / rounds).tolist()  # type: ignore[no-any-return]
 
 
@@ -262,8 +320,8 @@ def _lanes(launches: Columns, start_s: float, end_s: float, bandwidth: float, re
         available_s = (end_s - start_s) * max(len(places), replicas)  # a replica that never ran it was idle
         lanes[LANES[code]] = {
             "launches": int(mine.sum()),
-            "utilisation": _rate(busy_s, available_s),
-            "bandwidth_share": _rate(float(launches["bytes"][mine].sum()), available_s * bandwidth),
+            "utilisation": rate(busy_s, available_s),
+            "bandwidth_share": rate(float(launches["bytes"][mine].sum()), available_s * bandwidth),
             "mean_queue_depth": float(launches["queue_depth"][mine].mean()),
         }
     return lanes
@@ -280,6 +338,6 @@ def _kinds(launches: Columns) -> dict[str, Any]:
             "mean_batch": float(launches["rows"][mine].mean()),  # decoding rows: a prefill has none
             "mean_tokens": float(launches["tokens"][mine].mean()),
             "mean_ms": float(ran_s.mean()) * 1e3,
-            "stretch": _rate(float(ran_s.sum()), float(solo_s.sum())),
+            "stretch": rate(float(ran_s.sum()), float(solo_s.sum())),
         }
     return kinds

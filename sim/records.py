@@ -77,6 +77,12 @@ class Table:
         self._flat = array("d")  # doubles hold every count exactly, and packing a row is one call
         self.append: Callable[[tuple[float, ...]], None] = self._flat.extend  # the hottest call of a run
 
+    def __len__(self) -> int:
+        return len(self._flat) // len(self.dtypes)
+
+    def clear(self) -> None:
+        del self._flat[:]
+
     def columns(self) -> Columns:
         grid = (
             np.frombuffer(self._flat, "f8").reshape(-1, len(self.dtypes))
@@ -106,6 +112,12 @@ class Deliveries:
         self._tokens.extend(tokens)
         self._times_s.extend([time_s] * len(requests))
 
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    def clear(self) -> None:
+        del self._requests[:], self._tokens[:], self._times_s[:]
+
     def columns(self) -> Columns:
         parts = zip(DELIVERY_DTYPES.items(), (self._requests, self._tokens, self._times_s), strict=True)
         return {name: np.array(values, dtype) for (name, dtype), values in parts}
@@ -128,6 +140,7 @@ class Result:
     deliveries: Columns
     launches: Columns
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
+    streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
 
 
 def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]] | None = None) -> Columns:

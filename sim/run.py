@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections import deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -23,7 +22,7 @@ from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.ledger import Ledger
+from pdvsim.sim.ledger import Ledger, SumLedger
 from pdvsim.sim.models import gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
@@ -31,8 +30,19 @@ from pdvsim.sim.planner import Planner
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.profile import Profile, builtin, load, roofline
-from pdvsim.sim.records import Log, Result, by_time, launch_columns, request_columns
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.records import (
+    LAUNCH_DTYPES,
+    REQUEST_DTYPES,
+    Deliveries,
+    Log,
+    Result,
+    Table,
+    by_time,
+    launch_columns,
+    request_columns,
+)
+from pdvsim.sim.streaming import Tally
+from pdvsim.sim.workload import Workload, make_requests
 
 PARTITIONED = ("decode", "verify", "prefill")
 
@@ -44,6 +54,8 @@ def simulate(
     requests: list[Request] | None = None,
 ) -> Result:
     """Run an experiment; `foresee=False` steps every round singly, with the same result."""
+    if not experiment.scoring.detailed:
+        return stream(experiment, progress, foresee, requests)
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)
     profile = profile_of(experiment)
@@ -62,6 +74,44 @@ def simulate(
         launches=launch_columns(by_time([log.launches.columns(), *ledger.launches], ("code", "end_s"))),
         meta=site.meta(),
     )
+
+
+def stream(
+    experiment: Experiment,
+    progress: Callable[[int], None] | None = None,
+    foresee: bool = True,
+    requests: list[Request] | None = None,
+) -> Result:
+    """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
+    profile = profile_of(experiment)
+    coming = Workload(experiment.traffic, experiment.acceptance) if requests is None else requests
+    log, ledger = Log(), SumLedger(experiment.scoring.warmup_requests)
+    env = Clock()
+    site = Site(env, experiment, profile, log, ledger, foresee)
+    check_kv(site.servers[0].kv, [coming.largest()] if isinstance(coming, Workload) else coming)
+    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
+    client = Client(env, coming, experiment, Door(site, tally), progress)
+    with no_collector():
+        env.run_to(client.all_done)
+    empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
+    return Result(experiment, empty, Deliveries().columns(), Table(LAUNCH_DTYPES).columns(), site.meta(), tally.close())
+
+
+class Door:
+    """In front of a site that keeps no records: counts the requests in and out."""
+
+    def __init__(self, site: Site, tally: Tally) -> None:
+        self.on_finish: Callable[[Request], None] = lambda request: None
+        self._site, self._tally = site, tally
+        site.on_finish = self._finished
+
+    def route(self, request: Request) -> Policy:
+        self._tally.arrived(request)
+        return self._site.route(request)
+
+    def _finished(self, request: Request) -> None:
+        self._tally.finished(request)
+        self.on_finish(request)
 
 
 @contextmanager
@@ -237,7 +287,7 @@ class Client:
     def __init__(
         self,
         env: Clock,
-        requests: list[Request],
+        requests: Collection[Request] | Workload,
         experiment: Experiment,
         site: Servers,
         progress: Callable[[int], None] | None,
@@ -249,20 +299,25 @@ class Client:
         self.left = len(requests)
         self.total = len(requests)
         self.outstanding = 0
-        self.held: deque[Request] = deque()  # due, but the limit is reached
+        self.held: Request | None = None  # due, but the limit is reached; those behind it are not drawn yet
+        self._free = Event(env)  # nobody is held any more, and the next is due
+        self._coming = iter(requests)
         self.all_done = Event(env)
         site.on_finish = self.finished
-        env.process(self.arrivals(requests))
+        env.process(self.arrivals())
 
-    def arrivals(self, requests: list[Request]) -> Generator[Event, Any, None]:
-        for request in requests:
+    def arrivals(self) -> Generator[Event, Any, None]:
+        request = next(self._coming, None)
+        while request is not None:
             if request.arrival_s > self.env.now:
                 # one that arrives as a step ends is in time for the next
                 yield self.env.at(request.arrival_s, Event(self.env), first=True)
             if self.limit is not None and self.outstanding >= self.limit:
-                self.held.append(request)
+                self.held = request
+                request = yield self._free
             else:
                 self.send(request)
+                request = next(self._coming, None)
 
     def send(self, request: Request) -> None:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
@@ -273,8 +328,13 @@ class Client:
     def finished(self, request: Request) -> None:
         self.outstanding -= 1
         self.left -= 1
-        if self.held:
-            self.send(self.held.popleft())
+        if self.held is not None:
+            self.send(self.held)
+            self.held = next(self._coming, None)
+            if self.held is not None and self.held.arrival_s > self.env.now:
+                free, self._free = self._free, Event(self.env)
+                self.env.at(self.held.arrival_s, free, self.held, first=True)
+                self.held = None
         if self.progress is not None:
             self.progress(self.total - self.left)
         if not self.left:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIDENCE = 0.95
+ORDINALS = ("point", "run", "seed")  # columns that number the rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +46,48 @@ def interval(values: Iterable[float], confidence: float = CONFIDENCE) -> Interva
 
 
 def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> list[dict[str, Any]]:
-    """One entry per architecture and load, in the order of `points`; numbers become Intervals, the rest is kept.
+    """One entry per architecture, load, pair and value of what was varied, in the order of `points`.
+
+    Numbers become Intervals, the rest is kept.
 
     A list of numbers (acceptance per position) is averaged place by place. A text on which the replications differ
     (one stable, one overloaded) names each value once.
     """
     from pandas.api.types import is_numeric_dtype
 
-    keys = ["arch", "load_kind", "load"]
-    numeric = [c for c in points.columns if c not in (*keys, "run", "seed") and is_numeric_dtype(points[c])]
-    texts = [c for c in points.columns if c not in (*keys, "run", "seed", *numeric)]
+    keys = ["arch", "load_kind", "load", *_varied(points)]
+    numeric = [c for c in points.columns if c not in (*keys, *ORDINALS) and is_numeric_dtype(points[c])]
+    texts = [c for c in points.columns if c not in (*keys, *ORDINALS, *numeric)]
     entries: list[dict[str, Any]] = []
     for key, group in points.groupby(keys, sort=False, dropna=False):
-        entry: dict[str, Any] = dict(zip(keys, key, strict=True))
+        entry: dict[str, Any] = dict(zip(keys, map(_plain, key), strict=True))
         entry["replications"] = len(group)
         entry |= {name: _merged(group[name].tolist(), confidence) for name in texts}
         entry |= {name: interval(group[name].tolist(), confidence) for name in numeric}
         entries.append(entry)
     return entries
+
+
+def varied(points: pd.DataFrame) -> list[str]:
+    """Of the columns that tell the entries of a sweep apart beside architecture and load, those that differ."""
+    return [name for name in _varied(points) if points[name].nunique(dropna=False) > 1]
+
+
+def _varied(points: pd.DataFrame) -> list[str]:
+    """The pair, and what a sweep writes between a row's seed and its foundation: the flags it varies.
+
+    The profile's name stands there too; it goes with the flags, so that it parts nothing that they do not.
+    """
+    names = list(points.columns)
+    pair = ["pair"] if "pair" in names else []
+    if "seed" not in names or "foundation" not in names:
+        return pair
+    between = names[names.index("seed") + 1 : names.index("foundation")]
+    return pair + [name for name in between if name not in pair]
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value  # numpy's scalars
 
 
 def _merged(values: Sequence[Any], confidence: float) -> Any:
@@ -77,15 +102,16 @@ def _merged(values: Sequence[Any], confidence: float) -> Any:
 def paired_differences(
     points: pd.DataFrame, metric: str, against: str, confidence: float = CONFIDENCE
 ) -> list[dict[str, Any]]:
-    """What each other architecture adds to `metric` over `against`, from runs with the same seed and load.
+    """What each other architecture adds to `metric` over `against`, from runs with the same seed, load and settings.
 
     Common random numbers make the runs pairs: the interval is over the differences, far narrower than that of two
     independent means. `relative` is the same as a share of `against`.
     """
-    keys = ["load_kind", "load", "seed"]
+    same = ["load_kind", "load", *_varied(points)]
+    keys = [*same, "seed"]
     base = points[points["arch"] == against].set_index(keys)[metric]
     entries: list[dict[str, Any]] = []
-    for (load_kind, load, arch), group in points.groupby(["load_kind", "load", "arch"], sort=False, dropna=False):
+    for (*place, arch), group in points.groupby([*same, "arch"], sort=False, dropna=False):
         if arch == against:
             continue
         mine = group.set_index(keys)[metric]
@@ -94,8 +120,7 @@ def paired_differences(
             {
                 "arch": arch,
                 "against": against,
-                "load_kind": load_kind,
-                "load": load,
+                **dict(zip(same, map(_plain, place), strict=True)),
                 "metric": metric,
                 "difference": interval((mine - theirs).tolist(), confidence),
                 "relative": interval((mine / theirs - 1).tolist(), confidence),

@@ -1,57 +1,75 @@
-"""Many experiments at once: architectures x loads x replications, on all cores, one row a point.
+"""Many experiments at once: loads x varied flags x architectures x replications, one row a point.
 
 Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows come
-back in the order of the points whatever the number of jobs; nothing in a row depends on the clock of this machine.
+back in the order of the points whatever ran them (`backends`); nothing in a row depends on the clock of this machine.
 """
 
 from __future__ import annotations
 
 import math
-import os
-import signal
-import threading
-import warnings
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pdvsim.sim.records import Result
+
 LoadKind = Literal["concurrency", "request_rate", "trace"]
-Row = dict[str, Any]
 
 DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep."""
+    """One run of a sweep; `varied` are its values of the flags that the sweep varies, in their order."""
 
     load_kind: LoadKind
     load: float
     run: int
     experiment: Experiment
+    varied: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def labels(self) -> Row:
+        """What tells this point from the others of its sweep: the first columns of its row."""
+        labels: Row = {
+            "arch": self.experiment.arch,
+            "pair": self.experiment.server.pair,
+            "load_kind": self.load_kind,
+            "load": self.load,
+            "run": self.run,
+            "seed": self.experiment.traffic.seed,
+        }
+        # a list is one text: it has to be a key of tables
+        return labels | {n: "+".join(map(str, v)) if isinstance(v, tuple) else v for n, v in self.varied}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.labels.items() if name not in ("load_kind", "run"))
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """Architectures x loads x replications around one experiment."""
+    """Loads x varied flags x architectures x replications around one experiment."""
 
     archs: tuple[Arch, ...] = ("pdv",)
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     num_runs: int = 1
     base: Experiment = field(default_factory=Experiment)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the experiment and their values
 
     def __post_init__(self) -> None:
         for name, values in (
             ("arch", self.archs),
             ("concurrency", self.concurrency),
             ("request-rate", self.request_rate),
+            *((f"vary {name}", values) for name, values in self.vary.items()),
         ):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
@@ -69,9 +87,11 @@ class Sweep:
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
+        axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
-            Point(kind, load, run, self._experiment(arch, kind, load, run))
+            Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
             for kind, load in self._loads()
+            for varied in product(*axes)
             for arch in self.archs
             for run in range(self.num_runs)
         ]
@@ -84,13 +104,28 @@ class Sweep:
         else:
             yield from (("request_rate", float(r)) for r in self.request_rate or DEFAULT_RATES)
 
-    def _experiment(self, arch: Arch, kind: LoadKind, load: float, run: int) -> Experiment:
-        traffic = replace(self.base.traffic, seed=self.base.traffic.seed + run)
+    def _experiment(
+        self, arch: Arch, kind: LoadKind, load: float, run: int, varied: tuple[tuple[str, Any], ...]
+    ) -> Experiment:
+        settings: dict[str, Any] = {"arch": arch, "seed": self.base.traffic.seed + run, **dict(varied)}
         if kind == "concurrency":
-            traffic = replace(traffic, request_rate=math.inf, max_concurrency=int(load))
+            settings |= {"request_rate": math.inf, "max_concurrency": int(load)}
         elif kind == "request_rate":
-            traffic = replace(traffic, request_rate=load)
-        return replace(self.base, arch=arch, traffic=traffic)
+            settings["request_rate"] = load
+        return with_settings(self.base, settings)
+
+
+def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values of its fields and of its groups' fields, by name; checked together."""
+    changed: dict[str, Any] = {}
+    for part in fields(experiment):
+        group = getattr(experiment, part.name)
+        if is_dataclass(group) and not isinstance(group, type):
+            mine = {f.name: settings[f.name] for f in fields(group) if f.name in settings}
+            changed |= {part.name: replace(group, **mine)} if mine else {}
+        elif part.name in settings:
+            changed[part.name] = settings[part.name]
+    return replace(experiment, **changed)
 
 
 class SweepInterrupted(KeyboardInterrupt):
@@ -101,43 +136,54 @@ class SweepInterrupted(KeyboardInterrupt):
         self.points = points
 
 
+class PointFailed(ValueError):
+    """A point of a sweep has no row, and this is why."""
+
+    def __init__(self, point: Point, outcome: Outcome) -> None:
+        super().__init__(f"point {outcome.index} ({point}): {outcome.reason}")
+
+
 def run_sweep(
-    points: Sequence[Point], jobs: int | None = None, progress: Callable[[int, int], None] | None = None
+    points: Sequence[Point],
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    backend: Backend | None = None,
 ) -> pd.DataFrame:
     """Run the points, `jobs` at a time (None: one per core); one row a point, in their order.
 
-    `progress` is called with the points done and the points in all. Ctrl-C raises SweepInterrupted.
+    `progress` is called with the points done and the points in all. Ctrl-C raises SweepInterrupted, a point that fails
+    PointFailed.
     """
-    jobs = min(jobs or cores(), len(points))
     rows: dict[int, Row] = {}
-    finished = _in_process(points) if jobs <= 1 else _in_workers(points, jobs)
+    outcomes = finished(run_point, list(enumerate(points)), backend or Backend(jobs=jobs))
     try:
-        for index, row in finished:
-            rows[index] = row
+        for outcome in outcomes:
+            if outcome.row is None:
+                raise PointFailed(points[outcome.index], outcome)
+            rows[outcome.index] = outcome.row
             if progress:
                 progress(len(rows), len(points))
     except KeyboardInterrupt:
-        raise SweepInterrupted(_frame(rows)) from None
+        raise SweepInterrupted(frame_of(rows[index] for index in sorted(rows))) from None
     finally:
-        with warnings.catch_warnings(action="ignore"):  # joblib warns of the points given up
-            finished.close()
-    return _frame(rows)
+        outcomes.close()
+    return frame_of(rows[index] for index in sorted(rows))
 
 
-def run_point(point: Point) -> Row:
+def run_point(index: int, point: Point) -> Row:
     """Simulate one point and summarise it as one flat row."""
-    from pdvsim.sim.metrics import summarise
     from pdvsim.sim.run import simulate
 
-    result = simulate(point.experiment)
-    row: Row = {
-        "arch": point.experiment.arch,
-        "load_kind": point.load_kind,
-        "load": point.load,
-        "run": point.run,
-        "seed": point.experiment.traffic.seed,
-    }
-    row |= {name: result.meta[name] for name in ("profile", "foundation", "gpu", "gpus") if name in result.meta}
+    return row_of(index, point, simulate(point.experiment))
+
+
+def row_of(index: int, point: Point, result: Result) -> Row:
+    """The row of a point that was run."""
+    from pdvsim.sim.metrics import summarise
+
+    row = {"point": index} | point.labels
+    known = ("profile", "foundation", "gpu", "gpus")
+    row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
     return row | flatten(summarise(result))
 
 
@@ -152,47 +198,8 @@ def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:
     return flat
 
 
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_process(points: Sequence[Point]) -> Generator[tuple[int, Row], None, None]:
-    for index, point in enumerate(points):
-        yield index, run_point(point)
-
-
-def _in_workers(points: Sequence[Point], jobs: int) -> Generator[tuple[int, Row], None, None]:
-    from joblib import Parallel, delayed
-    from joblib.externals.loky import get_reusable_executor
-
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    with _deaf_to_ctrl_c():  # workers inherit it: a terminal's Ctrl-C reaches every process, the parent answers it
-        finished = pool(delayed(_numbered)(index, point) for index, point in enumerate(points))
-    try:
-        yield from finished
-    except (KeyboardInterrupt, GeneratorExit):
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
-        raise
-
-
-def _numbered(index: int, point: Point) -> tuple[int, Row]:
-    return index, run_point(point)
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-def _frame(rows: dict[int, Row]) -> pd.DataFrame:
+def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a frame; a column that only some of them have is empty in the others."""
     import pandas as pd
 
-    return pd.DataFrame([rows[index] for index in sorted(rows)])
+    return pd.DataFrame(list(rows))

@@ -1,6 +1,13 @@
 """Property tests draw the same examples on every machine: a failure is one to look into, never a matter of luck."""
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("pdvsim", derandomize=True, deadline=None, database=None)
 settings.load_profile("pdvsim")
+
+
+@pytest.fixture
+def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep's picture is tested elsewhere, and takes longer than the small sweeps of these tests."""
+    monkeypatch.setattr("pdvsim.plots.sweep_png", lambda frame: b"IEND\xaeB`\x82")

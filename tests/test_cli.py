@@ -84,14 +84,14 @@ def test_what_only_the_run_can_refuse_is_one_line_too(
 def test_unwritable_outputs_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "pdvsim.sim.run", type("NotYet", (), {"simulate": None}))
+    monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")
     assert "Not a directory" in refused(capsys, "run", "--trace-out", file)
     assert "Not a directory" in refused(capsys, "run", "-o", file)
     assert "Is a directory" in refused(capsys, "run", "-o", str(tmp_path))
     assert "Not a directory" in refused(capsys, "run", "--save-result", "--result-dir", file)
-    assert "exists" in refused(capsys, "sweep", "-o", str(tmp_path / "file"))
+    assert "Not a directory" in refused(capsys, "sweep", "-o", str(tmp_path / "file"))
     assert [p.name for p in tmp_path.iterdir()] == ["file"]  # checking leaves nothing behind
 
 
@@ -185,7 +185,7 @@ def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2
     assert "concurrency  arch" in printed
-    assert sorted(p.name for p in folder.iterdir()) == ["summary.parquet", "sweep.json", "sweep.png"]
+    assert sorted(p.name for p in folder.iterdir()) == [".lock", "parts", "summary.parquet", "sweep.json", "sweep.png"]
     config = json.loads((folder / "sweep.json").read_text())
     assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
 

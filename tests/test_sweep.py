@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from pdvsim.args import axes
 from pdvsim.cli import main
-from pdvsim.sim import sweep as sweep_module
+from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.stats import interval, over_replications, paired_differences
-from pdvsim.sim.sweep import Point, Row, Sweep, SweepInterrupted, flatten, run_sweep
+from pdvsim.sim.stats import interval, over_replications, paired_differences, varied
+from pdvsim.sim.sweep import Point, PointFailed, Sweep, SweepInterrupted, flatten, run_point, run_sweep
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 
@@ -65,19 +65,92 @@ def test_ctrl_c_keeps_the_finished_points(jobs: int) -> None:
 def test_ctrl_c_on_the_command_line_saves_and_says_so(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = sweep_module.run_point
-
-    def run_point(point: Point) -> Row:
+    def run_until_4(index: int, point: Point) -> Row:
         if point.load == 4:
             raise KeyboardInterrupt
-        return real(point)
+        return run_point(index, point)
 
-    monkeypatch.setattr(sweep_module, "run_point", run_point)
+    monkeypatch.setattr("pdvsim.sweepdir.run_point", run_until_4)
     small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
     assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.endswith(f"pdvsim: interrupted: 2 of 4 points saved in {tmp_path}\n")
+    assert capsys.readouterr().err.endswith(f"interrupted: 2 of 4 points are in {tmp_path}; --resume goes on\n")
     assert pd.read_parquet(tmp_path / "summary.parquet")["load"].tolist() == [1.0, 2.0]
-    assert json.loads((tmp_path / "sweep.json").read_text())["interrupted"] is True
+    monkeypatch.undo()
+    assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path), "--resume"]) == 0
+    assert pd.read_parquet(tmp_path / "summary.parquet")["load"].tolist() == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
+    sweep = Sweep(
+        ("pdv", "pd"),
+        concurrency=(2,),
+        base=SMALL,
+        vary={"num_speculative_tokens": (2, 4), "pair": ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b")},
+    )
+    points = sweep.points()
+    assert [(p.experiment.server.num_speculative_tokens, p.experiment.server.pair[:5]) for p in points] == [
+        (k, draft) for k in (2, 4) for draft in ("tinyl", "qwen2") for _ in ("pdv", "pd")
+    ]
+    rows = run_sweep(points, 1)
+    assert rows["point"].tolist() == list(range(8))
+    before, after = list(rows.columns[:10]), ["profile", "foundation", "gpu", "gpus"]
+    assert before == ["point", "arch", "pair", "load_kind", "load", "run", "seed", "num_speculative_tokens", *after[:2]]
+    assert varied(rows) == ["pair", "num_speculative_tokens"]
+    # what was varied is never averaged away, nor taken for a pair
+    assert [e["num_speculative_tokens"] for e in over_replications(rows)] == rows["num_speculative_tokens"].tolist()
+    differences = paired_differences(rows, "output_throughput", "pdv")
+    assert [(d["num_speculative_tokens"], d["pair"][:5]) for d in differences] == [
+        (k, draft) for k in (2, 4) for draft in ("tinyl", "qwen2")
+    ]
+    mine = rows.set_index("point")["output_throughput"]
+    assert differences[3]["difference"].mean == mine[7] - mine[6]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "says"),
+    [
+        (["num-speculative-token=2"], "vary: unknown flag num-speculative-token; did you mean num-speculative-tokens?"),
+        (["arch=pd"], "vary: arch has an option of its own, --arch"),
+        (["max_concurrency=4"], "vary: max_concurrency has an option of its own, --concurrency"),
+        (["2"], "vary takes flag=value,value, got '2'"),
+        (["num-speculative-tokens=two"], "--num-speculative-tokens must be a whole number, got 'two'"),
+        (["num-speculative-tokens=99"], "drafts of more than 32 tokens are not modelled, got 99"),
+        (["num-speculative-tokens=4,4"], "names a value twice"),
+        (["acceptance-rate="], "vary: acceptance-rate needs a value"),
+        (["acceptance-rate=0.5", "acceptance_rate=0.6"], "vary names acceptance_rate twice"),
+        (["acceptance-rate=nan"], "acceptance-rate must be in [0, 1], got nan"),
+        (["controller=fixd"], "invalid choice 'fixd'"),
+        (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
+        (["feedback-temperature=yes"], "must be true or false"),
+        (["pair=a"], "must be written draft:target"),
+        (["gpu=h9000"], "unknown gpu 'h9000'"),
+    ],
+)
+def test_a_varied_flag_is_checked_as_the_flag_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, tokens: list[str], says: str
+) -> None:
+    assert main(["sweep", "--vary", *tokens, "-o", str(tmp_path / "new")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_varied_values_have_the_type_of_their_flag() -> None:
+    tokens = ["partition=0.5+0.3+0.2", "use-trace-timestamps=false", "kv-capacity-tokens=100", "acceptance-rate=0", "1"]
+    assert axes(tokens) == {
+        "partition": ((0.5, 0.3, 0.2),),
+        "use_trace_timestamps": (False,),
+        "kv_capacity_tokens": (100,),
+        "acceptance_rate": (0.0, 1.0),
+    }
+
+
+def test_a_failing_point_is_named_with_its_reason() -> None:
+    points = Sweep(concurrency=(2,), base=SMALL, vary={"kv_capacity_tokens": (1000, 10)}).points()
+    for jobs in (1, 2):
+        with pytest.raises(PointFailed, match=r"point 1 \(.*kv_capacity_tokens 10\): request 0 needs .* tokens of KV"):
+            run_sweep(points, jobs)
 
 
 def test_an_interval_needs_two_replications() -> None:

@@ -1,4 +1,4 @@
-"""`pdvsim sweep`: architectures x loads x replications, as tables, a parquet file and a plot."""
+"""`pdvsim sweep`: loads x architectures x whatever is varied x replications, as a folder of rows, tables and a plot."""
 
 from __future__ import annotations
 
@@ -12,61 +12,96 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.sim.sweep import Sweep
+    from pdvsim.sweepdir import SweepDir
 
 PAIRED_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
+    """Run the command; returns the exit code: 1 where some points failed and the others are there."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
     from pdvsim import output
     from pdvsim.progress import Progress
-    from pdvsim.sim.sweep import SweepInterrupted, run_sweep
+    from pdvsim.sim.backends import check_reachable
+    from pdvsim.sim.inputs import check_points
+    from pdvsim.sweepdir import SweepDir, read_config, write_whole
 
     date = output.now()
-    folder = output.check_folder(Path(args.output or f"results/sweep-{date}"))
-    files = [output.check_file(folder / name) for name in ("summary.parquet", "sweep.json", "sweep.png")]
     sweep = args.options.sweep()
-    points = sweep.points()
-    interrupted = False
-    try:
-        with Progress(len(points), "points", args.json, after_s=0) as progress:
-            frame = run_sweep(points, args.options.jobs, lambda done, total: progress.update(done))
-    except SweepInterrupted as stop:
-        frame, interrupted = stop.points, True
+    folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
+    check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
+    if args.dry_run:
+        return _dry_run(folder, args, date)
 
-    config = {"date": date, "interrupted": interrupted, "points": len(frame), **_resolved(sweep)}
-    files[1].write_text(output.dumps(config) + "\n", encoding="utf-8")
+    check_reachable(args.options.where())
+    total = len(sweep.points())
+    failures, interrupted = 0, False
+    with folder.opened(date, args.resume):
+        try:
+            with Progress(total, "points", args.json, after_s=0) as progress:
+                failures = len(folder.run(args.options.where(), args.continue_on_error, progress.update))
+        except KeyboardInterrupt:
+            interrupted = True
+        except (ValueError, OSError):
+            say("pdvsim", f"stopped: {_kept(folder, total)}")
+            raise
+        frame = folder.summarise()
+        saved = [folder.config_file]
+        if len(frame):
+            from pdvsim.plots import sweep_png
+
+            plot = folder.path / "sweep.png"
+            write_whole(plot, sweep_png(frame))
+            saved = [folder.summary_file, *saved, plot]
+        config = read_config(folder.path)
     if len(frame):
-        from pdvsim.plots import save_sweep
-
-        frame.to_parquet(files[0], index=False)
-        save_sweep(frame, files[2])
         _print_sweep(frame, sweep, config, args.json)
     elif args.json:
         print(output.dumps({**config, "points": []}))
-    saved = files if len(frame) else files[1:2]
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    if failures:
+        say("pdvsim", f"{failures} of {total} points failed: the reasons are in {folder.path / 'failed'}")
     if interrupted:
-        say("pdvsim", f"interrupted: {len(frame)} of {len(points)} points saved in {folder}")
-    return 130 if interrupted else 0
+        say("pdvsim", f"interrupted: {_kept(folder, total)}")
+    return 130 if interrupted else 1 if failures else 0
 
 
-def _resolved(sweep: Sweep) -> dict[str, Any]:
-    """A sweep as it was run, defaults filled in."""
-    from pdvsim import __version__, output
+def _kept(folder: SweepDir, total: int) -> str:
+    return f"{len(folder.indices())} of {total} points are in {folder.path}; --resume goes on"
 
-    loads = dict.fromkeys((p.load_kind, p.load) for p in sweep.points())
-    settings = output.settings(sweep) | {"loads": [{"kind": k, "load": output.setting(v)} for k, v in loads]}
-    return {"pdvsim_version": __version__, "sweep": settings}
+
+def _dry_run(folder: SweepDir, args: SweepCommand, date: str) -> int:
+    """List the points and what they may take; nothing is written."""
+    from pdvsim import output, table
+    from pdvsim.sim.backends import cores
+    from pdvsim.sim.estimate import core_seconds
+    from pdvsim.sweepdir import listed
+
+    folder.check(date, args.resume)
+    points = folder.sweep.points()
+    done = set(folder.indices()) if args.resume else set()
+    rows = listed(points, done)
+    needed_s = core_seconds([p for i, p in enumerate(points) if i not in done])
+    jobs = (
+        min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "loky" else None
+    )
+    estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
+    if args.json:
+        print(output.dumps({"points": rows, "estimate": estimate}))
+        return 0
+    print(table.points_table(rows))
+    left = f"{len(points) - len(done)} of {len(points)} points to run"
+    spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
+    print(f"{left}: an estimated {needed_s:.0f} s of one core, {spread}")
+    return 0
 
 
 def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_json: bool) -> None:
     from pdvsim import output, table
-    from pdvsim.sim.stats import over_replications, paired_differences
+    from pdvsim.sim.stats import over_replications, paired_differences, varied
 
-    entries = over_replications(frame)
+    entries, names = over_replications(frame), varied(frame)
     differences = [
         difference
         for metric in PAIRED_METRICS
@@ -77,11 +112,10 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_j
         print(output.dumps({**config, "foundation": entries[0].get("foundation"), **parts}))
         return
     scoring = sweep.base.scoring
-    if len(sweep.archs) == 1:
+    if len(sweep.archs) == 1 and not names:
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
-            values = {"pair": sweep.base.server.pair, **entry, **load}
-            print(table.serving_table(values, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
-    print(table.comparison_table(entries, percentiles=scoring.metric_percentiles))
+            print(table.serving_table(entry | load, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
+    print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names))
     if differences and sweep.num_runs > 1:
-        print("\n" + table.paired_table(differences))
+        print("\n" + table.paired_table(differences, names))

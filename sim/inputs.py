@@ -1,0 +1,67 @@
+"""Everything that a run will ask for, asked for beforehand: names, profiles, files, and room for every request.
+
+Of a sweep, the first replication of each setting is asked for: what only another seed's lengths would show is left to
+its run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pdvsim.sim.config import Experiment
+
+if TYPE_CHECKING:
+    from pdvsim.sim.core import Request
+    from pdvsim.sim.kv import KvCache
+    from pdvsim.sim.sweep import Point
+
+
+def check(experiment: Experiment) -> None:
+    """A ValueError of one line if the run would name what is unknown, read a bad file or serve what has no room."""
+    from pdvsim.sim.run import check_kv
+
+    check_kv(_server(experiment), [_largest(experiment)])
+
+
+def check_points(points: Iterable[Point], servable: bool = True) -> None:
+    """The same for the points of a sweep, each thing once; without `servable` a request may need more than there is."""
+    from pdvsim.sim.run import check_kv
+
+    servers: dict[object, KvCache] = {}
+    largest: dict[object, Request] = {}
+    for point in points:
+        if point.run:
+            continue
+        experiment = point.experiment
+        # when requests come changes nothing of what they are
+        traffic = replace(experiment.traffic, request_rate=float("inf"), burstiness=1, max_concurrency=None)
+        whose = (traffic, experiment.acceptance)
+        where = (experiment.arch, experiment.server, experiment.hardware)
+        if where not in servers:
+            servers[where] = _server(experiment)
+        if whose not in largest:
+            largest[whose] = _largest(experiment)
+        if servable:
+            try:
+                check_kv(servers[where], [largest[whose]])
+            except ValueError as error:
+                raise ValueError(f"{point}: {error}") from None
+
+
+def _server(experiment: Experiment) -> KvCache:
+    """The KV cache of the server, which is built for it: pair, GPU and profile are known and go together."""
+    from pdvsim.sim.clock import Clock
+    from pdvsim.sim.ledger import Ledger
+    from pdvsim.sim.records import Log
+    from pdvsim.sim.run import Site, profile_of
+
+    return Site(Clock(), experiment, profile_of(experiment), Log(), Ledger(), foresee=False).servers[0].kv
+
+
+def _largest(experiment: Experiment) -> Request:
+    """The longest request, whose files can all be read."""
+    from pdvsim.sim.workload import Workload
+
+    return Workload(experiment.traffic, experiment.acceptance).largest()

@@ -1,0 +1,127 @@
+"""Who runs the points changes nothing in them: loky, a real Dask cluster, a real Ray cluster; and workers may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.sim.backends import DIED, Backend, Outcome, Row, attempt, finished
+
+SWEEP = ["--arch", "pdv,colocated", "--concurrency", "2,8", "--num-runs", "2", "--vary", "num-speculative-tokens=2,4"]
+SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
+
+pytestmark = pytest.mark.usefixtures("quick_plots")
+
+
+def result(folder: Path, *where: str) -> dict[str, bytes]:
+    """The parts and the summary of one sweep, run there."""
+    assert main(["sweep", *SMALL, *SWEEP, *where, "-o", str(folder)]) == 0
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The sweep in one process, without any backend."""
+    return result(tmp_path_factory.mktemp("alone"), "--jobs", "1")
+
+
+@pytest.fixture(scope="module")
+def dask() -> Iterator[Any]:
+    """A scheduler and two worker processes."""
+    distributed = pytest.importorskip("distributed")
+    cluster = distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=":0")
+    with cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A Ray cluster of two processes."""
+    ray = pytest.importorskip("ray")
+    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it leaves a token in the home folder
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("jobs", ["2", "3"])
+def test_loky_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, jobs: str) -> None:
+    assert result(tmp_path, "--jobs", jobs) == alone
+
+
+def test_dask_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, dask: Any) -> None:
+    assert result(tmp_path, "--backend", "dask", "--scheduler", dask.scheduler_address) == alone
+
+
+def test_ray_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, ray: Any) -> None:
+    assert result(tmp_path, "--backend", "ray") == alone
+
+
+def deadly(index: int, victim: int) -> Row:
+    """Point `victim` kills the process it runs in."""
+    if index == victim:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"index": index}
+
+
+def deadly_once(index: int, marker: str) -> Row:
+    """Point 3 kills the process it first runs in."""
+    if index == 3 and not Path(marker).exists():
+        Path(marker).touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.01)
+    return {"index": index}
+
+
+def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
+    found = list(finished(task, [(index, argument) for index in range(8)], backend))
+    assert sorted(outcome.index for outcome in found) == list(range(8))  # none lost, none twice
+    return sorted(found, key=lambda outcome: outcome.index)
+
+
+def test_a_point_that_kills_its_worker_is_found_out(dask: Any) -> None:
+    """Only it fails, not those that ran beside it; and the others are not lost."""
+    for backend in (Backend(jobs=2), Backend("dask", scheduler=dask.scheduler_address)):
+        found = outcomes(deadly, 3, backend)
+        assert [outcome.index for outcome in found if outcome.row is None] == [3]
+        assert found[3].reason.startswith(DIED)
+
+
+def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
+    found = outcomes(deadly_once, str(tmp_path / "marker"), Backend(jobs=2))
+    assert [outcome.row for outcome in found] == [{"index": index} for index in range(8)]
+
+
+def test_a_worker_of_another_version_is_not_trusted() -> None:
+    outcome = attempt(deadly, 0, -1, "0.0.0")
+    assert outcome.row is None
+    assert "the sweep was started by 0.0.0" in outcome.reason
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (["--backend", "dask"], "--backend dask needs --scheduler"),
+        (["--backend", "dask", "--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers"),
+        (["--backend", "dask", "--scheduler", "nonsense:x"], "no Dask scheduler answers"),
+        (["--backend", "spark"], "invalid choice 'spark'"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "--scheduler needs --backend dask or ray"),
+        (["--backend", "ray", "--jobs", "2"], "the ray cluster has its own workers"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pdvsim.sim.backends.PATIENCE_S", 0.5)
+    assert main(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")]) == 2
+    err = capsys.readouterr().err
+    assert says in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "s").exists()

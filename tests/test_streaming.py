@@ -1,0 +1,219 @@
+"""A run that keeps no records: the same requests, the same run, the same metrics, in memory that does not grow."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.metrics import stability, summarise
+from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.run import simulate
+from pdvsim.sim.sketch import ERROR, Moments, Spread
+from pdvsim.sim.sweep import flatten
+from pdvsim.sim.workload import Workload, make_requests
+
+numbers = st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=60)
+
+
+@settings(max_examples=50)
+@given(parts=st.lists(numbers, min_size=1, max_size=4), rank=st.floats(0, 100))
+def test_a_sketch_against_numpy(parts: list[list[float]], rank: float) -> None:
+    spread, whole = Spread(), np.concatenate(parts)
+    for part in parts:
+        spread.add(np.array(part))
+    assert spread.count == len(whole)
+    assert spread.mean == pytest.approx(whole.mean(), rel=1e-12)
+    assert spread.std == pytest.approx(whole.std(), rel=1e-9, abs=1e-9 * whole.max())
+    assert spread.percentiles([rank])[0] == pytest.approx(np.percentile(whole, rank), rel=ERROR * 1.001)
+
+
+def test_zeros_and_nothing_in_a_sketch() -> None:
+    spread = Spread()
+    assert all(math.isnan(x) for x in (spread.mean, spread.std, *spread.percentiles([50])))
+    spread.add(np.array([0.0, 0.0, 0.0, 1.0]))
+    assert spread.percentiles([0, 50, 100])[:2] == [0.0, 0.0]
+
+
+@settings(max_examples=50)
+@given(times=st.lists(st.floats(0, 1e5), min_size=1, max_size=50), share=st.floats(0, 1))
+def test_moments_against_all_of_them(times: list[float], share: float) -> None:
+    """Wrong by at most what fell into the edge's own bin, which is 1/8192 of the time or less."""
+    moments, edge = Moments(), share * max(times)
+    for part in (times[: len(times) // 2], times[len(times) // 2 :]):
+        moments.add(np.array(part))
+    bin_s = max(max(times) / 8192, 1e-6)
+    near = sum(abs(t - edge) <= bin_s for t in times)
+    assert (moments.first_s, moments.last_s) == (min(times), max(times))
+    assert moments.before(edge) == pytest.approx(sum(t <= edge for t in times), abs=near + 1e-9)
+    assert moments.elapsed_s(edge) == pytest.approx(
+        sum(max(0.0, edge - t) for t in times), rel=1e-9, abs=near * bin_s + 1e-9
+    )
+
+
+TRACE = "".join(
+    f'{{"timestamp": {i * 7}, "input_length": {5 + i % 9}, "output_length": {1 + i % 6}}}\n' for i in range(40)
+)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "form"),
+    [
+        ({}, {}),
+        ({"dataset_name": "random", "random_range_ratio": 0.5, "input_len": 40, "output_len": 9}, {}),
+        ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
+        ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
+        ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
+        ({"output_len": 7}, {"acceptance_temperature_slope": 0.2}),
+    ],
+)
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+def test_chunks_change_nothing(dataset: dict[str, Any], form: dict[str, Any], chunk: int, tmp_path: Path) -> None:
+    if "dataset_name" in dataset and dataset["dataset_name"] == "mooncake":
+        (tmp_path / "t.jsonl").write_text(TRACE)
+        dataset = dataset | {"dataset_path": str(tmp_path / "t.jsonl")}
+    if "acceptance_trace" in form:
+        (tmp_path / "rounds").write_text("[4, 0, 2]\n[1]\n[3, 3]\n")
+        form = {"acceptance_trace": str(tmp_path / "rounds")}
+    traffic, acceptance = Traffic(**{"num_prompts": 100, "seed": 3} | dataset), Acceptance(**form)
+
+    def facts(request: Any) -> tuple[object, ...]:
+        coins = None if request.coins is None else (request.coins.rate, request.coins.uniforms.tobytes())
+        return request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, coins
+
+    workload, whole = Workload(traffic, acceptance, chunk), make_requests(traffic, acceptance)
+    assert [facts(r) for r in workload] == [facts(r) for r in whole]
+    assert [facts(r) for r in workload] == [facts(r) for r in whole]  # and again
+    assert workload.largest().id == max(whole, key=lambda r: r.prompt_tokens + r.output_tokens).id
+
+
+def check_same(experiment: Experiment) -> None:
+    """Every key, in its order: exact but for rounding, percentiles within 1%."""
+    streamed = replace(experiment, scoring=replace(experiment.scoring, detailed=False))
+    exact, found = flatten(summarise(simulate(experiment))), flatten(summarise(simulate(streamed)))
+    assert list(found) == list(exact)
+    for name, value in exact.items():
+        if isinstance(value, float):
+            close = 0.01 if name.startswith(("median_", "p")) else 1e-9
+            floor = 1e-6 if name == "breakdown_ms_other" else 1e-9
+            assert found[name] == pytest.approx(value, rel=close, abs=floor, nan_ok=True), name
+        else:
+            assert found[name] == value, name
+
+
+@pytest.mark.parametrize("arch", POLICIES)
+def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every policy, however the run is cut into parts."""
+
+    @given(
+        seed=st.integers(0, 2**16),
+        rate=st.sampled_from([4.0, 40.0, math.inf]),
+        limit=st.sampled_from([None, 1, 5]),
+        warmup=st.sampled_from([0, 0, 1, 20]),
+        cut=st.sampled_from([1, 3, 4096]),
+        output_len=st.sampled_from([1, 2, 30]),
+        replicas=st.sampled_from([1, 1, 3]),
+    )
+    @settings(max_examples=8)
+    def check(**drawn: Any) -> None:
+        monkeypatch.setattr("pdvsim.sim.streaming.REQUESTS", drawn["cut"])
+        traffic = Traffic(
+            "random",
+            num_prompts=40,
+            request_rate=drawn["rate"],
+            max_concurrency=drawn["limit"],
+            input_len=200,
+            output_len=drawn["output_len"],
+            random_range_ratio=0.9,
+            seed=drawn["seed"],
+        )
+        scoring = Scoring(("ttft:60", "tpot:9"), metric_percentiles=(5.0, 99.0), warmup_requests=drawn["warmup"])
+        hardware = Hardware(replicas=drawn["replicas"])
+        check_same(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), Server(), hardware, scoring=scoring))
+
+    check()
+
+
+@given(seed=st.integers(0, 1000), load=st.floats(0.3, 2.0))
+@settings(max_examples=40)
+def test_stability_from_counts(seed: int, load: float) -> None:
+    """The label of a single server's queue, from bins and from rows: they differ only at a threshold."""
+    from pdvsim.sim.metrics import judged
+    from pdvsim.sim.streaming import BinnedCensus
+
+    rng = np.random.default_rng(seed)
+    arrival_s = rng.exponential(1.0, 2000).cumsum()
+    begin_s = np.maximum.accumulate(arrival_s - load * np.arange(2000)) + load * np.arange(2000)
+    traffic, census = Traffic(request_rate=1.0, num_prompts=2000), BinnedCensus()
+    rows = {"id": np.arange(2000), "arrival_s": arrival_s, "admitted_s": begin_s, "finish_s": begin_s + load}
+    for part in np.array_split(np.arange(2000), 7):
+        census.add({name: column[part] for name, column in rows.items()})
+    exact = stability(arrival_s, begin_s + load, traffic, begin_s)
+    if load < 0.9 or load > 1.2:
+        assert judged(traffic, census) == exact
+
+
+def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
+    """However many are due, those held back at the door are not made."""
+    drawn = 0
+
+    class Counting(Workload):
+        def __iter__(self) -> Any:
+            nonlocal drawn
+            for request in super().__iter__():
+                drawn += 1
+                yield request
+
+    from pdvsim.sim.clock import Clock
+    from pdvsim.sim.run import Client
+
+    class Nowhere:
+        on_finish: Any = None
+
+        def route(self, request: Any) -> Any:
+            return type("Server", (), {"submit": staticmethod(lambda request: None)})
+
+    traffic = Traffic(num_prompts=1000, max_concurrency=8)
+    env = Clock()
+    client = Client(env, Counting(traffic, Acceptance(), chunk=1), Experiment(traffic=traffic), Nowhere(), None)
+    env.run()
+    assert (client.outstanding, drawn) == (8, 9)
+
+
+def test_what_needs_records_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = pdvsim.run(num_prompts=5, detailed=False)
+    assert run.metrics["completed"] == 5
+    with pytest.raises(ValueError, match="not kept"):
+        _ = run.requests
+    for more in (["--save-detailed"], ["--trace-out", str(tmp_path / "t.json")]):
+        assert main(["run", "--num-prompts", "5", "--no-detailed", *more]) == 2
+    assert main(["sweep", "--num-prompts", "5", "--no-detailed", "--save-detailed", "-o", str(tmp_path / "s")]) == 2
+    assert capsys.readouterr().err.count("--no-detailed keeps no records") == 3
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_does_not_grow_with_the_requests() -> None:
+    """Four times the requests, within 8 MB of the same peak; kept, the records of 24,000 more take 22 MB."""
+    code = (
+        "import sys, resource, pdvsim\n"
+        "run = pdvsim.run(arch='colocated', dataset_name='random', input_len=16, output_len=4, request_rate=200,\n"
+        "                 num_prompts=int(sys.argv[1]), detailed=False)\n"
+        "assert run.metrics['completed'] == int(sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)"
+    )
+    peaks = [
+        float(subprocess.run([sys.executable, "-c", code, n], capture_output=True, text=True, check=True).stdout)
+        for n in ("8000", "32000")
+    ]
+    assert peaks[1] < peaks[0] + 8
