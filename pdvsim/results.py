@@ -73,9 +73,9 @@ class Results:
         return list(dict.fromkeys(self.points["arch"]))
 
     @property
-    def detailed(self) -> bool:
-        """Whether any point's records were saved."""
-        return bool(self.points["records"].ne("").any())
+    def detailed(self) -> int:
+        """How many points' records were saved."""
+        return int(self.points["records"].ne("").sum())
 
     def settings(self) -> list[tuple[dict[str, Any], pd.DataFrame]]:
         """The points by setting: all that share every dimension but architecture, load and seed."""
@@ -105,7 +105,9 @@ class Results:
 
 def label(setting: dict[str, Any]) -> str:
     """A setting in words."""
-    return ", ".join(str(v) if k in ("pair", "results") else f"{k} {_figure(v)}" for k, v in setting.items())
+    return ", ".join(
+        str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {_figure(v)}" for k, v in setting.items()
+    )
 
 
 def _figure(value: Any) -> str:
@@ -127,6 +129,8 @@ def load(paths: Sequence[Path | str]) -> Results:
     points = pd.concat(tables, ignore_index=True)
     points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
     vary = [name for name in dict.fromkeys(name for source in sources for name in source.vary) if name in points]
+    first = [*KEYS, "pair", "run", "seed", *vary, "profile", "foundation"]  # as a sweep orders them
+    points = points[list(dict.fromkeys([*first, *points.columns]))]
     candidates = [name for name in dict.fromkeys(("pair", *vary)) if points[name].nunique(dropna=False) > 1]
     dims = tuple(candidates)
     if len(sources) > 1 and _mixed(points, sources, candidates):

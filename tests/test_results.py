@@ -33,7 +33,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
     results = load([folder])
     assert results.archs == ["pd", "pdv"]
-    assert (len(results.points), results.dims, results.detailed) == (8, (), True)
+    assert (len(results.points), results.dims, results.detailed) == (8, (), 8)
     for _, row in results.points.iterrows():
         found = records(row)
         assert found is not None
@@ -76,7 +76,7 @@ def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
     results: Results = load([copy])
     assert results.dims == ("num_speculative_tokens",)
     assert [label(setting) for setting, _ in results.settings()] == [
-        "num_speculative_tokens 4", "num_speculative_tokens 8"
+        "num speculative tokens 4", "num speculative tokens 8"
     ]  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def main(argv: list[str]) -> int:
 
     results = load(args.results)
     path = check_file(Path(args.output))
-    with Progress(len(results.points), "points") as progress:
+    with Progress(results.detailed, "records") as progress:
         document = build(results, progress.update)
     text = page(document)
     path.write_text(text, encoding="utf-8")

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+FEW = 10  # values of an option that each get a tick
+
+
 @dataclass(frozen=True)
 class Axis:
     """Which column goes where."""
@@ -71,7 +74,11 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
                 inside = [e for e in entries if _is(e, axis.row, row) and _is(e, axis.column, column)]
                 _panel(axes, inside, axis, curves, by_metric)
                 names = [(axis.row, row), (axis.column, column)]
-                axes.set_title(", ".join(f"{k}: {_text(v)}" for k, v in names if k), loc="left", fontweight="bold")
+                axes.set_title(
+                    ", ".join(f"{k.replace('_', ' ')}: {_text(v)}" for k, v in names if k),
+                    loc="left",
+                    fontweight="bold",
+                )
         scale = name_of(axis.y)[2]
         frame(grid[0, 0], [e[axis.y] for e in entries if has(e, axis.y)], scale, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
@@ -86,8 +93,7 @@ def _entries(points: pd.DataFrame, keys: tuple[str, ...]) -> list[Entry]:
     """One entry per point, averaged over replications, with its settings; in the order of x."""
     entries = []
     for values, group in points.groupby(list(keys), sort=False, dropna=False):
-        [entry] = over_replications(group)
-        entries.append(entry | dict(zip(keys, values, strict=True)))
+        entries += [entry | dict(zip(keys, values, strict=True)) for entry in over_replications(group)]
     return entries
 
 
@@ -123,8 +129,9 @@ def _names(grid: Any, axis: Axis, entries: list[Entry], by_metric: bool) -> None
             axes.set_xticks(range(len(values)), [str(v) for v in values])
         elif min(values) > 0 and max(values) >= 8 * min(values):
             axes.set_xscale("log", base=2)
-            axes.set_xticks(values, [_text(v) for v in values])
             axes.minorticks_off()
+        if values and axis.x != "load" and _numeric(values) and len(values) <= FEW:
+            axes.set_xticks(values, [_text(v) for v in values])
         axes.set_xlabel("")
     for axes in grid[-1]:
         axes.set_xlabel(_axis_name(axis.x, entries))

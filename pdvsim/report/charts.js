@@ -67,7 +67,7 @@ function overLoads(id, doc, chosen, metric) {
     title: { text: chosen.load[0] === "concurrency" ? "Concurrent requests" : "Request rate (req/s)" },
   };
   const yaxis = { title: { text: `${named.title} (${named.unit})` }, type: wide ? "log" : "linear", ...(wide ? { dtick: 1 } : { rangemode: "tozero" }) };
-  draw(id, traces, { xaxis, yaxis }, "Nothing to show: choose an architecture that has this load.");
+  draw(id, traces, { xaxis, yaxis }, "Nothing to show: no such figure was saved for what is chosen.");
 }
 
 function histogram(id, doc, chosen) {
@@ -101,12 +101,12 @@ function breakdown(id, doc, entries) {
   }, "Nothing to show: choose an architecture that has this load.");
 }
 
-// Five panels over one time axis: what is zoomed in one is zoomed in all.
+// Panels over one time axis: what is zoomed in one is zoomed in all.
 function timeline(id, doc, series) {
   const traces = [];
   const panels = [
-    ["Requests", [["waiting", series && series.waiting, doc.colours.other[0]], ["in flight", series && series.in_flight, doc.colours.other[1]],
-      ...lanesOf(doc, series, "queue").map(([n, v, c]) => [`${n} queue`, v, c])], 1],
+    ["In the system", [["requests", series && series.in_flight, doc.colours.other[1]]], 1],
+    ["Queues", [["not admitted", series && series.waiting, doc.colours.other[0]], ...lanesOf(doc, series, "queue")], 1],
     ["Batch (rows)", Object.entries((series && series.batch) || {}).map(([n, v]) => [n, v, doc.colours.kind[n]]), 1],
     ["Draft length", [["draft", (series && series.draft_length.length && series.draft_length) || null, doc.colours.kind.draft]], 1],
     ["Busy (%)", lanesOf(doc, series, "busy"), 100],

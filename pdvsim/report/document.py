@@ -16,27 +16,29 @@ from numpy.typing import NDArray
 from pdvsim import __version__
 from pdvsim.look import ARCH_COLOURS, GREY, KIND_COLOURS, LANE_COLOURS, PINK, STEP_COLOURS, STRANGER, grew, name_of
 from pdvsim.report.series import BINS, over_time
-from pdvsim.results import Results, known_profile, label, records
+from pdvsim.results import KEYS, Results, known_profile, label, records
 from pdvsim.sim.metrics import latencies_s
-from pdvsim.sim.stats import Interval, over_replications, paired_differences
+from pdvsim.sim.stats import Interval, interval, over_replications
 from pdvsim.table import load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[int], None]
+Latencies = dict[int, dict[str, NDArray[Any]]]  # seconds, by point and metric
 
 HIST_BINS = 60
 MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
+LAUNCHES_A_BIN = 3
 MANY = 100  # entries from which the time series get coarser, to keep the page's size in bounds
 
 
 def build(results: Results, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """The document for `results`; `progress` is called with the number of points read."""
+    """The document for `results`; `progress` is called with the number of records read."""
     points = results.points
-    latencies = _read_latencies(results, progress)
+    latencies, series = _read(results, progress)
     points = _with_percentiles(points, latencies)
     metrics = _metrics(points)
     kinds = list(dict.fromkeys(points["load_kind"]))
@@ -53,9 +55,8 @@ def build(results: Results, progress: Progress = lambda done: None) -> dict[str,
             described["rows"] = frame.index[same].tolist()
             entries.append(described)
         histograms += _histograms(entries, number, latencies)
-    bins = BINS if len(entries) <= MANY else max(BINS * MANY // len(entries), BINS // 4)
     for entry in entries:
-        entry["series"] = _series(results, entry.pop("rows"), bins)
+        entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
     return {
         "version": __version__,
         "archs": [{"name": arch, "colour": ARCH_COLOURS.get(arch, STRANGER)} for arch in results.archs],
@@ -71,18 +72,29 @@ def build(results: Results, progress: Progress = lambda done: None) -> dict[str,
     }
 
 
-def _read_latencies(results: Results, progress: Progress) -> dict[int, dict[str, NDArray[Any]]]:
-    """What the latency metrics are taken over, by point, where records were saved."""
-    found = {}
-    for done, (index, row) in enumerate(results.points.iterrows(), 1):
-        rows = records(row)
-        if rows is not None:
-            found[int(index)] = latencies_s(rows.requests, rows.deliveries, results.warmup(row))  # type: ignore[call-overload]
+def _read(results: Results, progress: Progress) -> tuple[Latencies, dict[int, dict[str, Any]]]:
+    """Where records were saved: what the latency metrics are taken over, by point; one replication over time."""
+    latencies: Latencies = {}
+    series: dict[int, dict[str, Any]] = {}
+    keys = [*KEYS, *results.dims]
+    saved = results.points[results.points["records"] != ""]
+    first = set(saved.drop_duplicates(keys).index)
+    bins = BINS if len(first) <= MANY else max(BINS * MANY // len(first), BINS // 4)
+    for done, (index, row) in enumerate(saved.iterrows(), 1):
+        found = records(row)
+        assert found is not None
+        number = int(index)  # type: ignore[call-overload]
+        latencies[number] = latencies_s(found.requests, found.deliveries, results.warmup(row))
+        if index in first and len(found.launches["lane"]):
+            busiest = int(np.bincount(found.launches["lane"]).max())
+            fitting = min(bins, max(busiest // LAUNCHES_A_BIN, BINS // 5))  # finer ones show the beat of the rounds
+            over = over_time(found, results.bandwidth_bytes_per_s(row), fitting)
+            series[number] = {"seed": int(row["seed"]), **_plain(over)}
         progress(done)
-    return found
+    return latencies, series
 
 
-def _with_percentiles(points: pd.DataFrame, latencies: dict[int, dict[str, NDArray[Any]]]) -> pd.DataFrame:
+def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFrame:
     """`points` with the percentiles that the summary leaves out, where the records give them."""
     points = points.copy()
     for mark, rank in RANKS.items():
@@ -102,7 +114,6 @@ def _metrics(points: pd.DataFrame) -> list[str]:
 
 def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
     steps = {step: entry.get(f"breakdown_ms_{step}") for step in STEP_COLOURS}
-    lanes = {lane: entry.get(f"lanes_{lane}_utilisation") for lane in LANE_COLOURS}
     return {
         "arch": entry["arch"],
         "load": [entry["load_kind"], load_text(entry["load"])],
@@ -113,25 +124,30 @@ def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
         "profile": str(entry["profile"]),
         "values": {m: _interval(entry[m]) for m in metrics if isinstance(entry.get(m), Interval)},
         "steps": {step: _short(v.mean) for step, v in steps.items() if isinstance(v, Interval)},
-        "lanes": {lane: _short(v.mean) for lane, v in lanes.items() if isinstance(v, Interval) and v.n},
     }
 
 
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Relative paired differences by point, then by architecture compared with, then by metric."""
+    """Relative paired differences by point, then by architecture compared with, then by metric.
+
+    The same as `sim.stats.paired_differences`, of every architecture with every other at once.
+    """
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
-    numbers = [m for m in metrics if frame[m].dtype != object]
-    for against in dict.fromkeys(frame["arch"]):
-        for metric in numbers:
-            for d in paired_differences(frame, metric, against):
-                key = (d["arch"], d["load_kind"], load_text(d["load"]))
-                found.setdefault(key, {}).setdefault(against, {})[metric] = _interval(d["relative"])
+    places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
+    for metric in (m for m in metrics if frame[m].dtype != object):
+        by_seed: dict[tuple[str, str, str], dict[int, float]] = {}
+        for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
+            by_seed.setdefault((arch, kind, load), {})[seed] = value
+        for (arch, kind, load), mine in by_seed.items():
+            for against in dict.fromkeys(frame["arch"]):
+                theirs = by_seed.get((against, kind, load), {})
+                if arch != against and theirs:
+                    relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
+                    found.setdefault((arch, kind, load), {}).setdefault(against, {})[metric] = _interval(relative)
     return found
 
 
-def _histograms(
-    entries: list[dict[str, Any]], setting: int, latencies: dict[int, dict[str, NDArray[Any]]]
-) -> list[dict[str, Any]]:
+def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencies) -> list[dict[str, Any]]:
     """Counts over edges that all architectures of a load share, evenly spaced on a logarithmic axis."""
     found = []
     mine = [e for e in entries if e["setting"] == setting]
@@ -158,18 +174,8 @@ def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
     return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
 
 
-def _pooled(rows: list[int], metric: str, latencies: dict[int, dict[str, NDArray[Any]]]) -> NDArray[Any]:
+def _pooled(rows: list[int], metric: str, latencies: Latencies) -> NDArray[Any]:
     return np.concatenate([latencies[i][metric] for i in rows if i in latencies] or [np.empty(0)]) * 1e3
-
-
-def _series(results: Results, rows: list[int], bins: int) -> dict[str, Any] | None:
-    """The first replication whose records were saved, over time."""
-    for _, row in results.points.loc[rows].iterrows():
-        found = records(row)
-        if found is not None and len(found.launches["start_s"]):
-            series = over_time(found, results.bandwidth_bytes_per_s(row), bins)
-            return {"seed": int(row["seed"]), **_plain(series)}
-    return None
 
 
 def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:

@@ -95,7 +95,7 @@ function show() {
   const series = watched && watched.series;
   timeline("timeline-chart", doc, series);
   $("timeline-note").textContent = series ? restsOn([watched],
-    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. Waiting: arrived, nothing launched yet. Lane queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, 1) : "";
+    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, nothing launched yet. Lanes' queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, 1) : "";
 }
 
 // What a figure rests on: replications, labels and foundation.
@@ -123,6 +123,7 @@ function withInterval(value) {
 // A paired difference: claimed only if its interval leaves 0 out.
 function difference(value) {
   if (!value || value[0] === null) return ["–", "unsure"];
+  if (value[0] >= 9) return [`${number(value[0] + 1, 3)}×`, value[2] > 1 && value[0] > value[1] ? "" : "unsure"];
   const percent = `${value[0] >= 0 ? "+" : "−"}${Math.abs(100 * value[0]).toLocaleString("en", { maximumFractionDigits: 1 })}%`;
   if (value[2] < 2) return [percent, "unsure"];
   const interval = `${percent} ± ${(100 * value[1]).toLocaleString("en", { maximumFractionDigits: 1 })}`;
@@ -131,7 +132,7 @@ function difference(value) {
 
 function table(entries, chosen, time) {
   const unit = doc.metrics[chosen.rate].unit;
-  const marks = Object.entries(doc.marks).filter(([m]) => doc.metrics[`${m}_${chosen.latency}_ms`]);
+  const marks = Object.entries(doc.marks).filter(([m]) => entries.some((e) => (e.values[`${m}_${chosen.latency}_ms`] || [null])[0] !== null));
   const heads = ["Architecture", "Label", `${doc.metrics[chosen.rate].title} (${unit})`, `vs ${chosen.against}`,
     ...marks.map(([, word]) => `${word} ${chosen.latency.toUpperCase()} (ms)`), `${doc.marks[chosen.mark]} vs ${chosen.against}`];
   const row = element("tr");
