@@ -4,16 +4,23 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: sweep test bench clean
+.PHONY: sweep test bench clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2
+
+# The report is tested in a real browser. Without one those tests are skipped, or fail where CI is set.
+chromium:
+	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
+	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
+	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
+	echo "chromium is missing and could not be installed: the report is not tested in a browser" >&2
 
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/bench.py

@@ -178,7 +178,8 @@ assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate na
 def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
     known = flags(command)
-    tokens = _tokens(argv, known, positionals(command))
+    hints, placed = get_type_hints(command), positionals(command)
+    tokens = _tokens(argv, known, math.inf if any(_is_list(hints[name]) for name in placed) else len(placed))
     path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)
     if path is not None and "config" in known:
         in_file = {name: hint for name, hint in known.items() if name != "config"}  # a file names no other file
@@ -289,7 +290,7 @@ def _items(value: Any) -> list[str]:
     return [str(item) for item in value] if many else [str(value)]
 
 
-def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: Sequence[str] = ()) -> list[str]:
+def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: float = 0) -> list[str]:
     """`argv` with flags spelt one way, lists split at commas, those given by place first; unknown ones are refused."""
     tokens: list[str] = []
     placed: list[str] = []
@@ -321,7 +322,7 @@ def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: Sequence[str]
             if not equals:
                 continue
             token = value
-        if not room and len(placed) < len(places):
+        if not room and len(placed) < places:
             placed.append(token)
             continue
         if not room:

@@ -15,6 +15,8 @@ from pdvsim.console import guarded
 COMMANDS = {  # module of pdvsim.commands: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
     "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
+    "plot": "pictures of sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
+    "report": "one interactive page: pdvsim report results/sweep-DATE -o report.html",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
 }

@@ -77,6 +77,7 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str 
         "seed": traffic.seed,
         **{key: value for key, value in result.meta.items() if isinstance(value, str | int | float | None)},
         **metrics,
+        "provenance": result.meta.get("provenance"),
         "pdvsim_version": __version__,
         "config": settings(experiment),
     }

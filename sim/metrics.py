@@ -45,12 +45,8 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     start_s, end_s = float(req["arrival_s"].min()), float(req["finish_s"].max())
     duration_s = end_s - start_s
 
-    ttft_s = req["first_token_s"] - req["arrival_s"]
-    e2el_s = req["finish_s"] - req["arrival_s"]
-    later_tokens = req["output_tokens"] - 1
-    tpot_s = np.divide(
-        req["finish_s"] - req["first_token_s"], later_tokens, out=np.zeros_like(e2el_s), where=later_tokens > 0
-    )
+    ttft_s, tpot_s, e2el_s = _times(req)
+    several = req["output_tokens"] > 1
     chunks = _chunks(result.deliveries, every["id"], counted)
     completed, tokens_in, tokens_out = len(ttft_s), int(req["prompt_tokens"].sum()), int(req["output_tokens"].sum())
 
@@ -73,7 +69,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     }
     for name, values in (
         ("ttft", ttft_s),
-        ("tpot", tpot_s[later_tokens > 0]),
+        ("tpot", tpot_s[several]),
         ("itl", chunks["gap_s"][~chunks["first"]]),
         ("e2el", e2el_s),
     ):
@@ -88,6 +84,16 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     metrics["lanes"] = _lanes(launches, start_s, end_s, bandwidth, int(result.experiment.hardware.replicas))
     metrics["kinds"] = _kinds(launches)
     return metrics
+
+
+def latencies_s(requests: Columns, deliveries: Columns, warmup: int) -> dict[str, Array]:
+    """What the latency metrics are taken over, in seconds: one value a counted request; for itl one a later chunk."""
+    counted = _counted(requests, warmup)
+    req = {name: column[counted] for name, column in requests.items()}
+    ttft_s, tpot_s, e2el_s = _times(req)
+    chunks = _chunks(deliveries, requests["id"], counted)
+    itl_s = chunks["gap_s"][~chunks["first"]]
+    return {"ttft": ttft_s, "tpot": tpot_s[req["output_tokens"] > 1], "itl": itl_s, "e2el": e2el_s}
 
 
 def stability(arrival_s: Array, finish_s: Array, traffic: Traffic, admitted_s: Array | None = None) -> str:
@@ -195,6 +201,14 @@ def _counted(requests: Columns, warmup: int) -> Array:
     counted = requests["finish_s"] >= 0
     counted[np.argsort(requests["arrival_s"], kind="stable")[:warmup]] = False
     return counted
+
+
+def _times(req: Columns) -> tuple[Array, Array, Array]:
+    """Time to first token, per later token (0 where there is none) and end to end."""
+    e2el_s = req["finish_s"] - req["arrival_s"]
+    later = req["output_tokens"] - 1
+    tpot_s = np.divide(req["finish_s"] - req["first_token_s"], later, out=np.zeros_like(e2el_s), where=later > 0)
+    return req["first_token_s"] - req["arrival_s"], tpot_s, e2el_s
 
 
 def rate(count: float, duration_s: float) -> float:

@@ -1,0 +1,44 @@
+"""`pdvsim report`: one interactive page of sweeps and runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from pdvsim.args import parse
+from pdvsim.console import say
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
+
+    results: tyro.conf.Positional[tuple[str, ...]]
+    """Sweep folders, or JSON files of single runs."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "report.html"
+    """The page to write."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(ReportCommand, argv, "pdvsim report")
+
+    from pdvsim.output import check_file
+    from pdvsim.progress import Progress
+    from pdvsim.report import page
+    from pdvsim.report.document import build
+    from pdvsim.results import load
+
+    results = load(args.results)
+    path = check_file(Path(args.output))
+    with Progress(results.detailed, "records") as progress:
+        document = build(results, progress.update)
+    text = page(document)
+    path.write_text(text, encoding="utf-8")
+    say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
+    if not results.detailed:
+        say("pdvsim", "no records were saved: without --save-detailed there are no histograms and no time series")
+    return 0

@@ -1,0 +1,71 @@
+"""Results as pictures, PNG or SVG: what `pdvsim plot` and `pdvsim sweep` draw."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pdvsim.plots.canvas import DPI
+from pdvsim.plots.custom import Axis, custom_figure
+from pdvsim.plots.heatmap import improvement_figure
+from pdvsim.plots.pictures import (
+    acceptance_figure,
+    latency_figure,
+    sweep_figure,
+    throughput_figure,
+    utilisation_figure,
+)
+from pdvsim.results import Results, label
+from pdvsim.sim.stats import varied
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+STANDING = {
+    "throughput": throughput_figure,
+    "latency": latency_figure,
+    "utilisation": utilisation_figure,
+    "acceptance": acceptance_figure,
+}
+
+
+def sweep_png(points: pd.DataFrame) -> bytes:
+    """A sweep's six panels as a PNG file's content; one curve an architecture and value of what was varied."""
+    names = varied(points)
+    if names:
+        curves = [
+            ", ".join([arch, *(f"{n} {v}" for n, v in zip(names, values, strict=True))])
+            for arch, *values in points[["arch", *names]].itertuples(index=False)
+        ]
+        points = points.drop(columns=names).assign(arch=curves)
+    buffer = io.BytesIO()
+    sweep_figure(points).savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:
+    """The pictures every result has, by name: one of each a setting, and one heatmap for all settings."""
+    settings = results.settings()
+    for setting, points in settings:
+        words = label(setting)
+        suffix = f"-{slug(words)}" if len(settings) > 1 else ""
+        for name, picture in STANDING.items():
+            figure = picture(points, words)
+            if figure is not None:
+                yield name + suffix, figure
+    figure = improvement_figure(results, metric, against)
+    if figure is not None:
+        yield f"improvement-{metric.removesuffix('_ms').replace('_', '-')}", figure
+
+
+def own(results: Results, axis: Axis) -> tuple[str, Figure]:
+    """The user's own picture and its name."""
+    return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
+
+
+def slug(words: str) -> str:
+    """`words` as part of a file name."""
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

@@ -1,0 +1,148 @@
+"""The files of a result, checked: a sweep's header and summary, a run's document, and the records beside them.
+
+Each reader returns what it read or raises a ValueError of one line that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+import numpy as np
+from pydantic import BaseModel, Field, ValidationError
+
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1  # of sweep.json and of a run's document; files from before it was written count as 1
+WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
+DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
+
+
+class Config(BaseModel, extra="allow"):
+    """An experiment's configuration, as far as reading results needs it."""
+
+    traffic: dict[str, Any] = Field(default_factory=dict)
+    acceptance: dict[str, Any] = Field(default_factory=dict)
+    server: dict[str, Any] = Field(default_factory=dict)
+    hardware: dict[str, Any] = Field(default_factory=dict)
+    scoring: dict[str, Any] = Field(default_factory=dict)
+
+
+class Header(BaseModel, extra="allow"):
+    """What every result says of itself."""
+
+    schema_version: int = SCHEMA
+    pdvsim_version: str
+    date: str = ""
+    provenance: dict[str, Any] | None = None
+
+
+class SweepSettings(BaseModel, extra="allow"):
+    """The sweep that was run."""
+
+    base: Config = Field(default_factory=Config)
+    vary: dict[str, Any] | None = None
+
+
+class SweepHeader(Header):
+    """sweep.json."""
+
+    sweep: SweepSettings
+
+
+class RunDocument(Header):
+    """The JSON file of one run; the metrics are among the keys not named here."""
+
+    arch: str
+    pair: str
+    seed: int
+    request_rate: float | Literal["inf"]
+    max_concurrency: int | None = None
+    output_throughput: float
+    stability: str
+    config: Config
+
+    @property
+    def load(self) -> tuple[str, float]:
+        """What a sweep would call the load."""
+        if self.config.traffic.get("use_trace_timestamps"):
+            return "trace", math.nan
+        rate = float(self.request_rate)
+        if math.isinf(rate) and self.max_concurrency is not None:
+            return "concurrency", float(self.max_concurrency)
+        return "request_rate", rate
+
+
+H = TypeVar("H", bound=Header)
+
+
+def read_header(model: type[H], path: Path, otherwise: str) -> H:
+    """The JSON document in `path`; `otherwise` says what the file should have been."""
+    import json
+
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{path}: No such file: {otherwise}") from None
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from None
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: not JSON, or cut short: {' '.join(str(error).split())[:120]}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"{path}: expected a JSON object: {otherwise}")
+    version = data.get("schema_version", SCHEMA)
+    if version != SCHEMA:
+        raise ValueError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{path}: {where}: {first['msg']}: {otherwise}") from None
+
+
+def read_frame(path: Path) -> pd.DataFrame:
+    """The table in a parquet file, its lists as lists."""
+    import pandas as pd
+    import pyarrow as pa
+
+    try:
+        table = pd.read_parquet(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: No such file") from None
+    except (OSError, pa.ArrowException) as error:
+        raise ValueError(f"{path}: not parquet, or cut short: {' '.join(str(error).split())[:120]}") from None
+    for name in table:
+        if table[name].dtype == object:
+            table[name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in table[name]]
+    return table
+
+
+def read_records(stem: str) -> dict[str, Columns]:
+    """Requests, launches and deliveries beside `stem`, with lanes, kinds and roles as numbers."""
+    return {name: _columns(Path(f"{stem}.{name}.parquet"), name) for name in DTYPES}
+
+
+def _columns(path: Path, table: str) -> Columns:
+    frame = read_frame(path)
+    columns: Columns = {}
+    for name, dtype in DTYPES[table].items():
+        if name not in frame:
+            raise ValueError(f"{path}: column {name} is missing")
+        values = frame[name]
+        if name in WORDS:
+            codes = {word: code for code, word in enumerate(WORDS[name])}
+            unknown = set(values) - set(codes)
+            if unknown:
+                raise ValueError(f"{path}: column {name}: unknown {unknown.pop()!r}; known: {', '.join(codes)}")
+            values = values.astype(str).map(codes)
+        try:
+            columns[name] = np.asarray(values, dtype)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}: column {name} must hold numbers") from None
+    return columns

@@ -1,0 +1,226 @@
+"""Results read back from disk: sweeps and single runs as one table of points, with their records where they were saved.
+
+What is missing, cut short or of another schema is refused with one line that names the file and the field. Several
+results become one table; where they are not the same experiment, or hold the same point twice, a column tells them
+apart, so that nothing is paired or averaged that does not belong together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.sim.records import Columns
+from pdvsim.sim.sweep import flatten
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.sim.profile import Profile
+
+KEYS = ("arch", "load_kind", "load")  # what a point is, beside its settings and its seed
+NEEDED = (*KEYS, "seed", "output_throughput", "stability")
+LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One sweep or run: where it lies, what was asked for, and what its figures rest on."""
+
+    name: str
+    path: Path
+    date: str
+    version: str
+    config: Config  # of the experiment, or of the one a sweep varies
+    vary: tuple[str, ...]  # columns of the sweep's varied flags
+    provenance: dict[str, Any] | None
+
+    @property
+    def pair(self) -> str:
+        return str(self.config.server.get("pair", "?"))
+
+    @property
+    def workload(self) -> dict[str, Any]:
+        """Everything that two results must share to be compared seed by seed."""
+        traffic = {k: v for k, v in self.config.traffic.items() if k not in LOAD_SETTINGS}
+        config = self.config
+        return traffic | {"parts": (config.acceptance, config.hardware, config.scoring)}
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of one point, lanes, kinds and roles as numbers."""
+
+    requests: Columns
+    launches: Columns
+    deliveries: Columns
+
+
+@dataclass(frozen=True)
+class Results:
+    """One row a point, and what tells points apart beside architecture, load and seed."""
+
+    points: pd.DataFrame
+    sources: tuple[Source, ...]
+    dims: tuple[str, ...]  # columns with more than one value: results, pair, varied flags
+
+    @property
+    def archs(self) -> list[str]:
+        return list(dict.fromkeys(self.points["arch"]))
+
+    @property
+    def detailed(self) -> int:
+        """How many points' records were saved."""
+        return int(self.points["records"].ne("").sum())
+
+    def settings(self) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+        """The points by setting: all that share every dimension but architecture, load and seed."""
+        if not self.dims:
+            return [({}, self.points)]
+        grouped = self.points.groupby(list(self.dims), sort=False, dropna=False)
+        return [(dict(zip(self.dims, key, strict=True)), group) for key, group in grouped]
+
+    def source(self, row: pd.Series[Any]) -> Source:
+        """Where a point comes from."""
+        return self.sources[int(row["source"])]
+
+    def warmup(self, row: pd.Series[Any]) -> int:
+        """Requests that a point's metrics leave out."""
+        if "warmup_requests" in row:
+            return int(row["warmup_requests"])
+        return int(self.source(row).config.scoring.get("warmup_requests", 0))
+
+    def bandwidth_bytes_per_s(self, row: pd.Series[Any]) -> float:
+        """The card's copy bandwidth: as recorded, else as the profile has it; nan where neither says."""
+        given = row.get("bandwidth_bytes_per_s", math.nan)
+        if given is not None and math.isfinite(given):
+            return float(given)
+        profile = known_profile(str(row["gpu"]), str(row["profile"]), self.source(row).config)
+        return math.nan if profile is None else float(profile.gpu.bandwidth_bytes_per_s)
+
+
+def label(setting: dict[str, Any]) -> str:
+    """A setting in words."""
+    return ", ".join(
+        str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {_figure(v)}" for k, v in setting.items()
+    )
+
+
+def _figure(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(paths: Sequence[Path | str]) -> Results:
+    """The results in sweep folders and run files; a ValueError of one line if one of them is not what it should be."""
+    import pandas as pd
+
+    if not paths:
+        raise ValueError("name at least one result: a sweep's folder or a run's JSON file")
+    sources: list[Source] = []
+    tables: list[pd.DataFrame] = []
+    for number, path in enumerate(map(Path, paths)):
+        source, table = _sweep(path) if path.is_dir() else _run(path)
+        tables.append(table.assign(source=number, results=source.name))
+        sources.append(source)
+    points = pd.concat(tables, ignore_index=True)
+    points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
+    vary = [name for name in dict.fromkeys(name for source in sources for name in source.vary) if name in points]
+    first = [*KEYS, "pair", "run", "seed", *vary, "profile", "foundation"]  # as a sweep orders them
+    points = points[list(dict.fromkeys([*first, *points.columns]))]
+    candidates = [name for name in dict.fromkeys(("pair", *vary)) if points[name].nunique(dropna=False) > 1]
+    dims = tuple(candidates)
+    if len(sources) > 1 and _mixed(points, sources, candidates):
+        dims = ("results", *candidates)
+        if points["results"].nunique() < len(sources):
+            points["results"] = [str(sources[i].path) for i in points["source"]]
+    again = points.duplicated([*KEYS, *dims, "seed"])
+    if again.any():
+        row = points[again].iloc[0]
+        where = sources[int(row["source"])].path
+        raise ValueError(f"{where}: {row['arch']} at load {row['load']:g} with seed {row['seed']} is there twice")
+    return Results(points, tuple(sources), dims)
+
+
+def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str]) -> bool:
+    """Whether points of unlike workloads, or the same point twice, would stand beside each other in one setting."""
+    if points.duplicated([*KEYS, *dims, "seed"]).any():
+        return True
+    groups = points.groupby(list(dims), dropna=False)["source"] if dims else [((), points["source"])]
+    return any(sources[i].workload != sources[int(g.iloc[0])].workload for _, g in groups for i in g.unique())
+
+
+def records(row: pd.Series[Any]) -> Records | None:
+    """The records of a point, or None where they were not saved; a ValueError naming the file and column if bad."""
+    if not row["records"]:
+        return None
+    return Records(**read_records(row["records"]))
+
+
+def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
+    """The profile called `name`, if it is one that comes with pdvsim or the file that was used is still there."""
+    from pdvsim.sim.models import GPUS
+    from pdvsim.sim.profile import builtin, roofline
+    from pdvsim.sim.profile import load as load_profile
+
+    if gpu in GPUS:
+        for profile in (builtin(gpu), roofline(GPUS[gpu])):
+            if profile.name == name:
+                return profile
+    path = config.hardware.get("profile")
+    if path and Path(path).is_file():
+        profile = load_profile(path)
+        return profile if profile.name == name else None
+    return None
+
+
+def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
+    from pandas.api.types import is_numeric_dtype
+
+    header = read_header(SweepHeader, folder / "sweep.json", "not a sweep's folder")
+    path = folder / "summary.parquet"
+    if not path.exists():
+        raise ValueError(f"{path}: No such file: the sweep has not saved any point")
+    table = read_frame(path)
+    vary = tuple(str(name).replace("-", "_") for name in header.sweep.vary or {})
+    for name in (*NEEDED, *vary):
+        if name not in table:
+            raise ValueError(f"{path}: column {name} is missing")
+    if not len(table):
+        raise ValueError(f"{path}: no point in it")
+    for name in ("load", "seed", "output_throughput"):
+        if not is_numeric_dtype(table[name]):
+            raise ValueError(f"{path}: column {name} must hold numbers, it holds {table[name].dtype}")
+    source = Source(
+        folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
+        tuple(name for name in vary if name not in KEYS), header.provenance,
+    )  # fmt: skip
+    stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
+    saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
+    return source, _filled(table, source).assign(records=saved or "")
+
+
+def _run(path: Path) -> tuple[Source, pd.DataFrame]:
+    import pandas as pd
+
+    document = read_header(RunDocument, path, "neither a sweep's folder nor a run's JSON file")
+    stem = path.with_suffix("")
+    source = Source(
+        stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance
+    )  # fmt: skip
+    kind, load = document.load
+    row = {"arch": document.arch, "load_kind": kind, "load": load}
+    row |= flatten(document.model_dump(exclude={"config", "provenance"}))
+    saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
+    return source, _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source).assign(records=saved)
+
+
+def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
+    """`table` with what older files or real runs leave out."""
+    for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
+        if name not in table:
+            table[name] = value
+    return table

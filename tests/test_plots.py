@@ -1,0 +1,169 @@
+"""Pictures: their figures are those of the statistics, and what cannot be told apart is not shown as if it could."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from resultdirs import sweep_folder
+
+from pdvsim.cli import main
+from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, tail
+from pdvsim.plots.custom import Axis, custom_figure
+from pdvsim.plots.heatmap import cells, improvement_figure
+from pdvsim.plots.pictures import latency_figure, throughput_figure
+from pdvsim.resultfiles import Config
+from pdvsim.results import Results, Source
+from pdvsim.sim.config import ARCHS
+from pdvsim.sim.stats import paired_differences
+
+SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
+
+
+def made_up(
+    pairs: tuple[str, ...] = ("a:b",),
+    seeds: int = 3,
+    gain: float = 0.1,
+    noise: float = 0.0,
+    stability: str = "stable",
+) -> Results:
+    """pdv is `gain` better than pd, but for noise that differs from seed to seed; colocated is the same as pd."""
+    rng = np.random.default_rng(0)
+    rows: list[dict[str, Any]] = []
+    for pair in pairs:
+        for load in (1.0, 2.0, 4.0):
+            for seed in range(seeds):
+                base = 100 * load * (1 + 0.3 * rng.standard_normal())
+                for arch, more in (("pd", 0.0), ("pdv", gain), ("colocated", 0.0)):
+                    row = {"arch": arch, "pair": pair, "load_kind": "concurrency", "load": load, "seed": seed}
+                    value = base * (1 + more + (noise * rng.standard_normal() if arch != "pd" else 0.0))
+                    row |= {"output_throughput": value, "request_throughput": value / 10, "stability": stability}
+                    row |= {f"{m}_{t}_ms": 1000 / value for m in ("mean", "p99") for t in ("ttft", "tpot", "e2el")}
+                    rows.append(
+                        row | {"profile": "p", "foundation": "made up", "source": 0, "run": seed, "records": ""}
+                    )
+    return Results(pd.DataFrame(rows), (SOURCE,), ("pair",) if len(pairs) > 1 else ())
+
+
+@settings(max_examples=12)
+@given(st.sampled_from([("a:b",), ("a:b", "c:d")]), st.floats(-0.5, 12.0), st.floats(0.0, 0.2), st.integers(1, 4))
+def test_the_heatmap_shows_the_paired_differences(
+    pairs: tuple[str, ...], gain: float, noise: float, seeds: int
+) -> None:
+    results = made_up(pairs, seeds, gain, noise)
+    found = cells(results, "output_throughput", "pd")
+    assert len(found) == len(pairs) * 3 * 2
+    for setting, points in results.settings():
+        for d in paired_differences(points, "output_throughput", "pd"):
+            [cell] = [
+                c for c in found if (c.setting, c.arch, c.load) == (setting.get("pair", ""), d["arch"], d["load"])
+            ]
+            low, high = (d["relative"].mean + sign * d["relative"].half_width for sign in (-1, 1))
+            assert cell.relative == d["relative"] or seeds == 1
+            assert cell.told_apart is bool(seeds > 1 and (low > 0 or high < 0))
+
+
+@pytest.mark.parametrize("pairs", [("a:b",), ("a:b", "c:d")])
+def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -> None:
+    results = made_up(pairs, noise=0.05)
+    found = cells(results, "output_throughput", "pd")
+    unsure = [cell for cell in found if not cell.told_apart]
+    assert 0 < len(unsure) < len(found)
+    figure = improvement_figure(results, "output_throughput", "pd")
+    assert figure is not None
+    panels = figure.axes[:-1]  # the last is the scale
+    assert len(panels) == (1 if len(pairs) == 1 else 2)
+    assert sorted(t.get_text() for axes in panels for t in axes.texts) == sorted(cell.text for cell in found)
+    assert sum(patch.get_hatch() is not None for axes in panels for patch in axes.patches) == len(unsure)
+    assert "interval includes 0" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_one_replication_claims_nothing() -> None:
+    results = made_up(seeds=1, gain=5.0)
+    assert not any(cell.told_apart for cell in cells(results, "output_throughput", "pd"))
+    figure = improvement_figure(results, "output_throughput", "pd")
+    assert figure is not None
+    assert "one replication tells nothing apart" in figure.get_supxlabel().replace("\n", " ")
+    curves = throughput_figure(results.points)
+    assert not any(axes.collections for axes in curves.axes)  # no band
+    assert "no significance" in curves.get_supxlabel().replace("\n", " ")
+
+
+@pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("backlogged", True)])
+def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marked: bool) -> None:
+    results = made_up(stability=stability)
+    figure = latency_figure(results.points)
+    markers = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("None", "")]
+    drawn = [line for line in markers if len(line.get_xdata())]
+    assert drawn
+    assert all((line.get_markerfacecolor() == "white") is marked for line in drawn)
+    assert ("still growing" in figure.get_supxlabel()) is marked
+    assert all(cell.text.endswith("†") is marked for cell in cells(results, "mean_ttft_ms", "pd"))
+
+
+def test_curves_are_means_over_replications() -> None:
+    results = made_up()
+    figure = throughput_figure(results.points)
+    line = figure.axes[0].lines[0]
+    of_pd = results.points[results.points["arch"] == "pd"].groupby("load")["output_throughput"].mean()
+    assert list(line.get_xdata()) == of_pd.index.tolist()
+    assert list(line.get_ydata()) == pytest.approx(of_pd.tolist())
+
+
+def test_every_architecture_has_its_own_look() -> None:
+    assert set(ARCH_COLOURS) == set(ARCH_MARKERS) == set(ARCHS)
+    assert len(set(ARCH_COLOURS.values())) == len(set(ARCH_MARKERS.values())) == len(ARCHS)
+    assert tail(pd.DataFrame(columns=["p9_ttft_ms", "p99.9_ttft_ms", "p99_ttft_ms"])) == "p99.9"
+
+
+def test_a_picture_of_ones_own() -> None:
+    results = made_up(("a:b", "c:d"))
+    figure = custom_figure(results, Axis(y="mean_ttft_ms", column="pair"))
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair: a:b", "pair: c:d"]
+    over_metric = custom_figure(results, Axis(x="output_throughput", y="mean_ttft_ms", row="pair"))
+    xs, ys = over_metric.axes[0].lines[0].get_data()
+    mine = results.points.query("arch == 'pd' and pair == 'a:b'").groupby("load")[["output_throughput", "mean_ttft_ms"]]
+    assert list(xs) == pytest.approx(mine.mean()["output_throughput"].tolist())
+    assert list(ys) == pytest.approx(mine.mean()["mean_ttft_ms"].tolist())
+
+
+@pytest.mark.parametrize(
+    ("axis", "says"),
+    [
+        (Axis(), "differ in pair, which is on no axis"),  # its band would mix two models
+        (Axis(x="pair"), "differ in load"),
+        (Axis(y="mean_tttt_ms"), "--var-y mean_tttt_ms: no such column; did you mean mean_ttft_ms?"),
+        (Axis(curve="output_throughput"), "--curve-by output_throughput: no such column"),
+        (Axis(x="output_throughput", y="output_throughput"), "both output_throughput"),
+    ],
+)
+def test_what_would_mix_points_is_refused(axis: Axis, says: str) -> None:
+    with pytest.raises(ValueError, match=says.replace("?", r"\?")):
+        custom_figure(made_up(("a:b", "c:d")), axis)
+
+
+def test_the_command_saves_what_it_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = sweep_folder(tmp_path / "s", seeds=1, rates=(50.0,), detailed=False)
+    assert main(["plot", str(folder), "--format", "svg", "--against", "pdv"]) == 0
+    names = sorted(path.name for path in (folder / "plots").iterdir())
+    assert names == [
+        "acceptance.svg", "improvement-output-throughput.svg", "latency.svg", "throughput.svg", "utilisation.svg"
+    ]  # fmt: skip
+    said = capsys.readouterr().err
+    assert all(f"saved {folder / 'plots' / name}" in said for name in names)
+    assert "difference from pdv" in (folder / "plots" / "improvement-output-throughput.svg").read_text()
+    mine = ["--var-y", "mean-ttft-ms", "--var-x", "arch", "--curve-by", "load", "-o", str(tmp_path / "own")]
+    assert main(["plot", str(folder), *mine]) == 0
+    assert (tmp_path / "own" / "mean-ttft-ms-by-arch.png").read_bytes().startswith(b"\x89PNG")
+    for argv, says in (
+        (["--against", "pdx"], "not in the results, which have pd, pdv"),
+        (["--metric", "m"], "--metric m"),
+    ):
+        assert main(["plot", str(folder), *argv, "-o", str(tmp_path / "none")]) == 2
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "none").exists()

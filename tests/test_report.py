@@ -1,0 +1,260 @@
+"""The report: its figures obey the laws of what they count, and in a real browser it draws them and lets one choose."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from resultdirs import BASE, WARMUP, sweep_folder
+
+from pdvsim.cli import main
+from pdvsim.report import embedded, page
+from pdvsim.report.document import build
+from pdvsim.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
+from pdvsim.results import load, records
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import LANES
+from pdvsim.sim.stats import interval, paired_differences
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+ARCHS = ("pd", "pdv", "colocated")
+HOSTILE = 'measured </script><img src=x onerror="document.title=1">&amp;'
+CHARTS = ("throughput-chart", "latency-chart", "histogram-chart", "breakdown-chart", "timeline-chart")
+COUNTED = BASE.traffic.num_prompts - WARMUP
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep of three architectures; pdv is labelled overloaded at the higher load, the foundation is no friend."""
+    made = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS)
+    points = pd.read_parquet(made / "summary.parquet")
+    points["stability"] = np.where((points["arch"] == "pdv") & (points["load"] == 400.0), "overloaded", "stable")
+    points.assign(foundation=HOSTILE).to_parquet(made / "summary.parquet", index=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def document(folder: Path) -> dict[str, Any]:
+    return build(load([folder]))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 9), st.floats(-3, 3)), min_size=1, max_size=8), st.integers(1, 7), st.floats(1, 12)
+)
+def test_step_functions_are_averaged_by_area(changes: list[tuple[float, float]], bins: int, end_s: float) -> None:
+    steps = Steps.summed(*(np.array(column) for column in zip(*changes, strict=True)))
+    edges = np.linspace(0.0, end_s, bins + 1)
+    for low, high, mean in zip(edges, edges[1:], steps.mean(edges), strict=False):
+        area = sum(change * max(0.0, high - max(low, time)) for time, change in changes)
+        assert mean == pytest.approx(area / (high - low), abs=1e-6)
+
+
+def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
+    results = load([folder])
+    for _, row in results.points.iterrows():
+        found = records(row)
+        assert found is not None
+        requests, launches = found.requests, found.launches
+        for steps in (waiting(requests), in_flight(requests)):
+            assert steps.values.min() >= 0
+            assert steps.values[-1] == 0
+        bandwidth = results.bandwidth_bytes_per_s(row)
+        series = over_time(found, bandwidth, bins=50)
+        span_s = 50 * series["bin_s"]
+        # Little's law: the mean number in the system is what the requests spent in it, over the time
+        spent_s = (requests["finish_s"] - requests["arrival_s"]).sum()
+        assert series["in_flight"].mean() * span_s == pytest.approx(spent_s)
+        for code in np.unique(launches["lane"]):
+            lane, mine = LANES[code], {k: v[launches["lane"] == code] for k, v in launches.items()}
+            assert queue(mine).values.min() >= 0
+            assert queue(mine).values[-1] == busy(mine).values[-1] == 0
+            assert drawn(mine).values[-1] == pytest.approx(0, abs=1e-3 * bandwidth)
+            assert 0 <= series["busy"][lane].min() <= series["busy"][lane].max() <= 1 + 1e-9
+            # a lane is a stream, one launch at a time: nothing is lost or counted twice
+            assert series["busy"][lane].sum() * series["bin_s"] == pytest.approx(
+                (mine["end_s"] - mine["start_s"]).sum()
+            )
+            assert 0 <= series["bandwidth"][lane].min() <= series["bandwidth"][lane].max() <= 1 + 1e-9
+            assert series["bandwidth"][lane].sum() * series["bin_s"] * bandwidth == pytest.approx(mine["bytes"].sum())
+        drafted = launches["steps"][launches["kind"] == KINDS.index("draft")]
+        assert np.nanmin(series["draft_length"]) >= drafted.min()
+        assert np.nanmax(series["draft_length"]) <= drafted.max()
+
+
+def test_histograms_hold_every_counted_request(document: dict[str, Any]) -> None:
+    found = [h for h in document["histograms"] if h["metric"] in ("ttft", "tpot", "e2el")]
+    assert len(found) == 3 * 2
+    for histogram in found:
+        assert set(histogram["counts"]) == set(ARCHS)
+        assert {sum(counts) for counts in histogram["counts"].values()} == {2 * COUNTED}  # two replications
+        assert np.all(np.diff(histogram["edges"]) > 0)
+
+
+def test_entries_are_intervals_over_replications_and_pairs(folder: Path, document: dict[str, Any]) -> None:
+    points = pd.read_parquet(folder / "summary.parquet")
+    assert len(document["entries"]) == len(ARCHS) * 2
+    for entry in document["entries"]:
+        mine = points[(points["arch"] == entry["arch"]) & (points["load"] == float(entry["load"][1]))]
+        for metric in ("output_throughput", "p99_ttft_ms", "mean_e2el_ms"):
+            expected = interval(mine[metric].tolist())
+            close = [pytest.approx(v, rel=1e-4) for v in (expected.mean, expected.half_width)]
+            assert entry["values"][metric] == [*close, 2]
+        assert sum(entry["steps"].values()) == pytest.approx(entry["values"]["mean_e2el_ms"][0], rel=1e-3)
+        assert entry["grew"] is (entry["arch"] == "pdv" and entry["load"][1] == "400")
+    for against in ARCHS:
+        for d in paired_differences(points, "p99_tpot_ms", against):
+            [entry] = [e for e in document["entries"] if (e["arch"], float(e["load"][1])) == (d["arch"], d["load"])]
+            shown = entry["against"][against]["p99_tpot_ms"]
+            assert shown == [pytest.approx(v, rel=1e-4) for v in (d["relative"].mean, d["relative"].half_width)] + [2]
+
+
+def test_nothing_from_a_file_can_end_the_data(document: dict[str, Any]) -> None:
+    assert document["entries"][0]["foundation"] == HOSTILE
+    assert not set("<>&") & set(embedded(document))
+
+
+def test_nothing_is_loaded_from_elsewhere(document: dict[str, Any]) -> None:
+    from plotly.offline import get_plotlyjs
+
+    text = page(document).replace(get_plotlyjs(), "").replace(embedded(document), "")
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|\bimport\s*\(|src\s*=|@import|url\(", text)
+
+
+def test_without_records_the_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bare = sweep_folder(tmp_path / "bare", ("pd",), (20.0,), 1, detailed=False)
+    assert main(["report", str(bare), "-o", str(tmp_path / "r.html")]) == 0
+    assert "without --save-detailed" in capsys.readouterr().err
+    made = build(load([bare]))
+    assert made["histograms"] == []
+    assert made["entries"][0]["series"] is None
+    assert made["sources"][0]["provenance"]["host"] == "assumed"  # of the roofline, by the name of the profile
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium; where there is none the tests are skipped, but fail under CI."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        says = "no Chromium here, so the report was not tested in a browser: apt-get install chromium"
+        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def shown(browser: Browser, folder: Path) -> Page:
+    """The page as `pdvsim report` writes it, opened from disk; whatever the browser complains of is kept."""
+    path = folder.parent / "report.html"
+    assert main(["report", str(folder), "-o", str(path)]) == 0
+    opened = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    opened.complaints = []  # type: ignore[attr-defined]
+    opened.asked = []  # type: ignore[attr-defined]
+    opened.on("console", lambda message: opened.complaints.append(f"{message.type}: {message.text}"))  # type: ignore[attr-defined]
+    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))  # type: ignore[attr-defined]
+    opened.on("request", lambda request: opened.asked.append(request.url))  # type: ignore[attr-defined]
+    opened.goto(path.as_uri())
+    opened.wait_for_selector("#timeline-chart .scatterlayer .trace path")
+    return opened
+
+
+def traces(shown: Page, chart: str) -> list[dict[str, Any]]:
+    """What a chart shows, as plotly holds it."""
+    fields = "({name, x, y, customdata, marker}) => ({name, x, y, customdata, symbol: marker && marker.symbol})"
+    found: list[dict[str, Any]] = shown.evaluate(f"id => document.getElementById(id).data.map({fields})", chart)
+    return found
+
+
+def cells(shown: Page) -> list[list[str]]:
+    rows = shown.query_selector_all("#comparison tbody tr")
+    return [[cell.inner_text().strip() for cell in row.query_selector_all("td")] for row in rows]
+
+
+def test_the_page_opens_without_complaint_and_draws(shown: Page, document: dict[str, Any]) -> None:
+    for chart in CHARTS:
+        marks = shown.query_selector_all(f"#{chart} .scatterlayer .trace path, #{chart} .barlayer .point path")
+        boxes = [box for mark in marks if (box := mark.bounding_box())]
+        assert sum(box["width"] + box["height"] > 5 for box in boxes) >= 3, chart
+    by_arch = {trace["name"]: trace["y"] for trace in traces(shown, "throughput-chart")}
+    for arch in ARCHS:
+        values = [e["values"]["output_throughput"][0] for e in document["entries"] if e["arch"] == arch]
+        assert by_arch[arch] == values
+    names = {trace["name"] for trace in traces(shown, "timeline-chart")}
+    assert {"requests", "not admitted", "draft", "verify", "prefill", "decode"} <= names
+    assert shown.complaints == []  # type: ignore[attr-defined]
+    assert [url.partition(":")[0] for url in shown.asked if not url.startswith("data:")] == ["file"]  # type: ignore[attr-defined]
+
+
+def test_what_comes_from_files_stays_text(shown: Page) -> None:
+    assert shown.query_selector_all("img") == []
+    assert shown.title() == "pdvsim report"
+    assert HOSTILE in shown.inner_text("#lead")
+    assert HOSTILE in shown.inner_text("#throughput-note")
+
+
+def test_overloaded_points_are_marked(shown: Page) -> None:
+    shown.select_option("#load", label="rate req/s 400")
+    symbols = {trace["name"]: trace["symbol"] for trace in traces(shown, "latency-chart")}
+    assert symbols == {"pd": ["circle"] * 2, "pdv": ["circle", "circle-open"], "colocated": ["circle"] * 2}
+    assert [label.inner_text() for label in shown.query_selector_all(".label.grew")] == ["overloaded"]
+    assert "1 of 6 points overloaded" in shown.inner_text("#latency-note")
+    assert "2 replications" in shown.inner_text("#latency-note")
+
+
+def test_controls_change_what_is_shown(shown: Page) -> None:
+    shown.select_option("#load", label="rate req/s 20")
+    before = cells(shown)
+    assert [row[0] for row in before] == list(ARCHS)
+    assert all(sum(t["customdata"]) == 2 * COUNTED for t in traces(shown, "histogram-chart"))
+    slow = traces(shown, "histogram-chart")
+    shown.select_option("#load", label="rate req/s 400")
+    assert cells(shown) != before
+    assert traces(shown, "histogram-chart") != slow
+
+    shown.uncheck("input[value=pdv]")
+    assert [row[0] for row in cells(shown)] == ["pd", "colocated"]
+    for chart in ("throughput-chart", "latency-chart", "histogram-chart"):
+        assert {trace["name"] for trace in traces(shown, chart)} == {"pd", "colocated"}
+    shown.check("input[value=pdv]")
+    assert len(traces(shown, "throughput-chart")) == 3
+
+    shown.select_option("#latency", "e2el")
+    shown.select_option("#mark", "p95")  # not in the summary: from the records
+    assert shown.text_content("#latency-chart .ytitle") == "P95 E2EL (ms)"
+    assert "p95 E2EL (ms)" in shown.inner_text("#comparison thead")
+    shown.select_option("#rate", "request_throughput")
+    assert shown.text_content("#throughput-chart .ytitle") == "Request throughput (req/s)"
+
+    shown.select_option("#against", "colocated")
+    assert "vs colocated" in shown.inner_text("#comparison thead")
+    assert [row[3] for row in cells(shown)][2] == "reference"
+
+    shown.select_option("#watched", "colocated")
+    assert [trace["name"] for trace in traces(shown, "timeline-chart")].count("main") == 3
+    assert shown.complaints == []  # type: ignore[attr-defined]
+
+
+def test_the_page_follows_a_dark_desktop(shown: Page) -> None:
+    ground = (
+        "() => getComputedStyle(document.body).backgroundColor + document.querySelector('.main-svg').style.background"
+    )
+    light = shown.evaluate(ground)
+    shown.emulate_media(color_scheme="dark")
+    shown.wait_for_function(f"light => ({ground})() !== light", arg=light)
+    assert shown.complaints == []  # type: ignore[attr-defined]

@@ -1,0 +1,140 @@
+"""Results read back: sweeps and runs are one table, and what is not a result is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
+
+from pdvsim.cli import main
+from pdvsim.results import Results, label, load, records
+from pdvsim.sim.metrics import latencies_s
+from pdvsim.sim.run import simulate
+
+RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sweep_folder(tmp_path_factory.mktemp("results") / "sweep")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A folder to spoil."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
+    results = load([folder])
+    assert results.archs == ["pd", "pdv"]
+    assert (len(results.points), results.dims, results.detailed) == (8, (), 8)
+    for _, row in results.points.iterrows():
+        found = records(row)
+        assert found is not None
+        assert results.warmup(row) == WARMUP
+        same = simulate(experiment(row["arch"], row["load"], int(row["seed"])))
+        for read, made in ((found.requests, same.requests), (found.launches, same.launches)):
+            assert all(np.array_equal(read[name], made[name]) for name in made)
+        seconds = latencies_s(found.requests, found.deliveries, WARMUP)
+        assert len(seconds["ttft"]) == row["completed"] == BASE.traffic.num_prompts - WARMUP
+        for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
+            assert values.mean() * 1e3 == pytest.approx(row[f"mean_{metric}_ms"])
+
+
+def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: Path) -> None:
+    loads = {"a": ["--max-concurrency", "2"], "b": ["--max-concurrency", "4"], "c": ["--request-rate", "8"]}
+    for name, more in loads.items():
+        assert main([*RUN, *more, "-o", str(tmp_path / f"{name}.json")]) == 0
+    paths = [tmp_path / f"{name}.json" for name in loads]
+    together = load(paths)
+    assert together.dims == ()
+    assert list(zip(together.points["load_kind"], together.points["load"], strict=True)) == [
+        ("concurrency", 2.0), ("concurrency", 4.0), ("request_rate", 8.0)
+    ]  # fmt: skip
+    shutil.copy(paths[0], tmp_path / "again.json")
+    assert load([paths[0], tmp_path / "again.json"]).dims == ("results",)  # the same point twice
+    assert main([*RUN, "--max-concurrency", "2", "--acceptance-rate", "0.9", "-o", str(tmp_path / "d.json")]) == 0
+    apart = load([paths[1], tmp_path / "d.json"])
+    assert [label(setting) for setting, _ in apart.settings()] == ["b", "d"]  # not to be compared seed by seed
+
+
+def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
+    points = pd.read_parquet(copy / "summary.parquet")
+    longer = points.assign(num_speculative_tokens=8, point=points["point"] + len(points))
+    both = pd.concat([points.assign(num_speculative_tokens=4), longer], ignore_index=True)
+    both.to_parquet(copy / "summary.parquet", index=False)
+    with pytest.raises(ValueError, match="is there twice"):
+        load([copy])
+    sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
+    edited(copy / "sweep.json", sweep=sweep | {"vary": {"num_speculative_tokens": [4, 8]}})
+    results: Results = load([copy])
+    assert results.dims == ("num_speculative_tokens",)
+    assert [label(setting) for setting, _ in results.settings()] == [
+        "num speculative tokens 4", "num speculative tokens 8"
+    ]  # fmt: skip
+
+
+def spoil_json(folder: Path) -> None:
+    path = folder / "sweep.json"
+    path.write_text(path.read_text()[:40])
+
+
+def drop(folder: Path, column: str) -> None:
+    path = folder / "summary.parquet"
+    pd.read_parquet(path).drop(columns=column).to_parquet(path, index=False)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (spoil_json, "sweep.json: not JSON, or cut short"),
+        (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file: not a sweep's folder"),
+        (lambda f: (f / "sweep.json").write_text("[]"), "sweep.json: expected a JSON object"),
+        (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version is 99, this version reads"),
+        (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version: Field required"),
+        (lambda f: edited(f / "sweep.json", sweep=3), "sweep.json: sweep: "),
+        (lambda f: (f / "summary.parquet").unlink(), "summary.parquet: No such file: the sweep has not saved"),
+        (lambda f: cut(f / "summary.parquet"), "summary.parquet: not parquet, or cut short"),
+        (lambda f: drop(f, "stability"), "summary.parquet: column stability is missing"),
+        (lambda f: cut(f / "details" / "00000.requests.parquet"), "00000.requests.parquet: not parquet, or cut short"),
+        (lambda f: (f / "details" / "00001.launches.parquet").unlink(), "00001.launches.parquet: No such file"),
+    ],
+)  # fmt: skip
+def test_bad_results_are_refused_in_one_line(
+    copy: Path, spoil: object, says: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    spoil(copy)  # type: ignore[operator]
+    assert main(["report", str(copy), "-o", str(tmp_path / "r.html")]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.startswith("pdvsim: error: ")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "r.json"
+    assert main([*RUN, "-o", str(path)]) == 0
+    for change, says in (
+        ({"request_rate": "fast"}, "request_rate"),
+        ({"stability": None}, "stability: Field required"),
+        ({"schema_version": 7}, "schema_version is 7"),
+    ):
+        changed = tmp_path / "changed.json"
+        shutil.copy(path, changed)
+        edited(changed, **change)
+        capsys.readouterr()
+        assert main(["plot", str(changed)]) == 2
+        assert f"changed.json: {says}" in capsys.readouterr().err
+    assert main(["plot"]) == 2
+    assert not (tmp_path / "plots").exists()
