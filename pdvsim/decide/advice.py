@@ -242,14 +242,12 @@ def _failure_modes(advice: Advice) -> list[str]:
 def _alone(found: hazards.Alone, best: Experiment) -> str:
     held = found.e2el_ms
     text = f"with one request at a time E2EL is {cell(held.values[best.arch], 0)} ms"
-    if held.best == best.arch:
-        text += ", the lowest of the finalists" + (
-            f" (not told apart from {', '.join(held.unsure)})" if held.unsure else ""
-        )
+    alike = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
+    if best.arch in (held.best, *held.unsure):
+        text += ", the lowest of the finalists" + (f" (not told apart from {', '.join(alike)})" if alike else "")
     else:
         behind = held.leads[best.arch].mean
-        sure = "" if best.arch not in held.unsure else ", not told apart"
-        text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({behind:.1%} lower{sure})"
+        text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({behind:.1%} lower)"
     if found.speculation_gain is not None:
         text += f"; drafting makes tokens {cell(found.speculation_gain)} times as fast as plain decoding there"
     return text

@@ -22,7 +22,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.sweep import Row
 
 FINALISTS = 4
-SEARCH_SHARE = 0.4  # of the budget, for the search
+SEARCH_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.9  # of the budget: when each should be done
+RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
 LOADS = (0.25, 0.5, 2.0, 4.0)  # times the rate asked about
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
@@ -103,11 +104,11 @@ class Advice:
 def advise(question: Question, bench: Bench) -> Advice:
     """Answer within the budget, more or less: the finals are always run, and what has begun is finished."""
     started_s = time.monotonic()
-    advice = Advice(question, Race(question.base, question.goal, question.warmup_share))
+    advice = Advice(question, Race(question.base, question.goal, question.warmup_share, question.indifference))
     try:
         race(advice.search, question.space, bench, started_s + SEARCH_SHARE * question.budget_s)
         _finals(advice, bench)
-        _surroundings(advice, bench, started_s + question.budget_s)
+        _surroundings(advice, bench, started_s)
     except KeyboardInterrupt:
         advice.interrupted = True
     advice.runs, advice.spent_s = bench.runs, time.monotonic() - started_s
@@ -127,37 +128,44 @@ def _finals(advice: Advice, bench: Bench) -> None:
     advice.recommended = min(tied, key=lambda c: complexity(c, ask.base))
 
 
-def _surroundings(advice: Advice, bench: Bench, until_s: float) -> None:
-    """Failure modes near the recommendation, then where it flips; cheap things first."""
+def _surroundings(advice: Advice, bench: Bench, started_s: float) -> None:
+    """Failure modes near the recommendation and where it flips: cheap things first, each while its time lasts."""
     ask, best = advice.question, advice.recommended
     assert best is not None
-    rivals = tuple(c for c in advice.finals if c != best)
+    assert advice.held is not None
+    order = [advice.finalist(arch) for arch in (advice.held.best, *advice.held.behind)]
+    others = [c for c in (*order, *advice.finals) if c != best]
+    drafting = next((c for c in (best, *others) if c.arch != "autoregressive"), None)
+    plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
+    rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)))
-    drafting = next((c for c in (best, *rivals) if c.arch != "autoregressive"), None)
-    plain = next((c for c in (best, *rivals) if c.arch == "autoregressive"), None)
     advice.memory = hazards.memory(best)
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
 
-    def in_time(what: str) -> bool:
-        if time.monotonic() < until_s:
+    def in_time(what: str, share: float = 1.0) -> bool:
+        if time.monotonic() < started_s + share * ask.budget_s:
             return True
         advice.left_out.append(what)
         return False
 
-    if in_time("one request at a time"):
-        advice.alone = hazards.alone(who, bench)
-    if ask.varies_acceptance and drafting and plain and in_time("break-even acceptance"):
-        advice.break_even = hazards.break_even(drafting, plain, who, bench)
-    if ask.goal.levels and in_time("distance to capacity"):
+    def capacity() -> None:
         gpus = best.hardware.replicas * (1 + best.hardware.verify_gpu)
         advice.capacity = hazards.saturation(who, gpus, bench, ask.warmup_share, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
-    if rivals and in_time("flips with the load"):
-        rate = best.traffic.request_rate
-        half_s = (time.monotonic() + until_s) / 2 if ask.varies_acceptance else until_s
-        advice.flips.append(find_flips("load", rate, [rate * x for x in LOADS], at_rate, who, bench, half_s))
-    if rivals and ask.varies_acceptance and in_time("flips with acceptance"):
-        here = best.acceptance.acceptance_rate
+
+    if ask.goal.levels and not advice.met:  # how many GPUs it takes is then the first question
+        capacity()
+    if in_time("one request at a time"):
+        advice.alone = hazards.alone(who, bench)
+    if ask.varies_acceptance and drafting and plain and in_time("break-even acceptance"):
+        advice.break_even = hazards.break_even(drafting, plain, who, bench)
+    if rivals and in_time("flips with the load", LOAD_SHARE):
+        here, until_s = best.traffic.request_rate, started_s + LOAD_SHARE * ask.budget_s
+        advice.flips.append(find_flips("load", here, [here * x for x in LOADS], at_rate, who, bench, until_s))
+    if rivals and ask.varies_acceptance and in_time("flips with acceptance", ACCEPTANCE_SHARE):
+        here, until_s = best.acceptance.acceptance_rate, started_s + ACCEPTANCE_SHARE * ask.budget_s
         advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, until_s))
+    if ask.goal.levels and advice.capacity is None and in_time("distance to capacity"):
+        capacity()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.goal import Goal, attained
-from pdvsim.decide.runs import UNSTABLE, Bench, at_rate
+from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.stats import interval
 from pdvsim.sim.sweep import Row
@@ -247,4 +247,4 @@ def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
     missed = [name for name, room in plan.goal.headrooms(run).items() if room < 1]
     if missed:
         return "+".join(missed)
-    return "queue" if run["stability"] in UNSTABLE else "levels together"
+    return "levels together" if keeps_up(run) else "queue"

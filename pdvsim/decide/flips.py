@@ -82,8 +82,8 @@ def find_flips(
     middle = _geometric if axis == "load" else _arithmetic
     lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
     sides = {
-        "below": _outward(found, lower, move, middle, who, bench, until_s),
         "above": _outward(found, higher, move, middle, who, bench, until_s),
+        "below": _outward(found, lower, move, middle, who, bench, until_s),
     }
     while sides:  # by turns, so that time that runs out costs both sides alike
         for side, steps in list(sides.items()):

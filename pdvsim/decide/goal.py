@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from pdvsim.decide.runs import UNSTABLE, kept_up
+from pdvsim.decide.runs import keeps_up, kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.metrics import percentile_name
 from pdvsim.sim.sweep import Row
@@ -91,7 +91,7 @@ class Goal:
 
     def holds(self, row: Row) -> bool:
         """Whether one run meets the service levels for the share asked, and its queue did not grow."""
-        return row["stability"] not in UNSTABLE and (not self.levels or attained(row) >= self.attainment - ROUNDING)
+        return keeps_up(row) and (not self.levels or attained(row) >= self.attainment - ROUNDING)
 
     def met(self, rows: Sequence[Row]) -> bool:
         """Whether replications meet the service levels on average, and most of them kept up."""

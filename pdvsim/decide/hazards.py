@@ -39,7 +39,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     """Everyone with one request at a time (batch 1)."""
     everyone = (who.recommended, *who.rivals)
     rows = {str(c.arch): bench.rows(replications(_alone(c), who.num_runs)) for c in everyone}
-    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1)
+    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1, None, who.indifference)
     mine, plain = rows[who.recommended.arch], rows.get("autoregressive")
     gain = None
     if plain is not None and who.recommended.arch != "autoregressive":

@@ -26,8 +26,8 @@ FAR = 2.0
 KEPT = 2
 SEEDS = 2
 APART = 100_000  # search seeds are this far from those of the replications
+AT_ONCE = 4  # runs a core between two looks at the clock
 SHORT = 0.25  # length of a search run, as a share of the final ones
-ALIKE = 1e-4  # figures this near to each other are alike, and the simpler settings go on
 
 
 @dataclass
@@ -37,6 +37,7 @@ class Race:
     base: Experiment
     goal: Goal
     warmup_share: float
+    indifference: float  # figures this near to each other, as a share, are alike, and the simpler settings go on
     figures: dict[Experiment, float] = field(default_factory=dict)
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most requests in the system at once
     skipped: int = 0
@@ -48,7 +49,7 @@ class Race:
         order: list[Experiment] = []
         while best:
             top = self.figures[best[0]]
-            alike = [c for c in best if abs(self.figures[c] - top) <= ALIKE * abs(top)]
+            alike = [c for c in best if abs(self.figures[c] - top) <= self.indifference * abs(top)]
             order += sorted(alike, key=lambda c: complexity(c, self.base))
             best = best[len(alike) :]
         return order
@@ -90,7 +91,7 @@ def finalists(found: Race, most: int) -> list[Experiment]:
 def _try(found: Race, candidates: Sequence[Experiment], bench: Bench, until_s: float) -> None:
     """Run what has no figure yet, a few at a time, while there is time."""
     new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in found.figures]
-    at_once = max(1, 2 * (bench.jobs or cores()) // SEEDS)
+    at_once = max(1, AT_ONCE * (bench.jobs or cores()) // SEEDS)
     while new and (not found.figures or time.monotonic() < until_s):
         batch, new = new[:at_once], new[at_once:]
         runs = [run for candidate in batch for run in _short(found, candidate)]
