@@ -3,8 +3,10 @@
     run = pdvsim.run(arch="pdv", request_rate=8)
     run.metrics["mean_ttft_ms"], run.requests, print(run.table())
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 8])
+    pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
+    pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
 
-Keywords are the flags of `pdvsim run` and `pdvsim sweep`, with underscores.
+Keywords are the flags of the command of the same name, with underscores.
 """
 
 from __future__ import annotations
@@ -15,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pdvsim.decide.advise import Advice
+    from pdvsim.decide.capacity import Capacities
+    from pdvsim.decide.winners import WinnerMap
     from pdvsim.sim.records import Result
 
 __version__ = "0.1.0"
-__all__ = ["Run", "__version__", "run", "sweep"]
+__all__ = ["Run", "__version__", "advise", "capacity", "run", "sweep", "winner_map"]
 
 
 class Run:
@@ -113,3 +118,36 @@ def sweep(**options: Any) -> pd.DataFrame:
 
     chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
+
+
+def capacity(**options: Any) -> Capacities:
+    """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
+    from pdvsim.args import flags, from_mapping, parse
+    from pdvsim.commands.capacity import CapacityOptions
+    from pdvsim.decide.capacity import find_capacities
+    from pdvsim.decide.runs import Bench
+
+    chosen = parse(CapacityOptions, from_mapping(options, flags(CapacityOptions), "unknown option"))
+    return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
+
+
+def advise(**options: Any) -> Advice:
+    """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
+    from pdvsim.args import flags, from_mapping, parse
+    from pdvsim.commands.advise import AdviseOptions
+    from pdvsim.decide.advise import advise as answer
+    from pdvsim.decide.runs import Bench
+
+    chosen = parse(AdviseOptions, from_mapping(options, flags(AdviseOptions), "unknown option"))
+    return answer(chosen.question(), Bench(chosen.jobs))
+
+
+def winner_map(**options: Any) -> WinnerMap:
+    """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
+    from pdvsim.args import flags, from_mapping, parse
+    from pdvsim.commands.map import MapOptions
+    from pdvsim.decide.runs import Bench
+    from pdvsim.decide.winners import draw_map
+
+    chosen = parse(MapOptions, from_mapping(options, flags(MapOptions), "unknown option"))
+    return draw_map(chosen.grid(), Bench(chosen.jobs))

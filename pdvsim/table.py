@@ -131,7 +131,7 @@ def comparison_table(
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         notes.append(f"±: 95% confidence over {replications} replications")
-    return "\n".join([_grid(header, rows), *notes])
+    return "\n".join([grid(header, rows), *notes])
 
 
 def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
@@ -148,7 +148,7 @@ def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]
         ]
         for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + _grid(header, rows)
+    return "Paired differences, same seeds, 95% confidence over replications\n" + grid(header, rows)
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:
@@ -156,7 +156,7 @@ def profiles_table(document: Mapping[str, Any]) -> str:
     blocks = []
     for name, rows in document.items():
         header = list(rows[0])
-        blocks.append(f"{name.capitalize()}\n" + _grid(header, [[_text(row[key]) for key in header] for row in rows]))
+        blocks.append(f"{name.capitalize()}\n" + grid(header, [[_text(row[key]) for key in header] for row in rows]))
     return "\n\n".join(blocks)
 
 
@@ -164,7 +164,7 @@ def points_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The points of a sweep, one row each."""
     header = [name for name in rows[0] if name not in ("load_kind", "run")]
     shown = [load_name(rows[0]["load_kind"]) if name == "load" else name for name in header]
-    return _grid(shown, [[load_text(r[n]) if n == "load" else _text(r[n]) for n in header] for r in rows])
+    return grid(shown, [[load_text(r[n]) if n == "load" else _text(r[n]) for n in header] for r in rows])
 
 
 def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> str:
@@ -216,7 +216,7 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns wide enough for their cells, numbers to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     right = [all(row[i][:1].isdigit() or row[i][:1] in "+-" for row in rows) for i in range(len(header))]

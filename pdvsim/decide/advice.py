@@ -1,0 +1,323 @@
+"""Advice as text and as a document. Every sentence is made of figures from the runs or the profile."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from pdvsim import __version__, output
+from pdvsim.decide import hazards
+from pdvsim.decide.advise import Advice
+from pdvsim.decide.commandline import command_line
+from pdvsim.decide.flips import Edge, Flips
+from pdvsim.decide.goal import NAMES, attained
+from pdvsim.decide.space import described
+from pdvsim.decide.tables import contest_document, percent
+from pdvsim.realrun.command import Machine, refuse
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.stats import Interval, interval
+from pdvsim.table import cell, grid
+
+EXPECTED = (
+    ("Request throughput (req/s)", "request_throughput"),
+    ("Output throughput (tok/s)", "output_throughput"),
+    ("Request goodput (req/s)", "request_goodput"),
+    ("Mean TTFT (ms)", "mean_ttft_ms"),
+    ("{} TTFT (ms)", "{}_ttft_ms"),
+    ("P99 TTFT (ms)", "p99_ttft_ms"),
+    ("Mean TPOT (ms)", "mean_tpot_ms"),
+    ("{} TPOT (ms)", "{}_tpot_ms"),
+    ("P99 TPOT (ms)", "p99_tpot_ms"),
+    ("Mean E2EL (ms)", "mean_e2el_ms"),
+    ("Tokens a round", "spec_decode_acceptance_length"),
+)
+
+
+def advice_text(advice: Advice) -> str:
+    """The whole advice, section by section."""
+    if advice.recommended is None:
+        return "\n".join(_unfinished(advice))
+    sections = (
+        ("Recommendation", _recommendation(advice)),
+        ("Expected", [_expected(advice)]),
+        ("How sure", _how_sure(advice)),
+        ("Where the decision flips", _where(advice)),
+        ("Failure modes near it", _failure_modes(advice)),
+        ("To run it", _commands(advice)),
+        ("How this was found", _notes(advice)),
+    )
+    return "\n\n".join("\n".join([f"{title}", "-" * len(title), *lines]) for title, lines in sections if lines)
+
+
+def advice_document(advice: Advice) -> dict[str, Any]:
+    """Everything that was asked and found."""
+    ask = advice.question
+    document: dict[str, Any] = {
+        "pdvsim_version": __version__,
+        "interrupted": advice.interrupted,
+        "question": output.settings(ask),
+        "search": {
+            "settings_possible": ask.space.size,
+            "settings_tried": len(advice.search.figures),
+            "settings_without_time": advice.search.skipped,
+            "runs": advice.runs,
+            "spent_s": advice.spent_s,
+            "left_out": advice.left_out,
+        },
+    }
+    best = advice.recommended
+    if best is None:
+        return document
+    assert advice.held is not None
+    rows = advice.rows
+    return document | {
+        "recommendation": {
+            "arch": best.arch,
+            "described": described(best),
+            "meets": advice.met,
+            "server": output.settings(best.server),
+            "command": command_line("pdvsim run", best),
+            "realrun": _realrun(best),
+        },
+        "expected": {key: interval(row.get(key, math.nan) for row in rows) for key in _numbers(advice)}
+        | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
+        "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
+        "objective": ask.goal.objective,
+        "contest": contest_document(advice.held),
+        "finalists": [
+            {"described": described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
+            for c, mine in advice.finals.items()
+        ],
+        "flips": [
+            asdict(found) | {"probes": [asdict(found.probes[at]) for at in sorted(found.probes)]}
+            for found in advice.flips
+        ],
+        "failure_modes": {
+            "one_request_at_a_time": advice.alone
+            and {"e2el_ms": contest_document(advice.alone.e2el_ms), "speculation_gain": advice.alone.speculation_gain},
+            "break_even_acceptance": advice.break_even and asdict(advice.break_even),
+            "balance": advice.balance
+            and asdict(advice.balance)
+            | {
+                "step_ratio": advice.balance.step_ratio,
+                "speedup": advice.balance.speedup,
+                "affordable": advice.balance.affordable,
+            },
+            "kv_cache": advice.memory and asdict(advice.memory),
+            "capacity": advice.capacity and advice.capacity.summary(),
+            "busiest_lane": dict([hazards.busiest_lane(rows)]),
+        },
+        "profile": rows[0]["profile"],
+        "foundation": rows[0]["foundation"],
+    }
+
+
+def _unfinished(advice: Advice) -> list[str]:
+    order = advice.search.ranked(list(advice.search.figures))
+    if not order:
+        return ["Nothing is known yet."]
+    return [f"Not decided. In {len(order)} short tries so far, none of them replicated: {described(order[0])} leads."]
+
+
+def _recommendation(advice: Advice) -> list[str]:
+    ask, best, held = advice.question, advice.recommended, advice.held
+    assert best is not None
+    assert held is not None
+    rate, goal = ask.base.traffic.request_rate, ask.goal
+    lines = [f"{described(best)}", f"for {ask.base.server.pair} on {best.hardware.gpu} at {rate:g} req/s"]
+    if goal.levels:
+        share = interval(map(attained, advice.rows))
+        levels = " and ".join(f"{name.upper()} <= {level:g} ms" for name, level in goal.levels_ms.items())
+        verb = "meets" if advice.met else "does NOT meet"
+        lines.append(f"{verb} {levels} for {goal.attainment:.0%} of the requests: {cell(share, 1, 100)} % are in time")
+        room = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
+        parts = (f"{name.upper()} {cell(value, 1)} times" for name, value in room.items())
+        lines.append(f"head-room of the {goal.percentile.upper()} under its level: {', '.join(parts)}")
+    if not advice.met:
+        lines.append(_not_met(advice))
+    return lines
+
+
+def _not_met(advice: Advice) -> str:
+    held = advice.capacity.summary()[0]["rate"].mean if advice.capacity and advice.capacity.rows else math.nan
+    rate = advice.question.base.traffic.request_rate
+    if held > 0:
+        gpus = advice.capacity.plan.gpus[0] if advice.capacity else 1
+        return f"one of it holds {held:.3g} req/s: {math.ceil(gpus * rate / held)} GPUs would be needed"
+    return "no setting that was tried meets them at this load; the figures below are of the one that comes nearest"
+
+
+def _numbers(advice: Advice) -> list[str]:
+    return [key.format(advice.question.goal.percentile) for _, key in EXPECTED]
+
+
+def _expected(advice: Advice) -> str:
+    goal, rows = advice.question.goal, advice.rows
+    body = []
+    marks = {label.format(goal.percentile.upper()): key.format(goal.percentile) for label, key in EXPECTED}
+    for label, key in marks.items():
+        values = [row.get(key) for row in rows]
+        if values[0] is None or (isinstance(values[0], float) and math.isnan(values[0])):
+            continue
+        body.append([label, cell(interval(values)), cell(values[0])])  # type: ignore[arg-type]
+    seed = advice.question.base.traffic.seed
+    return grid(["metric", f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"], body)
+
+
+def _how_sure(advice: Advice) -> list[str]:
+    best, held, goal = advice.recommended, advice.held, advice.question.goal
+    assert best is not None
+    assert held is not None
+    body = []
+    for candidate, rows in advice.finals.items():
+        mine = interval(map(goal.value, rows))
+        pairs = zip(rows, advice.rows, strict=True)
+        gap = interval([(goal.value(row) / goal.value(ours) - 1) for row, ours in pairs])
+        state = "" if goal.met(rows) else ("misses the levels" if goal.levels else "does not keep up")
+        against = "recommended" if candidate == best else f"{cell(gap, 1, 100, '+')} %"
+        body.append([described(candidate), cell(mine), against, state])
+    lines = [grid(["finalist", NAMES[goal.objective], f"against {best.arch}", ""], body)]
+    tied = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
+    if not held.behind:
+        return [*lines, "The only finalist that could be chosen."]
+    if tied:
+        least = f"a lead of {advice.question.indifference:.0%} or less" if advice.question.indifference else "no lead"
+        return [
+            *lines,
+            f"Not told apart from {', '.join(tied)}: the paired intervals include {least}. "
+            f"{best.arch} is the simplest of these.",
+        ]
+    assert held.second is not None
+    lead = held.differences[held.second]
+    return [
+        *lines,
+        f"Ahead of {held.second} by {cell(lead)} ({percent(held.margin)}) in {NAMES[goal.objective]}: paired by seed, "
+        f"{held.confidence:.1%} confidence each.",
+    ]
+
+
+def _where(advice: Advice) -> list[str]:
+    lines = []
+    for found in advice.flips:
+        for edge, side in ((found.below, "down"), (found.above, "up")):
+            if edge is not None:
+                lines.append(_edge(found, edge, side))
+    return lines + [f"no time within the budget: {what}" for what in advice.left_out if what.startswith("flips")]
+
+
+def _edge(found: Flips, edge: Edge, side: str) -> str:
+    unit = " req/s" if found.axis == "load" else ""
+    stands, here = f"{edge.stands:.3g}{unit}", f"{found.here:.3g}{unit}"
+    name = f"{found.axis}, {side} from {here}: "
+    if edge.falls is None:
+        looked = f"it stands to {stands}" if edge.stands != found.here else "nothing was tried"
+        return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as there was time")
+    falls = f"{edge.falls:.3g}{unit}"
+    if edge.reason == "nobody keeps up":
+        return name + f"it stands to {stands}; at {falls} none of the finalists keeps up"
+    lead = "" if math.isnan(edge.lead) else f" by {edge.lead:.1%}"
+    return name + f"it stands to {stands}; at {falls} {edge.challenger} is ahead{lead}"
+
+
+def _failure_modes(advice: Advice) -> list[str]:
+    best = advice.recommended
+    assert best is not None
+    lines = []
+    if advice.alone is not None:
+        lines.append("low concurrency: " + _alone(advice.alone, best))
+    if advice.break_even is not None:
+        lines.append("poor speculation: " + _break_even(advice.break_even, best))
+    if advice.balance is not None:
+        lines.append("balanced models: " + _balance(advice.balance))
+    if advice.memory is not None:
+        share = advice.memory.peak_tokens / advice.memory.capacity_tokens
+        tokens = f"{advice.memory.peak_tokens} of {advice.memory.capacity_tokens} tokens"
+        lines.append(f"KV cache: at most {share:.0%} reserved ({tokens})")
+    lines.append("saturation: " + _saturation(advice))
+    named = [what for what in advice.left_out if not what.startswith("flips")]
+    return lines + [f"no time within the budget: {what}" for what in named]
+
+
+def _alone(found: hazards.Alone, best: Experiment) -> str:
+    held = found.e2el_ms
+    text = f"with one request at a time E2EL is {cell(held.values[best.arch], 0)} ms"
+    alike = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
+    if best.arch in (held.best, *held.unsure):
+        text += ", the lowest of the finalists" + (f" (not told apart from {', '.join(alike)})" if alike else "")
+    else:
+        behind = held.leads[best.arch].mean
+        text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({behind:.1%} lower)"
+    if found.speculation_gain is not None:
+        text += f"; drafting makes tokens {cell(found.speculation_gain)} times as fast as plain decoding there"
+    return text
+
+
+def _break_even(found: hazards.BreakEven, best: Experiment) -> str:
+    who = "drafting" if found.arch == best.arch else f"drafting ({found.arch})"
+    if found.wins_at is None:
+        return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
+    if found.loses_at is None:
+        return f"{who} beats plain decoding by the objective even with no draft accepted: drafts are not why"
+    here = best.acceptance.acceptance_rate
+    side = "above" if here >= found.wins_at else "below" if here <= found.loses_at else "at"
+    between = f"between {found.loses_at:.2f} and {found.wins_at:.2f}"
+    return f"{who} breaks even with plain decoding at an acceptance {between}; yours, {here:g}, is {side} it"
+
+
+def _balance(found: hazards.Balance) -> str:
+    share = found.draft_s / (found.draft_s + found.verify_s)
+    text = (
+        f"{found.arch} at {found.rows} rows: a draft step costs {found.step_ratio:.2f} of a target step, {found.k} of "
+        f"them {share:.0%} of a round; a round of {found.tokens_a_round:.2f} tokens is {found.speedup:.2f} times as "
+        "fast as plain steps"
+    )
+    if found.affordable > 1:
+        return text + f", until the draft costs {found.affordable:.1f} times as much"
+    return text + ": the verify alone takes longer" if found.affordable <= 0 else text + ": the draft costs too much"
+
+
+def _saturation(advice: Advice) -> str:
+    lane, busy = hazards.busiest_lane(advice.rows)
+    text = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
+    found = advice.capacity
+    if found is None or not found.rows:
+        return text
+    entry = found.summary()[0]
+    rate: Interval = entry["rate"]
+    if not rate.mean:
+        return text + "; no rate holds the service levels"
+    used = advice.question.base.traffic.request_rate / rate.mean
+    text += f"; it holds {cell(rate, 1)} req/s within the levels, of which the load is {used:.0%}"
+    cost = entry["usd_per_million_output_tokens"]
+    return text if math.isnan(cost.mean) else text + f"; there a million output tokens cost ${cell(cost, 3)}"
+
+
+def _commands(advice: Advice) -> list[str]:
+    assert advice.recommended is not None
+    return [command_line("pdvsim run", advice.recommended), _realrun(advice.recommended)]
+
+
+def _realrun(experiment: Experiment) -> str:
+    """The command that runs it on a GPU, or why there is none."""
+    try:
+        refuse(experiment, Machine())
+    except ValueError as error:
+        return f"(no realrun: {error})"
+    return command_line("realrun", experiment)
+
+
+def _notes(advice: Advice) -> list[str]:
+    ask, first = advice.question, advice.rows[0]
+    best = "the least" if ask.goal.sign < 0 else "the most"
+    first_of_all = "meet the service levels and keep up" if ask.goal.levels else "keep up"
+    return [
+        f"objective: among those that {first_of_all}, {best} {NAMES[ask.goal.objective]}; "
+        f"differences under {ask.indifference:.0%} do not count",
+        f"searched {len(advice.search.figures)} of {ask.space.size} settings in short runs"
+        + (f" (no time for {advice.search.skipped} more that were planned)" if advice.search.skipped else "")
+        + f"; {advice.runs} runs in {advice.spent_s:.0f} s of a budget of {ask.budget_s:g} s",
+        f"finalists: {ask.num_runs} seeds of {ask.base.traffic.num_prompts} requests, the first "
+        f"{ask.warmup_share:.0%} left out, seeds that the search did not use",
+        f"profile {first['profile']}: {first['foundation']}",
+    ]

@@ -1,0 +1,250 @@
+"""How much load each architecture holds: the highest request rate within the service levels, by bisection.
+
+A rate holds in a run if the share asked of the requests (behind the warm-up) meet every service level and the queue did
+not grow. Each replication has a seed and a search of its own, in which the same requests are squeezed in time; so there
+is one capacity per seed, an interval over seeds, and paired differences between architectures.
+
+What it leaves out: runs are finite and start empty, so a server slightly beyond its capacity may hold for a while
+(more --num-prompts makes that rarer). A share of requests is not exactly monotone in the rate: the rate given held in
+its run and the one above it, by the tolerance, did not, but a still higher one might have by chance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.goal import Goal, attained
+from pdvsim.decide.runs import Bench, at_rate, keeps_up
+from pdvsim.sim.backends import Row
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.stats import interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDE_STEP = 1.25  # a bracket starts this wide; each further step is the square of the one before
+NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
+REACH = 500.0  # how far from where it starts a search looks: below that requests hardly ever meet
+
+Search = Generator[float, bool, "Bracket"]
+Case = tuple[Arch, int, int]  # architecture, GPUs, seed
+
+
+@dataclass(frozen=True)
+class Bracket:
+    """The highest rate that held (0: none did) and the lowest above it that did not (inf: all did)."""
+
+    held: float
+    failed: float
+
+
+def search(start: float, step: float, tolerance: float) -> Search:
+    """Yields a rate, is sent whether it holds; returns the bracket once it is narrower than `tolerance`."""
+    held, failed, rate = 0.0, math.inf, start
+    while not held or failed == math.inf:
+        if (yield rate):
+            held = rate
+        else:
+            failed = rate
+        if not start / REACH <= rate <= start * REACH:
+            break
+        rate = held * step if held else failed / step
+        step *= step
+    while held and failed < math.inf and failed / held > 1 + tolerance:
+        rate = math.sqrt(held * failed)
+        if (yield rate):
+            held = rate
+        else:
+            failed = rate
+    return Bracket(held, failed)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to find the capacity of."""
+
+    base: Experiment
+    archs: tuple[Arch, ...]
+    gpus: tuple[int, ...]
+    num_runs: int
+    goal: Goal
+    tolerance: float = 0.02
+    warmup_share: float = 0.2
+
+    def __post_init__(self) -> None:
+        for name, values in (("arch", self.archs), ("gpus", self.gpus)):
+            if not values:
+                raise ValueError(f"{name} needs at least one value")
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
+        if not self.goal.levels:
+            raise ValueError("capacity is within service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
+        if self.num_runs < 1:
+            raise ValueError(f"num-runs must be greater than 0, got {self.num_runs}")
+        if not 0.001 <= self.tolerance <= 0.5:
+            raise ValueError(f"tolerance must be in [0.001, 0.5], got {self.tolerance}")
+        if not 0 <= self.warmup_share < 1:
+            raise ValueError(f"warmup-share must be in [0, 1), got {self.warmup_share}")
+        for gpus in self.gpus:
+            if gpus < 1:
+                raise ValueError(f"gpus must be greater than 0, got {gpus}")
+            if gpus % self.gpus_a_server:
+                raise ValueError(f"gpus must be a multiple of {self.gpus_a_server}, the GPUs of one server, got {gpus}")
+        self.cases()  # an architecture that refuses an option refuses it now
+
+    @property
+    def gpus_a_server(self) -> int:
+        return 1 + self.base.hardware.verify_gpu
+
+    def cases(self) -> list[Case]:
+        """Every search."""
+        seeds = range(self.base.traffic.seed, self.base.traffic.seed + self.num_runs)
+        return [(arch, gpus, seed) for gpus in self.gpus for arch in self.archs for seed in seeds]
+
+    def experiment(self, case: Case, rate: float) -> Experiment:
+        """One run: each server sees as many requests however many there are."""
+        arch, gpus, seed = case
+        servers = gpus // self.gpus_a_server
+        traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
+        hardware = replace(self.base.hardware, replicas=servers)
+        scaled = replace(self.base, arch=arch, traffic=traffic, hardware=hardware)
+        return at_rate(self.goal.prepared(scaled, self.warmup_share), rate)
+
+
+@dataclass
+class Capacities:
+    """What a search found: one row per architecture, number of GPUs and seed."""
+
+    plan: Plan
+    gpu_hour_usd: float | None = None
+    rows: list[Row] = field(default_factory=list)
+    runs: int = 0
+    interrupted: bool = False
+
+    def __str__(self) -> str:
+        from pdvsim.decide.tables import capacity_table
+
+        return capacity_table(self)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        import pandas as pd
+
+        return pd.DataFrame(self.rows)
+
+    def summary(self) -> list[dict[str, Any]]:
+        """One entry per number of GPUs and architecture, with intervals over seeds."""
+        entries = []
+        for gpus in self.plan.gpus:
+            for arch in self.plan.archs:
+                rows = self._of(arch, gpus)
+                if not rows:
+                    continue
+                numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
+                entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "replications": len(rows)}
+                entry |= {name: interval(row[name] for row in rows) for name in numbers}
+                entry["held_in"] = sum(row["rate"] > 0 for row in rows)
+                entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
+                entries.append(entry)
+        return entries
+
+    def contests(self) -> dict[int, Contest]:
+        """For each number of GPUs, which architecture holds most; where all searches of two or more are done."""
+        found = {}
+        for gpus in self.plan.gpus:
+            rates = {arch: [row["rate"] for row in self._of(arch, gpus)] for arch in self.plan.archs}
+            whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
+            if len(whole) > 1:
+                comparisons = len(self.plan.gpus) * (len(self.plan.archs) - 1)
+                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons)
+        return found
+
+    def _of(self, arch: Arch, gpus: int) -> list[Row]:
+        return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
+
+
+def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
+    """Search all cases side by side, one rate each at a time; the first seed's answer is where the others start.
+
+    Ctrl-C keeps the searches that are done.
+    """
+    found = Capacities(plan, gpu_hour_usd)
+    brackets: dict[Case, Bracket] = {}
+    before = bench.runs
+    first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
+    try:
+        starts = _starts(plan, bench)
+        searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}
+        lockstep(plan, searches, bench, brackets)
+        for arch, gpus, _ in first:
+            starts[arch] = brackets[arch, gpus, plan.base.traffic.seed].held / gpus or starts[arch]
+        rest = [case for case in plan.cases() if case not in first]
+        searches = {case: search(starts[case[0]] * case[1], NARROW_STEP, plan.tolerance) for case in rest}
+        lockstep(plan, searches, bench, brackets)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    found.rows = [_row(plan, case, brackets[case], bench, gpu_hour_usd) for case in plan.cases() if case in brackets]
+    found.runs = bench.runs - before
+    return found
+
+
+def lockstep(plan: Plan, searches: dict[Case, Search], bench: Bench, brackets: dict[Case, Bracket]) -> None:
+    """Take all searches to their ends, filling `brackets`; every step is one batch of runs."""
+    asked = {case: next(steps) for case, steps in searches.items()}
+    while asked:
+        rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
+        verdicts = dict(zip(asked, map(plan.goal.holds, rows), strict=True))
+        for case, holds in verdicts.items():
+            try:
+                asked[case] = searches[case].send(holds)
+            except StopIteration as end:
+                brackets[case] = end.value
+                del asked[case]
+
+
+def _starts(plan: Plan, bench: Bench) -> dict[Arch, float]:
+    """Where to look first, per GPU: the rate at which each architecture works off requests that all come at once."""
+    few = min(plan.base.traffic.num_prompts, 300)
+    burst = replace(plan.base, traffic=replace(plan.base.traffic, request_rate=math.inf, num_prompts=few))
+    rows = bench.rows([plan.goal.prepared(replace(burst, arch=arch), 0.0) for arch in plan.archs])
+    per_gpu = (float(row["request_throughput"]) / plan.gpus_a_server for row in rows)
+    return dict(zip(plan.archs, per_gpu, strict=True))
+
+
+def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: float | None) -> Row:
+    arch, gpus, seed = case
+    at = bracket.held or bracket.failed
+    [run] = bench.rows([plan.experiment(case, at)])
+    # what is offered is what leaves, as the queue does not grow; the run's own rate also counts its emptying at the end
+    tokens_per_s = bracket.held * float(run["total_output_tokens"]) / float(run["completed"])
+    usd = math.nan
+    if gpu_hour_usd is not None and tokens_per_s:
+        usd = gpu_hour_usd * gpus / (tokens_per_s * 3600) * 1e6
+    return {
+        "arch": arch,
+        "gpus": gpus,
+        "seed": seed,
+        "rate": bracket.held,
+        "failed_rate": bracket.failed,
+        "attainment": attained(run),
+        "limited_by": _limit(plan, case, bracket, bench),
+        "output_tokens_per_s": tokens_per_s,
+        "usd_per_million_output_tokens": usd,
+        "profile": run["profile"],
+        "foundation": run["foundation"],
+    }
+
+
+def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
+    """What the first rate that did not hold fails on."""
+    if bracket.failed == math.inf:
+        return "nothing"
+    [run] = bench.rows([plan.experiment(case, bracket.failed)])
+    missed = [name for name, room in plan.goal.headrooms(run).items() if room < 1]
+    if missed:
+        return "+".join(missed)
+    return "levels together" if keeps_up(run) else "queue"

@@ -1,0 +1,210 @@
+"""Capacities and winner maps as pictures."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.decide.advise import Advice
+from pdvsim.decide.capacity import Capacities
+from pdvsim.decide.flips import Flips
+from pdvsim.decide.goal import NAMES
+from pdvsim.decide.tables import alike_text, margin_text, place_text
+from pdvsim.decide.winners import WinnerMap
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
+
+
+def save_capacity(found: Capacities, path: Path | str) -> None:
+    """Draw capacities and write the figure to `path`."""
+    capacity_figure(found).savefig(path, dpi=150)
+
+
+def capacity_figure(found: Capacities) -> Figure:
+    """The rate held by each architecture over the GPUs, and beside it what a million output tokens cost, if priced."""
+    import seaborn as sns
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    entries = found.summary()
+    archs = list(dict.fromkeys(str(entry["arch"]) for entry in entries))
+    panels = [("rate", "Rate held within the service levels", "req/s")]
+    if found.gpu_hour_usd is not None:
+        panels.append(
+            (
+                "usd_per_million_output_tokens",
+                f"Cost at ${found.gpu_hour_usd:g} a GPU-hour",
+                "$ per million output tokens",
+            )
+        )
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure = Figure(figsize=(7.5 * len(panels), 5.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        for axes, (key, title, unit) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
+            _bars(axes, entries, archs, key, colours)
+            axes.set_title(title, fontweight="bold", loc="left")
+            axes.set_ylabel(unit)
+            axes.grid(visible=False, axis="x")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 8), frameon=False)
+        figure.supxlabel(_footnote(found), fontsize=9, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str, colours: dict[str, Any]) -> None:
+    """A group of bars for each number of GPUs, a bar an architecture, its interval on top."""
+    counts = list(dict.fromkeys(entry["gpus"] for entry in entries))
+    width = 0.8 / len(archs)
+    for at, arch in enumerate(archs):
+        mine = {entry["gpus"]: entry[key] for entry in entries if entry["arch"] == arch}
+        x = [counts.index(gpus) + (at - (len(archs) - 1) / 2) * width for gpus in mine]
+        means = [0.0 if math.isnan(value.mean) else value.mean for value in mine.values()]
+        half = [0.0 if math.isnan(value.half_width) else value.half_width for value in mine.values()]
+        axes.bar(x, means, 0.92 * width, color=colours[arch], label=arch)
+        axes.errorbar(x, means, half, fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
+        for place, mean, extra in zip(x, means, half, strict=True):
+            text = f"{mean:#.3g}" if mean else "none"
+            axes.annotate(text, (place, mean + extra), xytext=(0, 4), textcoords="offset points", ha="center", size=10)
+    axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])
+    axes.margins(y=0.12)
+
+
+def _footnote(found: Capacities) -> str:
+    goal, first = found.plan.goal, found.rows[0]
+    levels = ", ".join(f"{name.upper()} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
+    note = f"{levels} for {goal.attainment:.0%} of the requests. Simulated, profile {first['profile']}."
+    if found.plan.num_runs > 1:
+        note += f" Bars: 95% confidence over {found.plan.num_runs} replications."
+    return note
+
+
+def save_flips(advice: Advice, path: Path | str) -> bool:
+    """Draw where the decision flips and write the figure to `path`; False where there is nothing to draw."""
+    if advice.recommended is None or not advice.flips:
+        return False
+    flips_figure(advice).savefig(path, dpi=150)
+    return True
+
+
+def flips_figure(advice: Advice) -> Figure:
+    """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
+    import seaborn as sns
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    goal, best = advice.question.goal, advice.recommended
+    assert best is not None
+    archs = [str(candidate.arch) for candidate in advice.finals]
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure = Figure(figsize=(7.5 * len(advice.flips), 5.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
+            _lines(axes, found, archs, colours, str(best.arch))
+            axes.set_ylabel(NAMES[goal.objective])
+            if goal.objective == "headroom":
+                axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
+        handles, labels = figure.axes[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 6), frameon=False)
+        row = advice.rows[0]
+        note = f"Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
+        note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
+        figure.supxlabel(note + f"Profile {row['profile']}.", fontsize=9, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str) -> None:
+    """A curve an architecture over one axis, the place asked about, and how far the recommendation stands."""
+    for arch, marker in zip(archs, MARKERS, strict=False):
+        at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
+        values = [found.probes[x].values[arch] for x in at]
+        half = [0.0 if math.isnan(v.half_width) else v.half_width for v in values]
+        label = f"{arch} (recommended)" if arch == best else arch
+        axes.errorbar(
+            at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
+            linewidth=3 if arch == best else 1.8,
+        )  # fmt: skip
+    low = found.below.stands if found.below else found.here
+    high = found.above.stands if found.above else found.here
+    axes.axvspan(low, high, color="0.93", zorder=0)
+    axes.axvline(found.here, color="0.3", linewidth=1.2, linestyle=":")
+    if found.axis == "load":
+        axes.set_xscale("log", base=2)
+        axes.set_xticks([found.here * 2.0**power for power in range(-2, 3) if found.here * 2.0**power in found.probes])
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("Request rate (req/s)" if found.axis == "load" else "Acceptance rate")
+    means = [v.mean for probe in found.probes.values() for v in probe.values.values()]
+    if max(means) > 10 * min(means) > 0:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.minorticks_off()
+    title = "Over the load" if found.axis == "load" else "Over acceptance"
+    axes.set_title(title, fontweight="bold", loc="left")
+
+
+def save_map(found: WinnerMap, path: Path | str) -> None:
+    """Draw a winner map and write the figure to `path`."""
+    map_figure(found).savefig(path, dpi=150)
+
+
+def map_figure(found: WinnerMap) -> Figure:
+    """Cells in the winner's colour with its lead over the second; pale and hatched where it is not told apart."""
+    import numpy as np
+    import seaborn as sns
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.colors import ListedColormap
+    from matplotlib.figure import Figure
+    from matplotlib.patches import Patch, Rectangle
+
+    grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
+    places, loads = list(reversed(grid.places)), grid.loads
+    palette = sns.color_palette("colorblind", len(archs))
+    codes = np.full((len(places), len(loads)), np.nan)
+    texts = dict.fromkeys(np.ndindex(codes.shape), "")
+    with sns.axes_style("white"), sns.plotting_context("notebook"):
+        figure = Figure(figsize=(3.5 + 1.7 * len(loads), 2.6 + 0.85 * len(places)), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        unsure: list[tuple[int, int]] = []
+        for i, place in enumerate(places):
+            for j, load in enumerate(loads):
+                cell = found.cell(load, place)
+                if cell is None or cell.winner is None:
+                    texts[i, j] = "" if cell is None else "nobody\nkeeps up"
+                    continue
+                codes[i, j] = archs.index(cell.winner)
+                texts[i, j] = margin_text(cell)
+                if not cell.sure:
+                    texts[i, j] += "\n" + alike_text(cell)
+                    unsure.append((j, i))
+        sns.heatmap(
+            codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,
+            linewidths=2, linecolor="white", xticklabels=[f"{x:g}" for x in loads],
+            yticklabels=[place_text(place).replace(":", ":\n") for place in places],
+        )  # fmt: skip
+        axes.set_facecolor("0.92")
+        for corner in unsure:
+            axes.add_patch(Rectangle(corner, 1, 1, facecolor=(1, 1, 1, 0.55), linewidth=0))
+            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="0.45", hatch="///", linewidth=0))
+        for (i, j), text in texts.items():
+            box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+            if text:
+                axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
+        axes.tick_params(axis="y", rotation=0)
+        axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
+        axes.set_ylabel("Acceptance rate" if grid.axis == "acceptance" else "Pair draft:target (ratio of parameters)")
+        axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
+        handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
+        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
+        whose = "the whole map" if grid.family == "map" else "each cell alone"
+        note = f"Lead over the second. {grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+        note += f"\nSimulated, profile {found.rows[0]['profile']}."
+        figure.supxlabel(note, fontsize=9, color="0.35", x=0.01, ha="left")
+    return figure

@@ -1,0 +1,161 @@
+"""Where a decision flips: from the load and acceptance asked about outward, until another choice is surely better.
+
+At each place the recommended settings and the other finalists run the same seeds, each with the settings found for the
+load asked about. A challenger counts if its paired interval against the recommendation excludes no difference (and the
+indifference asked), with the number of finalists paid for; or if it keeps up and the recommendation does not. The edge
+is then narrowed by bisection between the last place without a challenger and the first with one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+
+from pdvsim.decide.contest import contest
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.runs import Bench, kept_up, replications
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.stats import Interval
+
+STEPS = 4  # of bisection
+
+Move = Callable[[Experiment, float], Experiment]
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the finalists did at one place."""
+
+    at: float
+    values: dict[str, Interval]  # by architecture
+    kept_up: tuple[str, ...]
+    challenger: str | None
+    lead: float  # the challenger's, as a share of the recommendation's figure; nan without one
+
+
+@dataclass(frozen=True)
+class Edge:
+    """The decision stands at `stands` and no more at `falls`, where the challenger leads; `falls` None: not found."""
+
+    stands: float
+    falls: float | None
+    challenger: str | None
+    lead: float
+    reason: str  # "beaten", "nobody keeps up", "not found" within the places looked at, or "no time"
+
+
+@dataclass
+class Flips:
+    """An axis: all places looked at, and an edge on either side."""
+
+    axis: str
+    here: float
+    probes: dict[float, Probe] = field(default_factory=dict)
+    below: Edge | None = None
+    above: Edge | None = None
+
+
+@dataclass(frozen=True)
+class Rivalry:
+    """The recommendation and its rivals, and how they are compared."""
+
+    recommended: Experiment
+    rivals: tuple[Experiment, ...]
+    goal: Goal
+    num_runs: int
+    indifference: float
+    comparisons: int  # over how many the 5% chance of error is spread
+
+    def only(self, arch: str | None) -> Rivalry:
+        """Without the rivals but one, at the price of all."""
+        return self if arch is None else replace(self, rivals=tuple(r for r in self.rivals if r.arch == arch))
+
+
+def find_flips(
+    axis: str, here: float, places: Sequence[float], move: Move, who: Rivalry, bench: Bench, until_s: float
+) -> Flips:
+    """Look at the places from `here` outward in both directions, while there is time."""
+    found = Flips(axis, here)
+    look(found, here, move, who, bench)
+    middle = _geometric if axis == "load" else _arithmetic
+    lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
+    sides = {
+        "above": _outward(found, higher, move, middle, who, bench, until_s),
+        "below": _outward(found, lower, move, middle, who, bench, until_s),
+    }
+    while sides:  # by turns, so that time that runs out costs both sides alike
+        for side, steps in list(sides.items()):
+            try:
+                next(steps)
+            except StopIteration as end:
+                setattr(found, side, end.value)
+                del sides[side]
+    return found
+
+
+def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Probe:
+    """Run everyone at one place."""
+    everyone = (who.recommended, *who.rivals)
+    runs = [replications(move(candidate, at), who.num_runs) for candidate in everyone]
+    rows = bench.rows([run for mine in runs for run in mine])
+    by_arch = {
+        str(candidate.arch): rows[i * who.num_runs : (i + 1) * who.num_runs] for i, candidate in enumerate(everyone)
+    }
+    figures = {arch: [who.goal.value(row) for row in mine] for arch, mine in by_arch.items()}
+    up = tuple(arch for arch, mine in by_arch.items() if kept_up(mine))
+    mine = str(who.recommended.arch)
+    challenger, lead = None, math.nan
+    held = contest(figures, who.goal.sign)
+    for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
+        if rival == mine or (up and rival not in up):
+            continue
+        pair = contest({mine: figures[mine], rival: figures[rival]}, who.goal.sign, who.comparisons, who.indifference)
+        if (pair.best == rival and pair.sure) or (up and mine not in up):
+            challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
+            break
+    probe = found.probes[at] = Probe(at, held.values, up, challenger, lead)
+    return probe
+
+
+def _outward(
+    found: Flips,
+    places: Sequence[float],
+    move: Move,
+    middle: Callable[[float, float], float],
+    who: Rivalry,
+    bench: Bench,
+    until_s: float,
+) -> Generator[None, None, Edge]:
+    """Look at the places until one has a challenger, then narrow it down; a step a place."""
+    stands = found.here
+    for place in places:
+        if time.monotonic() > until_s:
+            return Edge(stands, None, None, math.nan, "no time")
+        probe = look(found, place, move, who, bench)
+        yield
+        if probe.challenger is None and probe.kept_up:
+            stands = place
+            continue
+        falls = probe
+        for _ in range(STEPS):
+            if time.monotonic() > until_s:
+                break
+            between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
+            yield
+            if between.challenger is None and between.kept_up:
+                stands = between.at
+            else:
+                falls = between
+        reason = "nobody keeps up" if not falls.kept_up else "beaten"
+        return Edge(stands, falls.at, falls.challenger, falls.lead, reason)
+    return Edge(stands, None, None, math.nan, "not found")
+
+
+def _geometric(a: float, b: float) -> float:
+    return math.sqrt(a * b)
+
+
+def _arithmetic(a: float, b: float) -> float:
+    return (a + b) / 2

@@ -1,0 +1,105 @@
+"""What "better" means: one figure of a run, which way it is better, and whether the service levels are met.
+
+`headroom` is the factor by which every service level could be tightened: the smallest, over the levels, of the level
+over the metric's percentile at the attainment asked for (with 0.9: p90). It tells two servers apart that both meet
+their levels all the time, and one that misses a little from one that misses by far.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+from pdvsim.decide.runs import keeps_up, kept_up
+from pdvsim.sim.backends import Row
+from pdvsim.sim.config import Experiment, Scoring
+from pdvsim.sim.metrics import percentile_name
+
+Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
+
+ROUNDING = 1e-9  # a share is a quotient of two rates; it must not miss its target by their rounding
+NAMES = {
+    "headroom": "head-room",
+    "goodput": "goodput (req/s)",
+    "throughput": "output throughput (tok/s)",
+    "ttft": "mean TTFT (ms)",
+    "tpot": "mean TPOT (ms)",
+    "e2el": "mean E2EL (ms)",
+}
+assert tuple(NAMES) == get_args(Objective)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """An objective under service levels of which `attainment` is the share of requests that must meet them all."""
+
+    objective: Objective
+    levels: tuple[str, ...] = ()
+    attainment: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.attainment <= 1:
+            raise ValueError(f"attainment must be in (0, 1], got {self.attainment}")
+        if self.objective in ("headroom", "goodput") and not self.levels:
+            raise ValueError(f"objective {self.objective} needs --goodput, e.g. --goodput ttft:500 tpot:50")
+        if any(not level for level in self.levels_ms.values()):
+            raise ValueError("goodput: a service level of 0 ms cannot be met")
+
+    @property
+    def levels_ms(self) -> dict[str, float]:
+        """Service levels by metric."""
+        return {name: level * 1e3 for name, level in Scoring(goodput=self.levels).slo().items()}
+
+    @property
+    def percentile(self) -> str:
+        """The percentile that the attainment is about, as the rows' keys begin: p90."""
+        return percentile_name(self._percent)
+
+    @property
+    def _percent(self) -> float:
+        return round(100 * self.attainment, 6)
+
+    @property
+    def sign(self) -> int:
+        """1 where more is better, -1 where less is."""
+        return -1 if self.objective in ("ttft", "tpot", "e2el") else 1
+
+    def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
+        """The experiment, scored as the goal needs it, without the first share of its requests."""
+        scoring = experiment.scoring
+        percentiles = tuple(dict.fromkeys((self._percent, *scoring.metric_percentiles)))
+        warmup = int(warmup_share * experiment.traffic.num_prompts)
+        return replace(
+            experiment,
+            scoring=replace(scoring, goodput=self.levels, metric_percentiles=percentiles, warmup_requests=warmup),
+        )
+
+    def value(self, row: Row) -> float:
+        """The objective's figure in a run."""
+        if self.objective == "headroom":
+            return min(self.headrooms(row).values())
+        if self.objective == "goodput":
+            return float(row["request_goodput"])
+        return float(row["output_throughput" if self.objective == "throughput" else f"mean_{self.objective}_ms"])
+
+    def headrooms(self, row: Row) -> dict[str, float]:
+        """Each service level over its metric's percentile; below 1 where the metric misses it."""
+        spent = {name: float(row[f"{self.percentile}_{name}_ms"]) for name in self.levels_ms}
+        return {name: level / spent[name] if spent[name] > 0 else math.inf for name, level in self.levels_ms.items()}
+
+    def holds(self, row: Row) -> bool:
+        """Whether one run meets the service levels for the share asked, and its queue did not grow."""
+        return keeps_up(row) and (not self.levels or attained(row) >= self.attainment - ROUNDING)
+
+    def met(self, rows: Sequence[Row]) -> bool:
+        """Whether replications meet the service levels on average, and most of them kept up."""
+        if not kept_up(rows):
+            return False
+        return not self.levels or sum(map(attained, rows)) / len(rows) >= self.attainment - ROUNDING
+
+
+def attained(row: Row) -> float:
+    """Share of a run's requests that met every service level."""
+    return float(row["request_goodput"]) / float(row["request_throughput"])

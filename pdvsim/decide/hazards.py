@@ -1,0 +1,160 @@
+"""What could go wrong near a recommendation, each from runs or from the profile: few requests, drafts that fail, a
+draft model too slow for its target, a full KV cache, a load near what the server holds.
+
+Not looked at: what pdvsim does not model (docs/model.md), and changes of the lengths or the burstiness of the traffic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from pdvsim.decide.capacity import Capacities, Plan, find_capacities
+from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.flips import Rivalry
+from pdvsim.decide.runs import Bench, at_acceptance, replications
+from pdvsim.sim.backends import Row
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.latency import Latency
+from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.run import profile_of, simulate
+from pdvsim.sim.stats import Interval, interval
+
+ALONE_PROMPTS = 50
+BREAK_EVEN_STEPS = 5
+FEW_RUNS = 3  # replications of what is looked for by bisection
+SERVER_PROMPTS = 1000  # requests a server, for its capacity: a shorter run starts emptier than it ends
+
+
+@dataclass(frozen=True)
+class Alone:
+    """One request at a time: mean end-to-end latency of everyone."""
+
+    e2el_ms: Contest
+    speculation_gain: Interval | None  # plain decoding's TPOT over the recommendation's; None where it drafts nothing
+
+
+def alone(who: Rivalry, bench: Bench) -> Alone:
+    """Everyone with one request at a time (batch 1)."""
+    everyone = (who.recommended, *who.rivals)
+    rows = {str(c.arch): bench.rows(replications(_alone(c), who.num_runs)) for c in everyone}
+    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1, None, who.indifference)
+    mine, plain = rows[who.recommended.arch], rows.get("autoregressive")
+    gain = None
+    if plain is not None and who.recommended.arch != "autoregressive":
+        gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
+    return Alone(e2el, gain)
+
+
+def _alone(candidate: Experiment) -> Experiment:
+    few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
+    traffic = replace(candidate.traffic, request_rate=math.inf, max_concurrency=1, num_prompts=few)
+    return replace(candidate, traffic=traffic, scoring=replace(candidate.scoring, warmup_requests=0))
+
+
+@dataclass(frozen=True)
+class BreakEven:
+    """The acceptance rate above which drafting beats plain decoding, by the objective asked."""
+
+    arch: str  # the one that drafts
+    loses_at: float | None  # the highest acceptance tried where plain decoding is better; None: it never is
+    wins_at: float | None  # the lowest where drafting is; None: it never is
+
+
+def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
+    """Bisection over the acceptance rate, on the mean of the objective's figure over the replications."""
+    sign, value = who.goal.sign, who.goal.value
+    num_runs = min(FEW_RUNS, who.num_runs)
+    against = interval(map(value, bench.rows(replications(plain, num_runs)))).mean
+
+    def wins(rate: float) -> bool:
+        rows = bench.rows(replications(at_acceptance(drafting, rate), num_runs))
+        return sign * (interval(map(value, rows)).mean - against) > 0
+
+    if wins(0.0):
+        return BreakEven(drafting.arch, None, 0.0)
+    if not wins(1.0):
+        return BreakEven(drafting.arch, 1.0, None)
+    low, high = 0.0, 1.0
+    for _ in range(BREAK_EVEN_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if wins(middle) else (middle, high)
+    return BreakEven(drafting.arch, low, high)
+
+
+@dataclass(frozen=True)
+class Balance:
+    """One round by the profile, streams and host left aside: what the draft model costs and what it yields."""
+
+    arch: str
+    rows: int  # decoding together, as in the runs
+    k: int
+    draft_s: float  # all k steps
+    verify_s: float
+    decode_s: float  # a plain step of the target for as many rows
+    tokens_a_round: float
+
+    @property
+    def step_ratio(self) -> float:
+        """A draft step over a target step."""
+        return self.draft_s / self.k / self.decode_s
+
+    @property
+    def speedup(self) -> float:
+        """Tokens per second of the round over those of plain steps."""
+        return self.tokens_a_round * self.decode_s / (self.draft_s + self.verify_s)
+
+    @property
+    def affordable(self) -> float:
+        """How many times its cost the draft may cost until a round only equals plain steps; 0 or less: never pays."""
+        return (self.tokens_a_round * self.decode_s - self.verify_s) / self.draft_s
+
+
+def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
+    """Price the mean round of these runs; None where nothing was drafted."""
+    rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
+    if not rounds > 0:
+        return None
+    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds))
+    batch = max(1, round(interval(row["kinds_verify_mean_batch"] for row in rows).mean))
+    tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
+    context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
+    pair, profile = named_pair(drafting.server.pair), profile_of(drafting)
+    draft, target = Latency(pair.draft, profile.fit(pair.draft)), Latency(pair.target, profile.fit(pair.target))
+
+    def seconds(model: Latency, tokens: int, steps: int = 1) -> float:
+        shape = model.shape(batch, tokens, steps)
+        return shape.solo_0 + shape.solo_1 * context
+
+    yielded = interval(row["spec_decode_acceptance_length"] for row in rows).mean
+    return Balance(drafting.arch, batch, k, seconds(draft, 1, k), seconds(target, k + 1), seconds(target, 1), yielded)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """KV cache of the first replication's run, in tokens."""
+
+    peak_tokens: int
+    capacity_tokens: int
+
+
+def memory(recommended: Experiment) -> Memory:
+    """The most that was reserved at once, and what there is."""
+    meta = simulate(recommended).meta
+    return Memory(int(meta["kv_peak_tokens"]), int(meta["kv_capacity_tokens"]))
+
+
+def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
+    """The highest rate the recommendation itself holds on the same GPUs."""
+    base = replace(who.recommended, traffic=replace(who.recommended.traffic, num_prompts=SERVER_PROMPTS))
+    plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, 0.05, warmup_share)
+    return find_capacities(plan, bench, usd)
+
+
+def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:
+    """The lane that is busy for the largest share of the time, and that share."""
+    lanes = [key for key in rows[0] if key.startswith("lanes_") and key.endswith("_utilisation")]
+    busy = {key: interval(row[key] for row in rows) for key in lanes}
+    top = max((key for key in busy if not math.isnan(busy[key].mean)), key=lambda key: busy[key].mean)
+    return top.removeprefix("lanes_").removesuffix("_utilisation"), busy[top]

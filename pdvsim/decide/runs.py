@@ -1,0 +1,94 @@
+"""Simulations for a decision: batches of experiments on all cores, one row each, remembered.
+
+The same seed gives every architecture, load and setting the same requests, so that rows of one seed are pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from pdvsim.sim.backends import Row
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+UNSTABLE = ("overloaded", "backlogged")
+WAITING = 0.03  # share of a run's requests that may, on average, be waiting for admission
+
+
+class Bench:
+    """Runs experiments, `jobs` at a time (None: one per core), each once; `progress` hears how many are done."""
+
+    def __init__(self, jobs: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+        self.jobs = jobs
+        self.progress = progress
+        self.runs = 0
+        self._known: dict[Experiment, Row] = {}
+
+    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+        """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
+        new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
+        # a point's number finds its experiment again, whichever of them finished
+        points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
+        before = self.runs
+        if points:
+            try:
+                self._keep(new, run_sweep(points, self.jobs, lambda done, total: self._tell(before + done)))
+            except SweepInterrupted as stop:
+                self._keep(new, stop.points)
+                raise
+        return [self._known[experiment] for experiment in experiments]
+
+    def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
+        """The rows of experiments that have all been run; None if one has not."""
+        if any(experiment not in self._known for experiment in experiments):
+            return None
+        return [self._known[experiment] for experiment in experiments]
+
+    def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:
+        for row in frame.to_dict("records"):
+            self._known[experiments[int(row["run"])]] = {str(key): value for key, value in row.items()}
+        self.runs += len(frame)
+
+    def _tell(self, done: int) -> None:
+        if self.progress:
+            self.progress(done)
+
+
+def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:
+    """The same experiment with `num_runs` seeds from its own on."""
+    seed = experiment.traffic.seed
+    return [replace(experiment, traffic=replace(experiment.traffic, seed=seed + run)) for run in range(num_runs)]
+
+
+def at_rate(experiment: Experiment, rate: float) -> Experiment:
+    """The same experiment at another request rate: the same requests, squeezed or stretched in time."""
+    return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate))
+
+
+def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
+    """The same experiment at another acceptance rate: the same coins, against another threshold."""
+    return replace(experiment, acceptance=replace(experiment.acceptance, acceptance_rate=rate))
+
+
+def keeps_up(row: Row) -> bool:
+    """Whether a run's queue stayed bounded: it is not labelled as growing, and few of all requests were ever waiting.
+
+    The label compares two stretches of the run and lets one in twenty overloaded runs pass by chance. In these the wait
+    for admission gives it away: beyond saturation the number waiting is a share of all who came, below it is not.
+    """
+    if row["stability"] in UNSTABLE:
+        return False
+    rate = float(row["load"])  # of a closed loop it is infinite, and the loop is what bounds the queue
+    waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law
+    return math.isinf(rate) or waiting <= WAITING * float(row["completed"])
+
+
+def kept_up(rows: Sequence[Row]) -> bool:
+    """Whether more than half of the replications kept up."""
+    return 2 * sum(map(keeps_up, rows)) > len(rows)

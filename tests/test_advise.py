@@ -1,0 +1,289 @@
+"""Advice: the command it gives reproduces its figures, what flips is flipped, and the simpler of equals is taken."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import pdvsim
+from pdvsim.args import RunCommand, parse
+from pdvsim.cli import main
+from pdvsim.decide import runs as runs_module
+from pdvsim.decide.advice import advice_document
+from pdvsim.decide.advise import Advice
+from pdvsim.decide.commandline import command_line
+from pdvsim.decide.contest import contest
+from pdvsim.decide.flips import Rivalry, find_flips
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.hazards import balance, break_even
+from pdvsim.decide.race import Race, race
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
+from pdvsim.decide.space import SIMPLEST_FIRST, Space, complexity
+from pdvsim.sim.acceptance import expected_tokens, walltime_improvement
+from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.latency import ForwardFit
+from pdvsim.sim.models import GPUS
+from pdvsim.sim.profile import roofline, save
+from pdvsim.sim.run import simulate
+from pdvsim.sim.sweep import SweepInterrupted
+
+OPTIONS = {"dataset_name": "random", "num_prompts": 40, "input_len": 64, "output_len": 24, "num_runs": 3, "jobs": 1}
+LEVELS = ("ttft:200", "tpot:20")
+
+
+@cache
+def advice() -> Advice:
+    """Four architectures, a few settings, and time enough for all."""
+    return pdvsim.advise(
+        arch=["autoregressive", "colocated", "pd", "pdv"],
+        request_rate=20,
+        goodput=LEVELS,
+        try_draft_lengths=[2, 4],
+        try_controllers=["fixed"],
+        try_max_num_seqs=[128],
+        try_max_num_batched_tokens=[2048],
+        budget_s=1000,
+        **OPTIONS,
+    )
+
+
+def test_the_command_reproduces_the_figures_exactly() -> None:
+    document = advice_document(advice())
+    command = shlex.split(document["recommendation"]["command"])
+    assert command[:2] == ["pdvsim", "run"]
+    experiment = parse(RunCommand, command[2:]).experiment
+    assert experiment == advice().recommended
+    metrics = pdvsim.Run(simulate(experiment)).metrics
+    quoted = document["first_replication"]
+    for key in ("request_goodput", "output_throughput", "mean_ttft_ms", "p90_ttft_ms", "p99_tpot_ms", "mean_e2el_ms"):
+        assert metrics[key] == quoted[key]
+    for key, mean in document["expected"].items():
+        if key != "attainment" and not math.isnan(mean.mean):
+            assert mean.mean == pytest.approx(sum(row[key] for row in advice().rows) / 3)
+
+
+def test_the_recommendation_is_the_best_or_the_simplest_of_those_not_told_apart() -> None:
+    found = advice()
+    goal = found.question.goal
+    figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in found.finals.items() if goal.met(rows)}
+    held = contest(figures, goal.sign, indifference=found.question.indifference)
+    tied = {held.best, *held.unsure}
+    assert found.recommended is not None
+    assert found.recommended.arch == min(tied, key=lambda arch: SIMPLEST_FIRST.index(arch))  # type: ignore[arg-type]
+    assert found.met
+
+
+def test_final_seeds_are_not_those_of_the_search() -> None:
+    seeds = {row["seed"] for rows in advice().finals.values() for row in rows}
+    assert seeds == {0, 1, 2}
+
+
+def test_the_search_never_meets_the_final_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    met: list[int] = []
+    real = Bench.rows
+    monkeypatch.setattr(Bench, "rows", lambda self, es: met.extend(e.traffic.seed for e in es) or real(self, es))
+    base = Experiment(traffic=Traffic("random", num_prompts=20, request_rate=10.0, input_len=32, output_len=8))
+    found = Race(base, Goal("e2el"), 0.0, 0.01)
+    race(found, Space(("pd",), (4,), ("fixed",), (128,), (2048,)), Bench(1), math.inf)
+    assert met
+    assert min(met) >= 100_000
+
+
+def test_when_the_time_is_up_the_rest_is_counted() -> None:
+    base = Experiment(traffic=Traffic("random", num_prompts=20, request_rate=10.0, input_len=32, output_len=8))
+    found = Race(base, Goal("e2el"), 0.0, 0.01)
+    race(found, Space(("colocated", "pd", "pdv"), (2, 4, 6), ("fixed",), (128,), (2048,)), Bench(1), -math.inf)
+    assert len(found.figures) == 1
+    assert found.skipped >= 2
+
+
+def test_the_text_says_what_the_document_says() -> None:
+    text, document = str(advice()), advice_document(advice())
+    assert document["recommendation"]["described"] in text
+    assert document["recommendation"]["command"] in text
+    assert document["foundation"] in text
+    for section in ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes near it"):
+        assert f"{section}\n{'-' * len(section)}" in text
+    assert document["search"]["left_out"] == []
+
+
+BASE = Experiment(
+    arch="colocated",
+    traffic=Traffic("random", num_prompts=30, request_rate=20.0, input_len=64, output_len=32),
+)
+GOAL = Goal("e2el")
+DRAFTING = GOAL.prepared(BASE, 0.0)
+PLAIN = replace(DRAFTING, arch="autoregressive")
+
+
+def mean_e2el(experiment: Experiment) -> float:
+    return sum(row["mean_e2el_ms"] for row in Bench(1).rows(replications(experiment, 3))) / 3
+
+
+def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
+    who = Rivalry(DRAFTING, (PLAIN,), GOAL, 3, 0.0, 1)
+    found = break_even(DRAFTING, PLAIN, who, Bench(1))
+    assert found.loses_at is not None
+    assert found.wins_at is not None
+    assert found.wins_at - found.loses_at == pytest.approx(1 / 32)
+    assert mean_e2el(at_acceptance(DRAFTING, found.loses_at)) >= mean_e2el(PLAIN)
+    assert mean_e2el(at_acceptance(DRAFTING, found.wins_at)) < mean_e2el(PLAIN)
+
+
+def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
+    """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
+    who = Rivalry(at_acceptance(DRAFTING, 0.9), (PLAIN,), GOAL, 3, 0.0, 1)
+    found = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), math.inf)
+    assert found.below is not None
+    assert found.above is not None
+    assert (found.above.falls, found.above.reason, found.above.stands) == (None, "not found", 0.95)
+    assert found.below.reason == "beaten"
+    assert found.below.challenger == "autoregressive"
+    assert found.below.falls is not None
+    assert found.below.falls < found.below.stands < 0.9
+
+    def pair(rate: float) -> dict[str, list[float]]:
+        rows = {c.arch: Bench(1).rows(replications(at_acceptance(c, rate), 3)) for c in (DRAFTING, PLAIN)}
+        return {str(arch): [row["mean_e2el_ms"] for row in mine] for arch, mine in rows.items()}
+
+    beyond, before = contest(pair(found.below.falls), -1), contest(pair(found.below.stands), -1)
+    assert (beyond.best, beyond.sure) == ("autoregressive", True)
+    assert (before.best, before.sure) != ("autoregressive", True)
+
+
+def test_beyond_what_anyone_holds_nobody_wins() -> None:
+    slow = replace(DRAFTING, server=Server(max_num_seqs=1), traffic=replace(DRAFTING.traffic, num_prompts=100))
+    who = Rivalry(at_rate(slow, 2.0), (replace(slow, arch="autoregressive"),), GOAL, 2, 0.0, 1)
+    found = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), math.inf)
+    assert found.above is not None
+    assert found.probes[64.0].kept_up == ()
+    assert found.above.falls is not None
+    assert found.above.falls <= 64
+
+
+@pytest.mark.parametrize("k", [1, 4])
+def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_path: Path, k: int) -> None:
+    """On a card that only reads weights, a verify costs a target step, and the speed-up is theorem 3.8's."""
+    draft, target = (ForwardFit(0.0, weights_s, 0.0, 0.0, 0.0, 0.0, 0.0) for weights_s in (1e-3, 1e-2))
+    path = tmp_path / "card.json"
+    save(replace(roofline(GPUS["h200"]), models={"tinyllama-1.1b": draft, "llama-2-7b": target}), path)
+    experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))
+    rows = Bench(1).rows(replications(replace(experiment, traffic=replace(DRAFTING.traffic, num_prompts=100)), 2))
+    found = balance(experiment, rows)
+    assert found is not None
+    assert (found.k, found.step_ratio) == (k, pytest.approx(0.1))
+    assert found.tokens_a_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
+    assert found.speedup == pytest.approx(walltime_improvement(0.6, k, 0.1), rel=0.05)
+    at_the_edge = replace(found, draft_s=found.draft_s * found.affordable)
+    assert at_the_edge.speedup == pytest.approx(1.0)
+    plain = replace(experiment, arch="autoregressive")
+    assert balance(plain, Bench(1).rows([plain])) is None
+
+
+def test_simpler_is_the_plainer_architecture_then_fewer_changes() -> None:
+    base = Experiment()
+    order = [complexity(replace(base, arch=arch), base) for arch in SIMPLEST_FIRST]
+    assert all(simpler < next for simpler, next in pairwise(order))
+    moved = replace(base, server=Server(max_num_seqs=64))
+    assert complexity(base, base) < complexity(moved, base)
+    assert complexity(moved, base) < complexity(replace(base, server=Server(controller="goodput")), base)
+
+
+experiments = st.builds(
+    Experiment,
+    arch=st.sampled_from([arch for arch in ARCHS if arch != "autoregressive"]),
+    traffic=st.builds(
+        Traffic,
+        num_prompts=st.integers(1, 10**6),
+        request_rate=st.floats(1e-3, 1e6) | st.just(math.inf),
+        max_concurrency=st.none() | st.integers(1, 100),
+        seed=st.integers(0, 2**32),
+    ),
+    acceptance=st.builds(Acceptance, acceptance_rate=st.floats(0, 1)),
+    server=st.builds(Server, num_speculative_tokens=st.integers(1, 32), admission_factor=st.floats(0.1, 10)),
+    hardware=st.builds(Hardware, gpu_memory_utilization=st.floats(0.1, 1), replicas=st.integers(1, 9)),
+    host=st.builds(Host, launch_s=st.none() | st.floats(0, 1)),
+    scoring=st.builds(
+        Scoring,
+        goodput=st.just(LEVELS) | st.just(()),
+        metric_percentiles=st.lists(st.floats(0, 100), min_size=1, max_size=3).map(tuple),
+    ),
+)
+
+
+@given(experiment=experiments)
+@settings(max_examples=25)
+def test_a_command_line_says_all_of_an_experiment(experiment: Experiment) -> None:
+    command = shlex.split(command_line("pdvsim run", experiment))
+    assert parse(RunCommand, command[2:]).experiment == experiment
+
+
+SMALL_COMMAND = [
+    "advise", "--arch", "autoregressive,pd", "--request-rate", "10", "--dataset-name", "random", "--num-prompts", "20",
+    "--input-len", "32", "--output-len", "8", "--num-runs", "2", "--try-draft-lengths", "2",
+    "--try-controllers", "fixed", "--try-max-num-seqs", "128", "--try-max-num-batched-tokens", "2048", "--jobs", "1",
+]  # fmt: skip
+
+
+def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["objective"] == "e2el"
+    assert {found["axis"] for found in document["flips"]} == {"load", "acceptance"}
+    assert json.loads((tmp_path / "advice.json").read_text()) == document
+    assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (2, "Not decided"), (4, "Recommendation")])
+def test_ctrl_c_tells_what_is_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
+) -> None:
+    real, left = runs_module.run_sweep, iter(range(batches))
+
+    def run_sweep(*args: object) -> object:
+        if next(left, None) is None:
+            raise SweepInterrupted(pd.DataFrame())
+        return real(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    assert main(SMALL_COMMAND) == 130
+    out, err = capsys.readouterr()
+    assert known in out
+    assert err.endswith("interrupted: the above is what was known by then\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "give --request-rate"),
+        (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
+        (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
+        (["--request-rate", "3", "--budget-s", "0"], "budget-s must be greater than 0"),
+        (["--request-rate", "3", "--try-draft-lengths", "99"], "not modelled"),
+        (["--request-rate", "3", "--arch", "pd", "--verify-gpu", "1"], "needs a verify lane"),
+        (["--request-rate", "3", "--indifference", "2"], "indifference must be in [0, 1)"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
+    assert main(["advise", *flags]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+
+
+def test_architectures_that_refuse_an_option_are_left_out() -> None:
+    base = Experiment(arch="pdv", hardware=Hardware(verify_gpu=1))
+    archs: list[Arch] = [candidate.arch for candidate in Space().starts(base)]
+    assert archs == ["pdv", "pdv-hybrid"]
+    ways = Space().drafts(replace(base, arch="baseline", hardware=Hardware()))
+    assert {way.server.controller for way in ways} == {"fixed", "goodput"}

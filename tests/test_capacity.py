@@ -1,0 +1,259 @@
+"""Capacity: exact where the server is a textbook queue, monotone in the service levels, sure only over seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.decide import runs as runs_module
+from pdvsim.decide.capacity import Bracket, Plan, Search, find_capacities, search
+from pdvsim.decide.contest import contest
+from pdvsim.decide.goal import Goal, attained
+from pdvsim.decide.runs import WAITING, Bench
+from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.latency import ForwardFit
+from pdvsim.sim.metrics import stability
+from pdvsim.sim.models import GPUS
+from pdvsim.sim.profile import roofline, save
+from pdvsim.sim.sweep import Row, SweepInterrupted
+from pdvsim.sim.workload import make_requests
+
+SERVICE_S = 0.01
+
+
+def drive(steps: Search, holds: float) -> tuple[Bracket, list[float]]:
+    """A search against a server that holds every rate up to `holds`."""
+    asked = [next(steps)]
+    while True:
+        try:
+            asked.append(steps.send(asked[-1] <= holds))
+        except StopIteration as end:
+            found: Bracket = end.value
+            return found, asked
+
+
+@given(
+    capacity=st.floats(0.01, 1e4),
+    off=st.floats(0.01, 100),
+    step=st.sampled_from([1.06, 1.25]),
+    tolerance=st.floats(0.005, 0.2),
+)
+def test_a_search_brackets_the_capacity(capacity: float, off: float, step: float, tolerance: float) -> None:
+    found, asked = drive(search(capacity * off, step, tolerance), capacity)
+    assert found.held <= capacity < found.failed
+    assert found.failed / found.held <= 1 + tolerance
+    assert len(asked) < 30
+
+
+def test_a_search_gives_up_at_a_trickle() -> None:
+    found, asked = drive(search(10.0, 1.25, 0.02), 0.0)
+    assert found.held == 0
+    assert min(asked) < 10 / 500
+    assert len(asked) < 10
+
+
+@pytest.fixture(scope="module")
+def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms a token."""
+    path = tmp_path_factory.mktemp("profiles") / "queue.json"
+    free, slow = (ForwardFit(0.0, 0.0, token_s, 0.0, 0.0, 0.0, 0.0) for token_s in (0.0, SERVICE_S / 100))
+    models = {"tinyllama-1.1b": free, "llama-2-7b": slow}
+    save(replace(roofline(GPUS["h200"]), name="queue", models=models), path)
+    return Experiment(
+        arch="autoregressive",
+        traffic=Traffic("random", num_prompts=300, input_len=100, output_len=1),
+        server=Server(max_num_seqs=1, max_num_batched_tokens=10**6),
+        hardware=Hardware(profile=str(path), kv_capacity_tokens=10**9),
+        host=Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0),
+    )
+
+
+def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
+    """The same question answered without the simulator: waits of the same arrivals by W' = max(0, W + S - gap)."""
+    traffic = replace(plan.base.traffic, seed=seed, request_rate=rate)
+    arrival_s = np.array([request.arrival_s for request in make_requests(traffic, plan.base.acceptance)])
+    wait_s = [0.0]
+    for gap in np.diff(arrival_s):
+        wait_s.append(max(0.0, wait_s[-1] + SERVICE_S - gap))
+    admitted_s = arrival_s + np.array(wait_s)
+    counted = np.array(wait_s)[int(plan.warmup_share * len(arrival_s)) :]
+    share = np.mean(counted + SERVICE_S <= plan.goal.levels_ms["ttft"] / 1e3)
+    stable = stability(arrival_s, admitted_s + SERVICE_S, traffic, admitted_s) == "stable"
+    few = np.mean(counted) * rate <= WAITING * len(counted)
+    return bool(stable and few and share >= plan.goal.attainment)
+
+
+@pytest.mark.parametrize("level_ms", [15, 50])
+def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, level_ms: int) -> None:
+    goal = Goal("throughput", (f"ttft:{level_ms}",), 0.9)
+    plan = Plan(one_by_one, ("autoregressive",), (1,), 3, goal)
+    found = find_capacities(plan, Bench(1))
+    assert [row["seed"] for row in found.rows] == [0, 1, 2]
+    for row in found.rows:
+        assert lindley_holds(plan, row["seed"], row["rate"])
+        assert not lindley_holds(plan, row["seed"], row["failed_rate"])
+        assert row["failed_rate"] / row["rate"] <= 1.02
+        assert row["rate"] < 1.1 / SERVICE_S  # rho below 1, but for the chance of a finite run
+        assert row["output_tokens_per_s"] == pytest.approx(row["rate"])  # one token each
+    # M/D/1: the stationary share that waits no longer than w < S is (1 - rho) exp(rate w) (Erlang)
+    if level_ms == 15:
+        rates = np.linspace(1, 99, 9801)
+        holds = (1 - rates * SERVICE_S) * np.exp(rates * 0.005) >= 0.9
+        assert np.mean([row["rate"] for row in found.rows]) == pytest.approx(rates[holds].max(), rel=0.25)
+
+
+def test_a_looser_level_never_holds_less(one_by_one: Experiment) -> None:
+    held: list[list[float]] = []
+    for level_ms in (12, 20, 40):  # under WAITING's own limit
+        plan = Plan(one_by_one, ("autoregressive",), (1,), 3, Goal("throughput", (f"ttft:{level_ms}",), 0.9))
+        held.append([row["rate"] for row in find_capacities(plan, Bench(1)).rows])
+    for tight, loose in pairwise(held):
+        assert all(a <= b * 1.02 for a, b in zip(tight, loose, strict=True))
+    assert sum(held[2]) > 1.2 * sum(held[0])
+
+
+def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -> None:
+    """Round robin smooths arrivals: each of two servers sees Erlang gaps, less bursty than Poisson's."""
+    plan = Plan(one_by_one, ("autoregressive",), (1, 2), 3, Goal("throughput", ("ttft:15",), 0.9))
+    found = find_capacities(plan, Bench(1), gpu_hour_usd=3.6)
+    one, two = found.summary()
+    assert two["rate"].mean > 2 * one["rate"].mean
+    for row in found.rows:  # 3.60 $ an hour are a dollar for 1000 s
+        assert row["usd_per_million_output_tokens"] == pytest.approx(1e3 * row["gpus"] / row["rate"])
+
+
+def test_levels_that_nobody_can_meet_are_held_at_no_rate(one_by_one: Experiment) -> None:
+    found = find_capacities(
+        Plan(one_by_one, ("autoregressive",), (1,), 2, Goal("throughput", ("ttft:9",), 0.9)), Bench(1)
+    )
+    assert [row["rate"] for row in found.rows] == [0, 0]
+    assert "even at a trickle" in str(found)
+
+
+def test_a_queue_that_grows_is_not_held_however_late(one_by_one: Experiment) -> None:
+    """A level that every request meets: only keeping up limits the rate, which is one request per service time."""
+    plan = Plan(one_by_one, ("autoregressive",), (1,), 3, Goal("throughput", ("ttft:1e9",), 0.9))
+    found = find_capacities(plan, Bench(1))
+    for row in found.rows:
+        assert 0.85 / SERVICE_S < row["rate"] < 1.15 / SERVICE_S
+        assert row["limited_by"] == "queue"
+
+
+def test_intervals_and_pairs_are_over_seeds() -> None:
+    found = pdvsim.capacity(
+        arch=["autoregressive", "colocated"],
+        goodput=["ttft:60", "tpot:20"],
+        num_runs=3,
+        tolerance=0.1,
+        jobs=1,
+        dataset_name="random",
+        num_prompts=60,
+        input_len=64,
+        output_len=16,
+    )
+    frame = found.points
+    for entry in found.summary():
+        rates = frame[frame["arch"] == entry["arch"]]["rate"]
+        assert entry["rate"].mean == pytest.approx(rates.mean())
+        assert entry["rate"].half_width == pytest.approx(4.3027 * rates.std(ddof=1) / math.sqrt(3), rel=1e-4)
+    held = found.contests()[1]
+    a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.second))
+    assert held.differences[str(held.second)].mean == pytest.approx(np.mean(a - b))
+
+
+def test_one_seed_claims_nothing() -> None:
+    told = contest({"a": [100.0], "b": [1.0]}, 1)
+    assert not told.sure
+    assert math.isnan(told.leads["b"].half_width)
+
+
+def test_many_comparisons_cost_confidence() -> None:
+    values = {"a": [10.0, 11.0, 12.0, 13.0], "b": [9.9, 10.7, 11.9, 12.7]}
+    alone, among_many = contest(values, 1, 1), contest(values, 1, 100)
+    assert alone.sure
+    assert not among_many.sure
+    assert among_many.confidence == pytest.approx(1 - 0.05 / 100)
+    assert not contest(values, 1, 1, indifference=0.05).sure
+    assert contest(values, -1, 1).best == "b"
+
+
+def test_a_tie_is_no_win() -> None:
+    assert contest({"a": [1.0, 2.0], "b": [1.0, 2.0]}, 1).unsure == ("b",)
+    assert not contest({"a": [0.0, 0.0], "b": [0.0, 0.0]}, 1).sure
+    assert contest({"a": [5.0, 5.0], "b": [0.0, 0.0]}, 1).sure
+
+
+def test_attainment_is_the_share_in_time() -> None:
+    run = pdvsim.run(
+        arch="pd", request_rate=200, goodput=["ttft:30"], dataset_name="random", num_prompts=60, input_len=256
+    )
+    ttft_s = run.requests["first_token_s"] - run.requests["arrival_s"]
+    share = (ttft_s <= 0.03).mean()
+    assert 0 < share < 1
+    assert attained(run.metrics) == pytest.approx(share)
+
+
+def command(tmp_path: Path, *more: str) -> list[str]:
+    small = ["--dataset-name", "random", "--num-prompts", "40", "--input-len", "64", "--output-len", "8"]
+    levels = ["--goodput", "ttft:60", "tpot:20", "--tolerance", "0.2", "--num-runs", "2", "--jobs", "1"]
+    return ["capacity", *small, *levels, "-o", str(tmp_path), *more]
+
+
+def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(command(tmp_path, "--arch", "pd,pdv", "--gpu-hour-usd", "4", "--json")) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [entry["arch"] for entry in document["summary"]] == ["pd", "pdv"]
+    assert document["summary"][0]["rate"]["n"] == 2
+    assert document == json.loads((tmp_path / "capacity.json").read_text())
+    assert len(pd.read_parquet(tmp_path / "capacity.parquet")) == 4
+    assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_keeps_the_searches_that_are_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first seed's searches finish, then Ctrl-C comes."""
+    real = runs_module.run_sweep
+
+    def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+        if any(point.experiment.traffic.seed == 1 for point in points):
+            raise SweepInterrupted(pd.DataFrame())
+        return real(points, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    assert main(command(tmp_path, "--arch", "pd,pdv")) == 130
+    assert f"interrupted: 2 of 4 searches saved in {tmp_path}" in capsys.readouterr().err
+    rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]
+    assert [(row["arch"], row["seed"]) for row in rows] == [("pd", 0), ("pdv", 0)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "give --goodput"),
+        (["--goodput", "ttft:0"], "cannot be met"),
+        (["--goodput", "ttft:9", "--attainment", "1.5"], "attainment must be in (0, 1], got 1.5"),
+        (["--goodput", "ttft:9", "--gpus", "0"], "gpus must be greater than 0"),
+        (["--goodput", "ttft:9", "--gpus", "1", "--verify-gpu", "1", "--arch", "pdv"], "multiple of 2"),
+        (["--goodput", "ttft:9", "--gpu-hour-usd", "0"], "gpu-hour-usd must be greater than 0"),
+        (["--goodput", "ttft:9", "--request-rate", "3"], "Unrecognized options: --request-rate"),
+        (["--goodput", "ttft:9", "--arch", "pd,pd"], "arch names a value twice"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], says: str) -> None:
+    assert main(["capacity", "-o", str(tmp_path / "none"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "none").exists()

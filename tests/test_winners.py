@@ -1,0 +1,167 @@
+"""Winner maps: who must win does, a tie is masked, and colour is earned over seeds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.decide import runs as runs_module
+from pdvsim.decide.figures import map_figure
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.runs import Bench
+from pdvsim.decide.winners import Grid, WinnerMap, by_size, draw_map, natural_pairs, size_ratio
+from pdvsim.sim.config import Arch, Experiment, Server, Traffic
+from pdvsim.sim.models import MODELS
+from pdvsim.sim.sweep import SweepInterrupted
+
+TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=24)
+THROUGHPUT = Goal("throughput")
+
+
+def grid(archs: tuple[Arch, ...], *places: float, server: Server | None = None, **more: object) -> Grid:
+    base = Experiment(archs[0], TRAFFIC, server=server or Server())
+    options: dict[str, object] = {"concurrency": (1, 8), "request_rate": (), "num_runs": 3, "goal": THROUGHPUT} | more
+    return Grid(base, archs, axis="acceptance", places=places, **options)  # type: ignore[arg-type]
+
+
+def drawn(of: Grid) -> WinnerMap:
+    return draw_map(of, Bench(1))
+
+
+def test_drafts_that_all_fail_lose_and_drafts_that_all_pass_win() -> None:
+    """At acceptance 0 a round yields one token and costs more than a step; at 1 it yields five and costs less."""
+    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
+    for load in (1.0, 8.0):
+        for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
+            cell = found.cell(load, place)
+            assert cell is not None
+            assert (cell.winner, cell.sure) == (winner, True)
+            assert cell.contest is not None
+            assert cell.contest.margin > 0
+
+
+def test_the_margin_is_that_of_the_runs() -> None:
+    found = drawn(grid(("autoregressive", "colocated"), 1.0))
+    runs = found.points[found.points["load"] == 8].pivot(index="seed", columns="arch", values="output_throughput")
+    cell = found.cell(8.0, 1.0)
+    assert cell is not None
+    assert cell.contest is not None
+    assert cell.contest.margin == pytest.approx((runs["colocated"] / runs["autoregressive"] - 1).mean())
+
+
+def test_an_architecture_against_itself_is_masked_everywhere() -> None:
+    """pdv-hybrid that never takes its atomic path is pdv."""
+    found = drawn(grid(("pdv", "pdv-hybrid"), 0.3, 0.9, server=Server(hybrid_threshold=0)))
+    assert len(found.cells) == 4
+    assert not any(cell.sure for cell in found.cells)
+    assert all(cell.contest is not None and cell.contest.margin == 0 for cell in found.cells)
+
+
+def test_where_nobody_keeps_up_nobody_wins() -> None:
+    of = grid(("colocated", "pd"), 0.6, concurrency=(), request_rate=(2.0, 500.0), goal=Goal("e2el"))
+    of = replace(of, base=replace(of.base, traffic=replace(TRAFFIC, num_prompts=100), server=Server(max_num_seqs=1)))
+    low, high = drawn(of).cells
+    assert low.winner is not None
+    assert (high.winner, high.sure, high.behind_load) == (None, False, ("colocated", "pd"))
+
+
+def test_a_whole_map_asks_for_more_than_a_cell() -> None:
+    whole, alone = (grid(("colocated", "pd", "pdv"), 0.3, 0.6, family=family) for family in ("map", "cell"))
+    assert (whole.comparisons, alone.comparisons) == (2 * 2 * 2, 2)
+    sure, maybe = ({(c.load, c.place) for c in drawn(g).cells if c.sure} for g in (whole, alone))
+    assert sure <= maybe
+
+
+def test_indifference_masks_small_leads() -> None:
+    found = drawn(grid(("autoregressive", "colocated"), 0.0, indifference=0.99))
+    assert all(cell.winner == "autoregressive" and not cell.sure for cell in found.cells)
+
+
+def test_natural_pairs_share_tokens_and_rise_in_size() -> None:
+    pairs = natural_pairs()
+    assert "tinyllama-1.1b:llama-2-7b" in pairs
+    assert "llama-3.2-1b:llama-2-7b" not in pairs  # another tokenizer
+    assert len(pairs) == len(set(pairs))
+    assert by_size(pairs[::-1]) == pairs
+    assert all(size_ratio(pair) < 1 for pair in pairs)
+    for pair in pairs:
+        draft, target = (MODELS[name] for name in pair.split(":"))
+        assert draft.family == target.family
+
+
+def test_over_sizes() -> None:
+    pairs = ["tinyllama-1.1b:llama-2-7b", "tinyllama-1.1b:codellama-34b"]
+    found = pdvsim.winner_map(
+        y="size", pairs=pairs, arch=["autoregressive", "pd"], concurrency=[1], acceptance_rate=1.0, num_runs=2, jobs=1,
+        dataset_name="random", num_prompts=10, input_len=32, output_len=16,
+    )  # fmt: skip
+    assert [cell.place for cell in found.cells] == pairs[::-1]  # the smaller ratio first
+    assert {cell.winner for cell in found.cells} == {"pd"}
+    assert "tinyllama-1.1b:codellama-34b (0.03)" in str(found)
+
+
+def test_the_picture_hatches_what_is_not_sure() -> None:
+    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0, indifference=0.99))
+    unsure = sum(not cell.sure for cell in found.cells)
+    hatched = [patch for patch in map_figure(found).axes[0].patches if patch.get_hatch()]
+    assert len(hatched) == unsure > 0
+
+
+COMMAND = [
+    "map", "--arch", "autoregressive,pd", "--dataset-name", "random", "--num-prompts", "10", "--input-len", "32",
+    "--output-len", "8", "--concurrency", "1,4", "--acceptances", "0.2,0.8", "--num-runs", "2", "--jobs", "1",
+]  # fmt: skip
+
+
+def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main([*COMMAND, "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "95% confidence for the map as a whole, 98.75% for each comparison" in out
+    frame = pd.read_parquet(tmp_path / "map.parquet")
+    assert len(frame) == 2 * 2 * 2 * 2
+    assert set(frame["place"]) == {0.2, 0.8}
+    assert len(json.loads((tmp_path / "map.json").read_text())["cells"]) == 4
+    assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_keeps_the_cells_that_are_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = runs_module.run_sweep
+
+    def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+        raise SweepInterrupted(real(points[:5], *rest))  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    assert main([*COMMAND, "-o", str(tmp_path)]) == 130
+    assert f"interrupted: 1 of 4 cells saved in {tmp_path}" in capsys.readouterr().err
+    cells = json.loads((tmp_path / "map.json").read_text())["cells"]
+    assert [(cell["load"], cell["place"]) for cell in cells] == [(1.0, 0.2)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--arch", "pd"], "arch needs at least two values"),
+        (["--num-runs", "1"], "num-runs must be at least 2"),
+        (["--concurrency", "1", "--request-rate", "2"], "give one of --concurrency and --request-rate"),
+        (["--pairs", "a:b"], "--pairs is for --y size"),
+        (["--y", "size", "--pairs", "a:b"], "unknown model 'a'"),
+        (["--acceptances", "1.5"], "acceptance-rate must be in [0, 1], got 1.5"),
+        (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
+        (["--synthetic-acceptance-rates", "0.5"], "takes no --synthetic-acceptance-rates"),
+        (["--objective", "goodput"], "objective goodput needs --goodput"),
+    ],
+)
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], says: str) -> None:
+    assert main(["map", "-o", str(tmp_path / "none"), *flags]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "none").exists()
