@@ -15,6 +15,8 @@ from pdvsim.console import guarded
 COMMANDS = {  # module of pdvsim.commands: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
     "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
+    "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
+    "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
 }
