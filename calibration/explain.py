@@ -22,7 +22,8 @@ def _poisson(fair: Fair) -> list[str]:
     return [
         f"At C={most} pd spreads its rounds over up to {most} requests, so that by the {CUTOFF_S:.0f} s cut-off it has "
         f"completed {pd.completions:.1f} of {pd.requests} on average and pdv-unified, which admits one request a turn, "
-        f"{unified.completions:.1f}: a completed-only throughput {times:.0f} times as high. "
+        f"{unified.completions:.1f}: a completed-only throughput {times:.0f} times as high (published: "
+        f"{fair.published_times:.0f} times). "
         f"Up to that same moment the two have produced {pd.all_tokens:.1f} and {unified.all_tokens:.1f} tokens a "
         f"second, {more:+.0%}, because each runs every forward at batch 1 on one stream.",
         f"Served to the end, the same requests take both programs {pd.duration:.0f} s, at {pd.output_throughput:.1f} "

@@ -14,9 +14,9 @@ from typing import Any, cast
 
 import numpy as np
 
+from pdvsim.calibration.poisson import ALL_COMPLETED, PoissonModel, poisson_jobs, poisson_scores
 from pdvsim.calibration.poisson import OUTPUT_TOKENS as POISSON_TOKENS
-from pdvsim.calibration.poisson import PoissonModel, poisson_jobs, poisson_scores
-from pdvsim.calibration.published import THREE_WAY_PAIR, Published
+from pdvsim.calibration.published import THREE_WAY_PAIR, Key, Published
 from pdvsim.calibration.reproduce import TableName
 from pdvsim.calibration.three_way import OUTPUT_TOKENS as THREE_WAY_TOKENS
 from pdvsim.calibration.three_way import PROMPT_TOKENS, ThreeWayModel, jobs_of
@@ -31,7 +31,6 @@ from pdvsim.sim.workload import make_requests
 
 HEADLINE = "TinyLlama-TinyLlama"  # the label of the published +3265%
 POISSON_ROWS = (16, 32, 64, 128)
-ALL_COMPLETED = 16  # the last row in which every request completed
 FAIR_METRICS = ("output_throughput", "mean_e2el_ms", "p95_e2el_ms", "duration")
 MODERN: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified", "colocated")
 MODERN_PAIRS = {"three-way": "tinyllama-1.1b:llama-2-7b", "poisson-30s": "tinyllama-1.1b:codellama-34b"}
@@ -68,6 +67,7 @@ class Fair:
     gpu: str
     foundation: str
     rows: tuple[FairRow, ...]
+    published_times: float | None = None  # poisson_30s: pdv-unified's throughput over pd's, largest row, as published
 
     def row(self, engine: str, arch: str, concurrency: int) -> FairRow:
         return next(r for r in self.rows if (r.engine, r.arch, r.concurrency) == (engine, arch, concurrency))
@@ -85,7 +85,15 @@ def score_both(table: TableName, published: Published, runs: int, seed: int = 0,
             scores = [_modern(table, arch, arrivals, coin, seed + run, gpu) for run in range(runs)]
             rows.append(FairRow(concurrency, len(arrivals), "pdvsim", arch, **_means(scores)))
     rows.sort(key=lambda row: (row.concurrency, row.engine != "published"))
-    return Fair(table, gpu, foundation, tuple(rows))
+    return Fair(table, gpu, foundation, tuple(rows), _published_times(published) if table == "poisson-30s" else None)
+
+
+def _published_times(published: Published) -> float:
+    pd, unified = (
+        published.figures[Key("poisson_30s", HEADLINE, arch, max(POISSON_ROWS), "throughput_completed_only")].value
+        for arch in ("pd", "pdv-unified")
+    )
+    return unified / pd
 
 
 def _three_way(published: Published, runs: int, seed: int) -> tuple[list[FairRow], Loads]:

@@ -24,6 +24,7 @@ CUTOFF_S = 60.0
 RATE_PER_CONCURRENCY = 0.05
 SINGLE = (1, 2)  # the "concurrency" of the rows of one request, the same request in both
 SETTLED = "pdv-unified"  # ran second: its single request varies by 2% to 4% between those rows, pd's by 22% to 28%
+ALL_COMPLETED = 16  # the last row in which every request completed
 LAST_SOUND = 32  # pd: beyond it acceptance is the mean of a handful of lucky requests
 
 
@@ -52,9 +53,12 @@ class PoissonModel:
         row = min(concurrency, LAST_SOUND) if arch == "pd" else concurrency
         if (label, arch, row) not in self._coins:
             wanted = self.published.input(Key("poisson_30s", label, arch, row, "acceptance_mean"))
-            first = poisson_scores(arch, row, coin_for(wanted, OUTPUT_TOKENS), self.forwards[label], runs, seed)
-            shown = float(np.mean([score["acceptance_completed"] for score in first]))
-            self._coins[label, arch, row] = coin_for(wanted * wanted / shown, OUTPUT_TOKENS)
+            coin = coin_for(wanted, OUTPUT_TOKENS)
+            if row > ALL_COMPLETED:
+                first = poisson_scores(arch, row, coin, self.forwards[label], runs, seed)
+                shown = float(np.mean([score["acceptance_completed"] for score in first]))
+                coin = coin_for(wanted * wanted / shown, OUTPUT_TOKENS)
+            self._coins[label, arch, row] = coin
         return self._coins[label, arch, row]
 
     def _draft_s(self, label: str) -> float:

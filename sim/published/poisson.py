@@ -33,6 +33,7 @@ def _arrive(env: simpy.Environment, jobs: list[Job], server: Program) -> Process
         yield env.timeout(job.arrival_s - env.now)
         server.waiting.append(job)
         server.notify()
+    server.arriving = False
 
 
 class Program:
@@ -45,6 +46,7 @@ class Program:
         self.stream = Stream(env)
         self.waiting: deque[Job] = deque()
         self.decoding: deque[Job] = deque()
+        self.arriving = True  # more requests may come
         self.news = env.event()
         for thread in self.threads():
             env.process(thread)
@@ -89,6 +91,7 @@ class Pd(Program):
     """A prefill thread admits while fewer than `limit` requests are active; a decode thread goes round all of them."""
 
     active = 0
+    prefilling = False
 
     def threads(self) -> list[Process]:
         return [self.prefill_loop(), self.decode_loop()]
@@ -97,7 +100,9 @@ class Pd(Program):
         while True:
             if self.waiting and self.active < self.limit:
                 self.active += 1
+                self.prefilling = True
                 yield from self.prefill()
+                self.prefilling = False
                 self.notify()
             else:
                 yield self.news
@@ -108,6 +113,14 @@ class Pd(Program):
                 yield from self.turn()
             else:
                 yield self.news
+
+    def submit(self, forwards: list[float]) -> Process:
+        """Forwards as one event while the other thread has nothing to submit and will not have."""
+        room = self.active < self.limit
+        if self.prefilling or (room and (self.waiting or self.arriving)):
+            yield from super().submit(forwards)
+        else:
+            yield self.stream.run(sum(forwards))
 
     def finished(self, job: Job) -> None:
         self.active -= 1
