@@ -67,7 +67,8 @@ class Fair:
     gpu: str
     foundation: str
     rows: tuple[FairRow, ...]
-    published_times: float | None = None  # poisson_30s: pdv-unified's throughput over pd's, largest row, as published
+    published_ratio: float  # largest row, as published: pdv-unified's throughput or pdv's P95 over pd's
+    published_pd: float  # and pd's own figure
 
     def row(self, engine: str, arch: str, concurrency: int) -> FairRow:
         return next(r for r in self.rows if (r.engine, r.arch, r.concurrency) == (engine, arch, concurrency))
@@ -85,15 +86,19 @@ def score_both(table: TableName, published: Published, runs: int, seed: int = 0,
             scores = [_modern(table, arch, arrivals, coin, seed + run, gpu) for run in range(runs)]
             rows.append(FairRow(concurrency, len(arrivals), "pdvsim", arch, **_means(scores)))
     rows.sort(key=lambda row: (row.concurrency, row.engine != "published"))
-    return Fair(table, gpu, foundation, tuple(rows), _published_times(published) if table == "poisson-30s" else None)
+    pd, other = _headline(table, published)
+    return Fair(table, gpu, foundation, tuple(rows), other / pd, pd)
 
 
-def _published_times(published: Published) -> float:
-    pd, unified = (
-        published.figures[Key("poisson_30s", HEADLINE, arch, max(POISSON_ROWS), "throughput_completed_only")].value
-        for arch in ("pd", "pdv-unified")
-    )
-    return unified / pd
+def _headline(table: TableName, published: Published) -> tuple[float, float]:
+    """pd's published figure in the largest row, and that of the program it is compared with."""
+    if table == "three-way":
+        keys = [Key("three_way", THREE_WAY_PAIR, arch, 25, "request_latency_p95") for arch in ("pd", "pdv")]
+    else:
+        most, metric = max(POISSON_ROWS), "throughput_completed_only"
+        keys = [Key("poisson_30s", HEADLINE, arch, most, metric) for arch in ("pd", "pdv-unified")]
+    pd, other = (published.figures[key].value for key in keys)
+    return pd, other
 
 
 def _three_way(published: Published, runs: int, seed: int) -> tuple[list[FairRow], Loads]:
