@@ -18,12 +18,12 @@ def _poisson(fair: Fair) -> list[str]:
     pd, unified = (fair.row("published", arch, most) for arch in ("pd", "pdv-unified"))
     low, high = _latencies_s(fair, most)
     times = _over(unified.completed_only, pd.completed_only)
-    high = "beyond any ratio" if math.isnan(times) else f"{times:.0f} times as high"
+    much = "beyond any ratio" if math.isnan(times) else f"{times:.0f} times as high"
     more = _over(unified.all_tokens, pd.all_tokens) - 1
     return [
         f"At C={most} pd spreads its rounds over up to {most} requests, so that by the {CUTOFF_S:.0f} s cut-off it has "
         f"completed {pd.completions:.1f} of {pd.requests} on average and pdv-unified, which admits one request a turn, "
-        f"{unified.completions:.1f}: a completed-only throughput {high} (published: "
+        f"{unified.completions:.1f}: a completed-only throughput {much} (published: "
         f"{fair.published_ratio:.0f} times, of {fair.published_pd * CUTOFF_S:.0f} tokens, one request's). "
         f"Up to that same moment the two have produced {pd.all_tokens:.1f} and {unified.all_tokens:.1f} tokens a "
         f"second, {more:+.0%}, because each runs every forward at batch 1 on one stream.",

@@ -61,6 +61,7 @@ class Reproduction:
     constants: tuple[Constant, ...]
     cells: tuple[Cell, ...]
     replications: int
+    interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
 
     def targeted(self) -> list[Cell]:
         """The cells that have a target."""
@@ -96,18 +97,22 @@ def reproduce(
     seed: int = 0,
     progress: Callable[[int], None] | None = None,
 ) -> Reproduction:
-    """Simulate every row of a table, `runs` times; `progress` is called with the rows done."""
+    """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     rows = published.rows(table.replace("-", "_"))
     model: ThreeWayModel | PoissonModel = ThreeWayModel(published) if table == "three-way" else PoissonModel(published)
-    scores: list[list[Score]] = []
-    for pair, arch, concurrency, requests in rows:
-        if isinstance(model, ThreeWayModel):
-            scores.append(model.scores(cast(ThreeWay, arch), concurrency, requests, runs, seed))
-        else:
-            scores.append(model.scores(pair, cast(Poisson, arch), concurrency, runs, seed))
-        if progress:
-            progress(len(scores))
-    by_row = {row[:3]: score for row, score in zip(rows, scores, strict=True)}
+    by_row: dict[tuple[str, str, int], list[Score]] = {}
+    interrupted = False
+    try:
+        for pair, arch, concurrency, requests in rows:
+            if isinstance(model, ThreeWayModel):
+                scores = model.scores(cast(ThreeWay, arch), concurrency, requests, runs, seed)
+            else:
+                scores = model.scores(pair, cast(Poisson, arch), concurrency, runs, seed)
+            by_row[pair, arch, concurrency] = scores
+            if progress:
+                progress(len(by_row))
+    except KeyboardInterrupt:
+        interrupted = True
     cells = []
     for key, figure in published.figures.items():
         of_row = by_row.get((key.pair, key.arch, key.concurrency)) if key.table == table.replace("-", "_") else None
@@ -128,4 +133,4 @@ def reproduce(
                 key in published.calibrated_on or same_figure,
             )
         )  # fmt: skip
-    return Reproduction(table, tuple(model.constants), tuple(cells), runs)
+    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)

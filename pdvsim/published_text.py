@@ -23,8 +23,9 @@ def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
         f"{reproduction.table}: {SOURCE}, and what the programs' mechanisms give",
         _constants(reproduction.constants),
         rows_table([_cell_row(c, reproduction) for c in shown]),
-        "\n".join(_verdict(reproduction)),
     ]
+    if not reproduction.interrupted:
+        blocks.append("\n".join(_verdict(reproduction)))
     return "\n\n".join(blocks)
 
 

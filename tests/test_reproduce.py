@@ -12,7 +12,10 @@ from pdvsim.calibration.explain import explain
 from pdvsim.calibration.fair import Fair, score_both
 from pdvsim.calibration.published import Figure, Key, Published, load_published
 from pdvsim.calibration.reproduce import Cell, Reproduction, TableName, reproduce
+from pdvsim.calibration.three_way import ThreeWayModel
 from pdvsim.cli import main
+from pdvsim.sim.published.scoring import Score
+from pdvsim.sim.published.three_way import ThreeWay
 
 TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s")
 
@@ -162,6 +165,7 @@ def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.C
         (["three-way", "--num-runs", "0"], "num-runs must be greater than 0"),
         (["three-way", "--seed", "-1"], "seed must be at least 0"),
         (["three-way", "--fair", "--gpu", "z80"], "unknown gpu 'z80'"),
+        (["three-way", "--gpu", "h200"], "--gpu needs --fair"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,3 +174,21 @@ def test_bad_input_is_one_line(argv: list[str], says: str, capsys: pytest.Captur
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert says in captured.err
+
+
+def test_ctrl_c_keeps_the_rows_that_are_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ThreeWayModel.scores
+
+    def stopped(self: ThreeWayModel, arch: ThreeWay, concurrency: int, *rest: int) -> list[Score]:
+        if concurrency > 3:
+            raise KeyboardInterrupt
+        return whole(self, arch, concurrency, *rest)
+
+    monkeypatch.setattr(ThreeWayModel, "scores", stopped)
+    assert main(["reproduce", "three-way", "--num-runs", "1", "--json", "-o", str(tmp_path)]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["interrupted"]
+    assert {cell["concurrency"] for cell in document["cells"]} == {1, 3}
+    assert {path.name for path in tmp_path.iterdir()} == {"cells.parquet", "reproduce.json"}

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from pdvsim.args import parse
 from pdvsim.console import say
+
+if TYPE_CHECKING:
+    from pdvsim.calibration.fair import Fair
+    from pdvsim.calibration.reproduce import Reproduction
 
 DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 8}
 FAIR_RUNS = 4
@@ -27,8 +31,8 @@ class ReproduceCommand:
     """Of the replications; the arrivals of poisson-30s are the published ones."""
     fair: bool = False
     """Also score the same workloads fairly (at most 4 replications), and run pdvsim's own policies beside them."""
-    gpu: str = "h200"
-    """Card of pdvsim's own policies, with --fair."""
+    gpu: str | None = None
+    """Card of pdvsim's own policies, with --fair; default h200."""
     all_metrics: bool = False
     """Print every metric, not only the main ones; --json always has all."""
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -43,7 +47,10 @@ class ReproduceCommand:
             raise ValueError(f"num-runs must be greater than 0, got {self.num_runs}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
-        gpu(self.gpu)
+        if self.gpu is not None:
+            gpu(self.gpu)
+            if not self.fair:
+                raise ValueError("--gpu needs --fair: the published programs have their own card")
 
 
 def main(argv: list[str]) -> int:
@@ -62,22 +69,26 @@ def main(argv: list[str]) -> int:
     published = load_published()
     with Progress(len(published.rows(args.table.replace("-", "_"))), "rows", args.json) as progress:
         reproduction = reproduce(args.table, published, runs, args.seed, progress.update)
+    cut = reproduction.interrupted
+    if cut and not reproduction.cells:
+        raise KeyboardInterrupt
     fair = None
-    if args.fair:
+    if args.fair and not cut:
         from pdvsim.calibration.fair import score_both
 
-        fair = score_both(args.table, load_published(), min(runs, FAIR_RUNS), args.seed, args.gpu)
+        fair = score_both(args.table, load_published(), min(runs, FAIR_RUNS), args.seed, args.gpu or "h200")
 
     import pandas as pd
-
-    from pdvsim.published_plots import save_fair, save_reproduction
 
     document = _document(args, reproduction, fair)
     pd.DataFrame([cell.document() for cell in reproduction.cells]).to_parquet(files[0], index=False)
     files[1].write_text(output.dumps(document) + "\n", encoding="utf-8")
-    save_reproduction(reproduction, files[2])
-    if fair is not None:
-        save_fair(fair, files[3])
+    if not cut:
+        from pdvsim.published_plots import save_fair, save_reproduction
+
+        save_reproduction(reproduction, files[2])
+        if fair is not None:
+            save_fair(fair, files[3])
     if args.json:
         print(output.dumps(document))
     else:
@@ -86,11 +97,14 @@ def main(argv: list[str]) -> int:
         print(reproduction_text(reproduction, args.all_metrics))
         if fair is not None:
             print("\n" + fair_text(fair))
-    say("pdvsim", f"saved {', '.join(map(str, files))}")
-    return 0
+    say("pdvsim", f"saved {', '.join(map(str, files[:2] if cut else files))}")
+    if cut:
+        say("pdvsim", f"interrupted: only the rows finished are in {folder}")
+    return 130 if cut else 0
 
 
-def _document(args: ReproduceCommand, reproduction: Any, fair: Any) -> dict[str, Any]:
+def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:
+    """What was simulated, and from what."""
     from dataclasses import asdict
 
     from pdvsim import __version__
@@ -101,6 +115,7 @@ def _document(args: ReproduceCommand, reproduction: Any, fair: Any) -> dict[str,
         "table": args.table,
         "source": SOURCE,
         "pdvsim_version": __version__,
+        "interrupted": reproduction.interrupted,
         "replications": reproduction.replications,
         "seed": args.seed,
         "constants": [asdict(constant) for constant in reproduction.constants],
