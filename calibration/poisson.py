@@ -23,7 +23,7 @@ WINDOW_S = 30.0
 CUTOFF_S = 60.0
 RATE_PER_CONCURRENCY = 0.05
 SINGLE = (1, 2)  # the "concurrency" of the rows of one request, the same request in both
-SETTLED = "pdv-unified"  # ran second: its single request varies by 2% to 4% between those rows, pd's by 22% to 28%
+SETTLED = "pdv-unified"  # ran second: its single request varies by 2% to 4% between those rows, pd's by 19% to 28%
 ALL_COMPLETED = 16  # the last row in which every request completed
 LAST_SOUND = 32  # pd: beyond it acceptance is the mean of a handful of lucky requests
 

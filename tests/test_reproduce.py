@@ -145,6 +145,7 @@ def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pyte
     used = [c for c in document["cells"] if c["used_for_calibration"]]
     assert all(c["concurrency"] in (1, 3) for c in used)
     assert {row["engine"] for row in document["fair"]["rows"]} == {"published", "pdvsim"}
+    assert [text.count(". ") for text in document["fair"]["meaning"]] == [1, 1]  # two sentences each
     names = {"cells.parquet", "reproduce.json", "reproduce.png", "fair.png"}
     assert {path.name for path in tmp_path.iterdir()} == names
     assert json.loads((tmp_path / "reproduce.json").read_text()) == document
