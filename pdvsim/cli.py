@@ -20,6 +20,8 @@ COMMANDS = {  # module of pdvsim.commands: one line of help
     "capacity": "the highest rate each architecture holds: pdvsim capacity --goodput ttft:500 tpot:50 --attainment 0.9",
     "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
     "map": "which architecture wins where: pdvsim map --y acceptance",
+    "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
+    "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
 }

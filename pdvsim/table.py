@@ -189,6 +189,11 @@ def load_text(load: float) -> str:
     return "trace" if math.isnan(load) else f"{load:g}"
 
 
+def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows of the same keys as one grid, the keys as its header."""
+    return grid(list(rows[0]), [list(row.values()) for row in rows])
+
+
 def _missing(value: Any) -> bool:
     if isinstance(value, Interval):
         value = value.mean

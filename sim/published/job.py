@@ -1,0 +1,130 @@
+"""A request of the published programs, and how many tokens each of its rounds emits.
+
+A round drafts K tokens and emits the accepted ones plus one correction; after full acceptance there is no bonus token,
+so a round emits 1 to K. A request ends with the round that reaches its length, whatever that round emits beyond it.
+The published "acceptance" is emitted / drafted, corrections included.
+
+Not modelled: the tokens themselves, and acceptance that changes along a request.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+K = 4  # drafts a round, in all published runs
+
+
+@dataclass(slots=True)
+class Job:
+    """One request: when it came, what each of its rounds emits, and how far it is."""
+
+    arrival_s: float
+    emits: tuple[int, ...]
+    prompt_tokens: int = 0
+    rounds: int = 0
+    tokens: int = 0
+    finish_s: float = math.nan
+    deliveries: list[tuple[float, int]] = field(default_factory=list)  # time, tokens
+
+    @property
+    def length(self) -> int:
+        """Tokens of the sequence so far."""
+        return self.prompt_tokens + self.tokens
+
+    @property
+    def over(self) -> bool:
+        """Whether its last round is done; it counts as completed once the program notices (`finish_s`)."""
+        return self.rounds == len(self.emits)
+
+    @property
+    def completed(self) -> bool:
+        return not math.isnan(self.finish_s)
+
+    @property
+    def acceptance(self) -> float:
+        """Emitted over drafted so far, as published."""
+        return self.tokens / (K * self.rounds)
+
+    def emit(self, now_s: float) -> None:
+        """One round's tokens."""
+        gained = self.emits[self.rounds]
+        self.rounds += 1
+        self.tokens += gained
+        self.deliveries.append((now_s, gained))
+
+
+def emitted(accepted: int, k: int = K) -> int:
+    """Tokens of a round: the accepted drafts and one correction, but nothing beyond the drafts."""
+    return min(accepted + 1, k)
+
+
+def drawn_rounds(rng: np.random.Generator, coin: float, output_tokens: int) -> tuple[int, ...]:
+    """What a request's rounds emit if each draft is accepted with chance `coin`, up to its length."""
+    emits: list[int] = []
+    left = output_tokens
+    for uniform in rng.random(output_tokens).tolist():  # a round emits at least one token
+        accepted = 0
+        while accepted < K and uniform < coin ** (accepted + 1):
+            accepted += 1
+        emits.append(emitted(accepted))
+        left -= emits[-1]
+        if left <= 0:
+            break
+    return tuple(emits)
+
+
+def even_rounds(tokens: int, rounds: int) -> tuple[int, ...]:
+    """`tokens` spread over `rounds` as evenly as whole tokens go."""
+    if not rounds <= tokens <= K * rounds:
+        raise ValueError(f"{rounds} rounds emit {rounds} to {K * rounds} tokens, not {tokens}")
+    return tuple((i + 1) * tokens // rounds - i * tokens // rounds for i in range(rounds))
+
+
+def mean_acceptance(coin: Floats, output_tokens: int) -> Floats:
+    """Mean over requests of emitted / drafted, exactly: a request that was lucky drafted less and ends sooner."""
+    chances = [(1 - coin) * coin**n for n in range(K - 1)] + [coin ** (K - 1)]  # of 1..K tokens
+    alive = {0: np.ones_like(coin)}  # chance of having emitted so many tokens
+    mean = np.zeros_like(coin)
+    for rounds in range(1, output_tokens + 1):
+        after: dict[int, Floats] = {}
+        for tokens, chance in alive.items():
+            for gained, share in enumerate(chances, 1):
+                reached = tokens + gained
+                if reached >= output_tokens:
+                    mean = mean + chance * share * reached / (K * rounds)
+                else:
+                    after[reached] = after.get(reached, 0.0) + chance * share
+        alive = after
+    return mean
+
+
+def coin_for(acceptance: float, output_tokens: int) -> float:
+    """The chance of one draft under which requests show `acceptance` on average."""
+    coins, shown = _shown(output_tokens)
+    return float(np.interp(acceptance, shown, coins))
+
+
+@lru_cache
+def _shown(output_tokens: int) -> tuple[Floats, Floats]:
+    coins = np.linspace(0, 1, 1001)
+    return coins, mean_acceptance(coins, output_tokens)
+
+
+def legacy_arrivals(rate_per_s: float, window_s: float, seed: int = 42) -> list[float]:
+    """Arrival times as `np.random.seed(seed)` and `np.random.exponential(1 / rate)` gave them, up to `window_s`."""
+    return list(_gaps(np.random.RandomState(seed), rate_per_s, window_s))
+
+
+def _gaps(rng: np.random.RandomState, rate_per_s: float, window_s: float) -> Iterator[float]:
+    now_s = float(rng.exponential(1 / rate_per_s))
+    while now_s < window_s:
+        yield now_s
+        now_s += float(rng.exponential(1 / rate_per_s))

@@ -1,0 +1,168 @@
+"""`pdvsim compare`: every pair on every card, the same requests, costs only where a price is given."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.commands.compare import prices_usd
+from pdvsim.sim import compare as compare_module
+from pdvsim.sim import models
+from pdvsim.sim.compare import COST, Comparison, differences, run_comparison, summary
+from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.sweep import SweepInterrupted, run_sweep
+
+SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
+FLAGS = ["--num-prompts", "6", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--jobs", "1"]
+
+
+@pytest.fixture
+def second_card(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A card of twice the H200's speed, by data sheet."""
+    h200 = models.GPUS["h200"]
+    fast = replace(
+        h200,
+        name="h400",
+        bandwidth_bytes_per_s=2 * h200.bandwidth_bytes_per_s,
+        flops_per_s=2 * h200.flops_per_s,
+        measured=False,
+    )
+    monkeypatch.setitem(models.GPUS, "h400", fast)
+    return "h400"
+
+
+def small(**changes: Any) -> Comparison:
+    return Comparison(**({"pairs": PAIRS, "archs": ("pd", "pdv"), "concurrency": (2,), "base": SMALL} | changes))
+
+
+def test_every_pair_on_every_card_with_common_seeds(second_card: str) -> None:
+    base = replace(SMALL, hardware=replace(SMALL.hardware, profile="roofline"))
+    frame = run_comparison(small(gpus=("h200", second_card), num_runs=2, base=base), jobs=1)
+    assert len(frame) == 2 * 2 * 2 * 2
+    assert set(zip(frame["pair"], frame["gpu"], strict=True)) == {(p, g) for p in PAIRS for g in ("h200", "h400")}
+    entries = {(e["pair"], e["gpu"], e["arch"]): e["output_throughput"].mean for e in summary(frame)}
+    assert all(entries[p, "h400", a] > entries[p, "h200", a] for p in PAIRS for a in ("pd", "pdv"))
+
+
+def test_cost_is_price_over_tokens() -> None:
+    frame = run_comparison(small(gpu_hour_usd={"h200": 3.6}), jobs=1)
+    assert frame[COST].tolist() == pytest.approx([1e3 / rate for rate in frame["output_throughput"]])
+    assert COST not in run_comparison(small(pairs=PAIRS[:1]), jobs=1)
+
+
+def test_pairs_may_have_their_own_acceptance() -> None:
+    frame = run_comparison(small(pair_acceptance=(1.0, 0.0)), jobs=1)
+    shown = frame.groupby("pair")["spec_decode_acceptance_rate"].agg(["min", "max"])
+    assert shown.loc[PAIRS[0]].tolist() == [100, 100]
+    assert shown.loc[PAIRS[1]].tolist() == [0, 0]
+
+
+def test_differences_are_paired_within_a_pair_and_card() -> None:
+    frame = run_comparison(small(num_runs=2), jobs=1)
+    found = differences(frame, ["mean_e2el_ms"], "pd")
+    assert [(d["pair"], d["arch"]) for d in found] == [(p, "pdv") for p in PAIRS]
+    for entry in found:
+        here = frame[frame["pair"] == entry["pair"]].set_index(["arch", "seed"])["mean_e2el_ms"]
+        assert entry["difference"].mean == pytest.approx((here["pdv"] - here["pd"]).mean())
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"pairs": ()}, "pairs needs at least one value"),
+        ({"gpus": ("h200", "h200")}, "gpus names a value twice"),
+        ({"gpus": ("z80",)}, "unknown gpu 'z80'; known: "),
+        ({"pairs": ("llama-2-7b",)}, "must be written draft:target"),
+        ({"pair_acceptance": (0.5,)}, "one rate for each of the 2 pairs"),
+        ({"pair_acceptance": (0.5, 2.0)}, "acceptance-rate must be in"),
+        ({"archs": ("pd", "pd")}, "arch names a value twice"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        small(**changes)
+
+
+def test_a_pair_that_does_not_fit_is_refused_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(
+        models.GPUS, "tiny", replace(models.GPUS["h200"], name="tiny", memory_bytes=8e9, measured=False)
+    )
+    roofline = replace(SMALL, hardware=replace(SMALL.hardware, profile="roofline"))
+    with pytest.raises(ValueError, match="does not fit on tiny"):
+        small(gpus=("tiny",), base=roofline)
+
+
+def test_prices() -> None:
+    gpus = ("h200", "a100")
+    assert prices_usd((), gpus) == {}
+    assert prices_usd(("2.5",), gpus) == {"h200": 2.5, "a100": 2.5}
+    assert prices_usd(("h200=4", "1"), gpus) == prices_usd(("1", "h200=4"), gpus) == {"h200": 4, "a100": 1}
+    for given, says in (
+        ("h200=4", "no price for a100"),
+        ("b=1", "'b' is not among"),
+        ("x", "must be a price"),
+        ("0", "0"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            prices_usd((given,), gpus)
+
+
+def test_table_json_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    argv = [
+        "compare",
+        "--pairs",
+        ",".join(PAIRS),
+        "--concurrency",
+        "2,3",
+        *FLAGS,
+        "--num-runs",
+        "2",
+        "-o",
+        str(tmp_path),
+    ]
+    assert main([*argv, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert len(document["points"]) == 2 * 2 * 3 * 2
+    assert [e["arch"] for e in document["summary"][:3]] == ["baseline", "pd", "pdv"]
+    assert {d["metric"] for d in document["paired_differences"]} == {"output_throughput", "mean_e2el_ms", "p95_e2el_ms"}
+    assert {path.name for path in tmp_path.iterdir()} == {"compare.parquet", "compare.json", "compare.png"}
+    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 24
+    assert main([*argv, "--gpu-hour-usd", "h200=4"]) == 0
+    out = capsys.readouterr().out
+    assert "USD/M out tok" in out
+    assert "no cost" not in out
+    assert "Paired differences" in out
+
+
+def test_without_a_price_there_is_no_cost_and_the_table_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["compare", "--pairs", PAIRS[0], "--arch", "pd", *FLAGS, "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "USD" not in out.replace("--gpu-hour-usd", "")
+    assert "no cost: give the price" in out
+    loads = {float(line.split()[2]) for line in out.splitlines() if line.startswith(PAIRS[0])}
+    assert loads == {3, 10}
+
+
+def test_ctrl_c_keeps_what_is_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
+        if points[0].experiment.server.pair == PAIRS[0]:
+            return run_sweep(points, *rest)
+        raise SweepInterrupted(run_sweep(points[:1], *rest))
+
+    monkeypatch.setattr(compare_module, "run_sweep", interrupted)
+    assert main(["compare", "--pairs", ",".join(PAIRS), "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]) == 130
+    assert "interrupted: 4 of 6 points saved" in capsys.readouterr().err
+    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 4
+    assert not math.isnan(json.loads((tmp_path / "compare.json").read_text())["points"][0]["output_throughput"])

@@ -1,0 +1,209 @@
+"""The published programs, by hand: what a round emits, who is served when, and how the tables counted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.calibration.published import five_requests, load_published, many_requests, tokens_and_rounds
+from pdvsim.sim.models import pair
+from pdvsim.sim.published.forwards import Cached, WholeSequence
+from pdvsim.sim.published.job import (
+    Job,
+    K,
+    coin_for,
+    drawn_rounds,
+    emitted,
+    even_rounds,
+    legacy_arrivals,
+    mean_acceptance,
+)
+from pdvsim.sim.published.poisson import Poisson, run_poisson
+from pdvsim.sim.published.scoring import score_fairly, score_poisson, score_three_way
+from pdvsim.sim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Drafts of one second and verifies of two, whatever the batch: a round takes six."""
+
+    def draft(self, rows: int, length: int) -> list[float]:
+        return [1.0] * K
+
+    def verify(self, rows: int, length: int) -> list[float]:
+        return [2.0]
+
+
+def finishes(program: ThreeWay, rounds: list[int], config: ThreeWayConfig | None = None) -> list[float]:
+    jobs = [Job(0.0, (1,) * n) for n in rounds]
+    run_three_way(program, jobs, config or ThreeWayConfig(Unit()))
+    return [job.finish_s for job in jobs]
+
+
+def test_a_round_emits_its_accepted_drafts_and_a_correction_but_no_bonus() -> None:
+    assert [emitted(accepted) for accepted in range(5)] == [1, 2, 3, 4, 4]
+
+
+@given(st.floats(0, 1), st.integers(1, 60), st.integers(0, 2**32 - 1))
+def test_a_request_ends_with_the_round_that_reaches_its_length(coin: float, tokens: int, seed: int) -> None:
+    emits = drawn_rounds(np.random.default_rng(seed), coin, tokens)
+    assert sum(emits[:-1]) < tokens <= sum(emits)
+    assert set(emits) <= {1, 2, 3, 4}
+
+
+@given(st.integers(1, 100), st.data())
+def test_even_rounds_spread_all_tokens(rounds: int, data: st.DataObject) -> None:
+    tokens = data.draw(st.integers(rounds, K * rounds))
+    emits = even_rounds(tokens, rounds)
+    assert (len(emits), sum(emits)) == (rounds, tokens)
+    assert max(emits) - min(emits) <= 1
+
+
+def test_even_rounds_refuse_what_no_round_emits() -> None:
+    with pytest.raises(ValueError, match="25 rounds emit 25 to 100 tokens, not 101"):
+        even_rounds(101, 25)
+
+
+def test_mean_acceptance_is_that_of_drawn_requests() -> None:
+    rng = np.random.default_rng(1)
+    drawn = [drawn_rounds(rng, 0.45, 20) for _ in range(20_000)]
+    shown = np.mean([sum(emits) / (K * len(emits)) for emits in drawn])
+    assert mean_acceptance(np.array([0.45]), 20)[0] == pytest.approx(shown, abs=0.002)
+    assert coin_for(float(shown), 20) == pytest.approx(0.45, abs=0.005)
+
+
+def test_arrivals_are_numpys_legacy_stream() -> None:
+    np.random.seed(42)  # noqa: NPY002
+    expected, now_s = [], np.random.exponential(1 / 1.6)  # noqa: NPY002
+    while now_s < 30:
+        expected.append(now_s)
+        now_s += np.random.exponential(1 / 1.6)  # noqa: NPY002
+    assert legacy_arrivals(1.6, 30.0) == expected
+    for _, _, concurrency, requests in load_published().rows("poisson_30s"):
+        assert len(legacy_arrivals(0.05 * concurrency, 30.0)) == requests
+
+
+def test_pd_of_three_way_serves_one_request_after_the_other() -> None:
+    assert finishes("pd", [2, 1, 3]) == [12, 18, 36]
+
+
+def test_pdv_of_three_way_admits_only_when_its_batch_is_done() -> None:
+    assert finishes("pdv", [1, 1, 1, 1, 1]) == [6, 6, 6, 6, 12]
+    assert finishes("pdv", [3, 1, 1, 1, 1]) == [18, 6, 6, 6, 24]
+
+
+def test_four_workers_take_turns_on_the_stream_forward_by_forward() -> None:
+    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues behind them
+    assert finishes("baseline", [1, 1, 1, 1, 1]) == [18, 20, 22, 24, 30]
+
+
+def test_overlap_is_for_workers_with_company_and_first_use_comes_first() -> None:
+    config = ThreeWayConfig(Unit(), overlap_s=0.5, first_use_s=3.0)
+    assert finishes("baseline", [2], config) == [15]
+    # from 3 s on: the first draft alone, 1 s; seven with company, 0.5 s each; two verifies of 1.5 s
+    assert finishes("baseline", [1, 1], config) == [9, 10.5]
+
+
+def test_without_a_cache_arithmetic_grows_with_rows_and_length_and_launches_do_not() -> None:
+    models = pair("tinyllama-1.1b:llama-2-7b")
+    launches = WholeSequence(models, 1e-3, math.inf)
+    assert launches.verify(1, 10) == launches.verify(4, 100) == [pytest.approx(0.032)]
+    arithmetic = WholeSequence(models, 0.0, 19.5e12)
+    assert arithmetic.verify(4, 60)[0] == pytest.approx(4 * arithmetic.verify(1, 60)[0])
+    assert arithmetic.verify(1, 60)[0] == pytest.approx(2 * 6.607e9 * 64 / 19.5e12, rel=0.001)
+    first, *_, last = arithmetic.draft(1, 60)
+    assert last / first == pytest.approx(63 / 60)
+
+
+FORWARDS = Cached(draft_s=0.1, target_s=0.2)  # a prefill takes 0.3 s, a round 0.8 s
+
+
+def served(program: Poisson, cutoff_s: float = math.inf, limit: int = 8) -> list[Job]:
+    jobs = [Job(0.0, (2, 3)), Job(0.1, (1, 4))]
+    run_poisson(program, jobs, limit, FORWARDS, cutoff_s)
+    return jobs
+
+
+def test_unified_admits_one_a_turn_and_notices_completions_at_its_end() -> None:
+    first, second = served("pdv-unified")
+    # prefill 0.3, round 1.1; second's prefill 1.4; rounds 2.2 and 3.0, end of the turn; round 3.8
+    assert first.deliveries == [(pytest.approx(1.1), 2), (pytest.approx(2.2), 3)]
+    assert second.deliveries == [(pytest.approx(3.0), 1), (pytest.approx(3.8), 4)]
+    assert [first.finish_s, second.finish_s] == [pytest.approx(3.0), pytest.approx(3.8)]
+
+
+def test_pd_prefills_between_the_forwards_of_a_round() -> None:
+    first, second = served("pd")
+    # at 0.3 the second's prefill is ahead in the stream: its forwards end at 0.4 and 0.7, the round at 1.4
+    assert first.deliveries == [(pytest.approx(1.4), 2), (pytest.approx(3.0), 3)]
+    assert second.deliveries == [(pytest.approx(2.2), 1), (pytest.approx(3.8), 4)]
+
+
+def test_pd_admits_only_while_there_is_room() -> None:
+    first, second = served("pd", limit=1)
+    assert first.finish_s == pytest.approx(0.3 + 2 * 0.8)
+    assert second.deliveries[0][0] == pytest.approx(first.finish_s + 0.3 + 0.8)
+
+
+def test_the_cut_off_drops_what_an_unfinished_request_received() -> None:
+    score = score_poisson(served("pdv-unified", cutoff_s=3.5), 3.5)
+    assert score["completions"] == 1
+    assert score["throughput_completed_only"] == pytest.approx(5 / 3.5)  # the first's tokens, over the cut-off
+    assert score["throughput_all_tokens"] == pytest.approx(6 / 3.5)
+    assert score["request_latency_mean_completed_only"] == pytest.approx(3000)
+    assert score["acceptance_completed"] == pytest.approx(5 / 8)
+    assert score["token_latency_p50_since_request_start"] == pytest.approx(2200)  # 1.1, 1.1, 2.2, 2.2, 2.2
+
+
+def test_where_all_complete_time_runs_to_the_last_completion() -> None:
+    score = score_poisson(served("pdv-unified", cutoff_s=60), 60)
+    assert score["throughput_completed_only"] == pytest.approx(10 / 3.8)
+    assert score_poisson([Job(0.0, (4,))], 60)["throughput_completed_only"] == 0
+
+
+def test_fair_scoring_counts_every_token_and_every_request() -> None:
+    score = score_fairly(served("pdv-unified"))
+    assert score["output_throughput"] == pytest.approx(10 / 3.8)
+    assert score["mean_e2el_ms"] == pytest.approx(1e3 * (3.0 + 3.7) / 2)
+
+
+def test_three_way_metrics_of_a_case_by_hand() -> None:
+    jobs = [Job(0.0, (1,) * n) for n in (2, 1)]
+    run_three_way("pd", jobs, ThreeWayConfig(Unit()))
+    score = score_three_way(jobs)
+    assert (score["total_time"], score["throughput"]) == (18, 2 / 18)
+    assert (score["request_latency_mean"], score["request_latency_p50"]) == (15_000, 15_000)
+    assert score["request_latency_p95"] == pytest.approx(17_700)
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "tokens", "expected"),
+    [(100 / 180, 100, (100, 45)), (103 / 160, 100, (103, 40)), (0.4545, 20, (20, 11)), (0.3667, 20, (22, 15))],
+)
+def test_acceptance_tells_tokens_and_rounds(acceptance: float, tokens: int, expected: tuple[int, int]) -> None:
+    assert tokens_and_rounds(acceptance, tokens) == expected
+
+
+@pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])
+def test_five_requests_have_the_published_acceptance(arch: str) -> None:
+    told = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, 3))
+    found = [tokens / (K * rounds) for tokens, rounds in five_requests(told, 100)]
+    assert np.mean(found) == pytest.approx(told["mean"], abs=1e-9)
+    assert (min(found), np.median(found), max(found)) == pytest.approx((told["min"], told["median"], told["max"]))
+
+
+@pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])
+@pytest.mark.parametrize(("concurrency", "requests"), [(10, 20), (25, 50)])
+def test_many_requests_have_nearly_the_published_acceptance(arch: str, concurrency: int, requests: int) -> None:
+    told = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, concurrency))
+    mix = many_requests(told, requests, 100)
+    assert len(mix) == requests
+    found = [tokens / (K * rounds) for tokens, rounds in mix]
+    assert np.mean(found) == pytest.approx(told["mean"], rel=0.03)  # rounds are whole
+    assert np.median(found) == pytest.approx(told["median"], rel=0.05)
+    assert (min(found), max(found)) == pytest.approx((told["min"], told["max"]), rel=0.03)

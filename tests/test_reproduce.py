@@ -1,0 +1,195 @@
+"""`pdvsim reproduce`: the published tables within the errors aimed at, from the cells it names and no others."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdvsim.calibration.explain import explain
+from pdvsim.calibration.fair import Fair, score_both
+from pdvsim.calibration.published import Figure, Key, Published, load_published
+from pdvsim.calibration.reproduce import Cell, Reproduction, TableName, reproduce
+from pdvsim.calibration.three_way import ThreeWayModel
+from pdvsim.cli import main
+from pdvsim.sim.published.scoring import Score
+from pdvsim.sim.published.three_way import ThreeWay
+
+TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s")
+
+
+@pytest.fixture(scope="module")
+def three_way() -> Reproduction:
+    return reproduce("three-way", load_published(), runs=20)
+
+
+@pytest.fixture(scope="module")
+def poisson() -> Reproduction:
+    return reproduce("poisson-30s", load_published(), runs=8)
+
+
+def throughput(reproduction: Reproduction, arch: str) -> list[Cell]:
+    return [c for c in reproduction.cells if c.arch == arch and c.metric == "throughput_completed_only"]
+
+
+def test_every_p95_and_mean_latency_within_15_percent(three_way: Reproduction) -> None:
+    found = [c for c in three_way.cells if c.metric in ("request_latency_p95", "request_latency_mean")]
+    assert len(found) == 24
+    assert {(c.arch, c.concurrency, c.metric): c.error for c in found if abs(c.error) > 0.15} == {}
+
+
+@pytest.mark.parametrize("metric", ["request_latency_p95", "request_latency_mean"])
+def test_the_winner_of_each_scenario(three_way: Reproduction, metric: str) -> None:
+    winners = three_way.winners(metric)
+    assert len(winners) == 4
+    assert {c: pair for c, pair in winners.items() if pair[0] != pair[1]} == {}
+
+
+def test_every_throughput_on_ten_completions_within_12_percent(poisson: Reproduction) -> None:
+    found = [c for c in throughput(poisson, "pd") + throughput(poisson, "pdv-unified") if c.completions >= 10]
+    assert len(found) == 44
+    assert {(c.pair, c.arch, c.concurrency): c.error for c in found if abs(c.error) > 0.12} == {}
+    assert poisson.missed() == []
+
+
+def test_the_cells_with_ten_completions_are_the_published_ones(poisson: Reproduction) -> None:
+    """Published completions are not given, but throughput times the cut-off over 21 tokens is close."""
+    for cell in throughput(poisson, "pd") + throughput(poisson, "pdv-unified"):
+        told = min(cell.requests, cell.published * 60 / 21)
+        assert (cell.completions >= 10) == (told >= 10), cell
+
+
+def test_pd_peaks_at_16_and_collapses_from_64_on(poisson: Reproduction) -> None:
+    for pair in {c.pair for c in poisson.cells}:
+        row = poisson.row(pair, "pd", "throughput_completed_only")
+        assert max(row, key=lambda c: c.simulated).concurrency == 16
+        late = [c for c in row if c.concurrency >= 64]
+        assert late
+        assert max(c.completions for c in late) < 10
+        unified = poisson.row(pair, "pdv-unified", "throughput_completed_only")
+        assert min(c.completions for c in unified if c.concurrency >= 64) > 25
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_only_the_named_cells_are_used(table: TableName) -> None:
+    """Every figure that is neither an input nor calibrated on may be anything: nothing simulated moves."""
+    first = load_published()
+    before = reproduce(table, first, runs=1)
+    used = first.inputs | first.calibrated_on
+    changed = Published(f if f.key in used else replace(f, value=1.37 * f.value) for f in first.figures.values())
+    after = reproduce(table, changed, runs=1)
+    assert [c.simulated for c in after.cells] == pytest.approx([c.simulated for c in before.cells], nan_ok=True, rel=0)
+    assert all(key.metric.startswith("acceptance") for key in first.inputs)
+    assert first.calibrated_on == {key for constant in before.constants for key in constant.cells}
+
+
+def test_calibration_is_on_single_requests_and_the_five(three_way: Reproduction, poisson: Reproduction) -> None:
+    keys = [key for r in (three_way, poisson) for constant in r.constants for key in constant.cells]
+    assert len(keys) == 14
+    assert {(key.table, key.concurrency) for key in keys} == {
+        ("three_way", 1),
+        ("three_way", 3),
+        ("poisson_30s", 1),
+        ("poisson_30s", 2),
+    }
+
+
+def test_a_calibrated_cell_moves_the_prediction() -> None:
+    key = Key("poisson_30s", "TinyLlama-TinyLlama", "pdv-unified", 2, "request_latency_mean_completed_only")
+    figures = load_published().figures
+    slower: dict[Key, Figure] = figures | {key: replace(figures[key], value=1.5 * figures[key].value)}
+    rows = {f.key: f for f in slower.values() if f.key.concurrency in (1, 2, 16)}  # the rows needed, to be quick
+    same = {k: f for k, f in figures.items() if k in rows}
+    slow, fast = (reproduce("poisson-30s", Published(given.values()), runs=1) for given in (rows, same))
+    at = ("TinyLlama-TinyLlama", "pd", "throughput_completed_only")
+    assert slow.row(*at)[-1].simulated < fast.row(*at)[-1].simulated
+
+
+@pytest.fixture(scope="module")
+def fair() -> Fair:
+    return score_both("poisson-30s", load_published(), runs=1)
+
+
+def test_scored_fairly_the_two_programs_are_within_a_few_percent(fair: Fair) -> None:
+    pd, unified = (fair.row("published", arch, 128) for arch in ("pd", "pdv-unified"))
+    assert pd.completed_only is not None
+    assert unified.completed_only is not None
+    assert unified.completed_only > 10 * pd.completed_only
+    assert pd.all_tokens is not None
+    assert unified.all_tokens == pytest.approx(pd.all_tokens, rel=0.1)
+    assert unified.output_throughput == pytest.approx(pd.output_throughput, rel=0.01)
+
+
+def test_a_batching_engine_keeps_up_with_the_same_arrivals(fair: Fair) -> None:
+    modern = fair.modern(128)
+    assert [row.arch for row in modern] == ["pd", "pdv", "pdv-unified", "colocated"]
+    assert all(row.mean_e2el_ms < 1000 and row.requests == 203 for row in modern)
+    assert all(row.duration < 35 for row in modern)  # arrivals end at 30 s
+
+
+def test_the_meaning_is_two_paragraphs_of_two_sentences(fair: Fair) -> None:
+    for paragraph in explain(fair):
+        assert paragraph.count(". ") == 1
+        assert paragraph.endswith(".")
+    assert len(explain(fair)) == 2
+
+
+def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "three-way", "--num-runs", "1", "--fair", "--json", "-o", str(tmp_path)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    named = {"pair", "arch", "concurrency", "metric", "published", "simulated", "completions", "used_for_calibration"}
+    assert len(document["cells"]) == 12 * 8
+    assert all(named <= set(cell) for cell in document["cells"])
+    used = [c for c in document["cells"] if c["used_for_calibration"]]
+    assert all(c["concurrency"] in (1, 3) for c in used)
+    assert {row["engine"] for row in document["fair"]["rows"]} == {"published", "pdvsim"}
+    assert [text.count(". ") for text in document["fair"]["meaning"]] == [1, 1]  # two sentences each
+    names = {"cells.parquet", "reproduce.json", "reproduce.png", "fair.png"}
+    assert {path.name for path in tmp_path.iterdir()} == names
+    assert json.loads((tmp_path / "reproduce.json").read_text()) == document
+
+
+def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "three-way", "--num-runs", "1", "-o", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "17 cells not calibrated on" in out  # of 24; the single requests' P95 are their means
+    assert "calibrated" in next(line for line in out.splitlines() if line.split()[:2] == ["1", "pd"])
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["five-way"], "three-way"),
+        ([], "table"),
+        (["three-way", "--num-runs", "0"], "num-runs must be greater than 0"),
+        (["three-way", "--seed", "-1"], "seed must be at least 0"),
+        (["three-way", "--fair", "--gpu", "z80"], "unknown gpu 'z80'"),
+        (["three-way", "--gpu", "h200"], "--gpu needs --fair"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *argv]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("\n") == 1
+    assert says in captured.err
+
+
+def test_ctrl_c_keeps_the_rows_that_are_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = ThreeWayModel.scores
+
+    def stopped(self: ThreeWayModel, arch: ThreeWay, concurrency: int, *rest: int) -> list[Score]:
+        if concurrency > 3:
+            raise KeyboardInterrupt
+        return whole(self, arch, concurrency, *rest)
+
+    monkeypatch.setattr(ThreeWayModel, "scores", stopped)
+    assert main(["reproduce", "three-way", "--num-runs", "1", "--json", "-o", str(tmp_path)]) == 130
+    document = json.loads(capsys.readouterr().out)
+    assert document["interrupted"]
+    assert {cell["concurrency"] for cell in document["cells"]} == {1, 3}
+    assert {path.name for path in tmp_path.iterdir()} == {"cells.parquet", "reproduce.json"}
