@@ -76,6 +76,9 @@ def _curve(axes: Axes, entries: list[dict[str, Any]], metric: str, arch: str, co
             x, [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)], [a + h for a, h in zip(y, half, strict=True)],
             color=colour, alpha=0.2, linewidth=0,
         )  # fmt: skip
+    if shown and all(f"{metric}_low" in e for e in shown):
+        low, high = ([max(e[f"{metric}_{end}"].mean, 1e-9) for e in shown] for end in ("low", "high"))
+        axes.fill_between(x, low, high, facecolor="none", edgecolor=colour, hatch="///", alpha=0.35, linewidth=0.5)
     grew = [any(word in str(e.get("stability")) for word in HOLLOW) for e in shown]
     for hollow in (False, True):
         at = [i for i, g in enumerate(grew) if g is hollow]
@@ -114,6 +117,8 @@ def _footnote(points: pd.DataFrame) -> str:
     note = f"Simulated, profile {points['profile'].iloc[0]}: {points['foundation'].iloc[0]}."
     if points["run"].nunique() > 1:
         note += f" Bands: 95% confidence over {points['run'].nunique()} replications."
+    if "output_throughput_low" in points:
+        note += f" Hatched: forward times {points['forward_error_bar'].max():.0%} slower to as much faster."
     if points["stability"].isin(HOLLOW).any():
         note += " Hollow: the queue was still growing."
     return note

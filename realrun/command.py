@@ -62,8 +62,9 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or hardware.verify_gpu:
         raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
-    if (hardware.contention, hardware.transfer_s) != (Hardware.contention, Hardware.transfer_s):
-        raise ValueError("--contention and --transfer-s describe a simulated GPU; realrun has a real one")
+    simulated = ("contention", "transfer_s", "band")
+    if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
+        raise ValueError("--contention, --transfer-s and --band describe a simulated GPU; realrun has a real one")
     if experiment.host != Host():
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":

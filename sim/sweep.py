@@ -126,6 +126,7 @@ def run_sweep(
 
 def run_point(point: Point) -> Row:
     """Simulate one point and summarise it as one flat row."""
+    from pdvsim.sim.band import ends, spanned
     from pdvsim.sim.metrics import summarise
     from pdvsim.sim.run import simulate
 
@@ -137,8 +138,12 @@ def run_point(point: Point) -> Row:
         "run": point.run,
         "seed": point.experiment.traffic.seed,
     }
-    row |= {name: result.meta[name] for name in ("profile", "foundation", "gpu", "gpus") if name in result.meta}
-    return row | flatten(summarise(result))
+    row |= {
+        name: result.meta[name]
+        for name in ("profile", "foundation", "forward_error_bar", "gpu", "gpus")
+        if name in result.meta
+    }
+    return row | flatten(spanned(summarise(result), ends(point.experiment)))
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:
