@@ -50,6 +50,7 @@ def gpu_spec(header: Header, name: str) -> GpuSpec:
         memory_bytes=card.memory_bytes,
         source=f"{card.name}: copy and bf16 matrix product measured {dates[0][:10]}",
         measured=True,
+        sms=card.multiprocessors,
     )
 
 

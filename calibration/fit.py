@@ -104,6 +104,30 @@ def points_of(frame: pd.DataFrame) -> Points:
     )
 
 
+def predicted(fit: ForwardFit, points: Points) -> Array:
+    """Seconds of every point by coefficients with knots: what `Latency` says, for many points at once."""
+    rows = points.rows
+    at, layers = np.array(fit.layer_knots).T
+    widths, kv = np.array(fit.kv_knots).T
+    _, fixed = np.array(fit.width_knots).T
+
+    def forward(tokens: Array, logits: Array) -> Array:
+        top = np.maximum(fit.head_weights_s, fit.head_token_s * logits)
+        return np.asarray(np.interp(tokens, at, layers) + np.where(logits > 0, top, 0.0))
+
+    def attention(width: Array, context: Array) -> Array:
+        reads = (context + rows * width) * np.interp(width, widths, kv) + rows * fit.row_s
+        return np.asarray(reads + np.where(rows > 0, np.interp(width, widths, fixed), 0.0))
+
+    later = points.steps - 1
+    total = forward(points.tokens, points.logits) + attention(points.width, points.context)
+    total += points.prompt_read * kv[0] + points.prompt_pairs * (fit.prompt_pair_s or 0.0)
+    total += np.where((rows > 0) & (points.prompt_read > 0), fit.mixed_s, 0.0)
+    grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
+    total += later * (forward(np.maximum(rows, 1), rows) + attention(np.ones_like(rows), grown))
+    return np.asarray(total * np.where(points.steps > 1, fit.draft_ratio, 1.0))
+
+
 class Model:
     """The latency model as a function of its free parameters, all of them logarithms."""
 
@@ -126,25 +150,7 @@ class Model:
         return values[:n], values[n:m], values[m : -self.OTHERS], values[-self.OTHERS :].tolist()
 
     def predict(self, parameters: Array, points: Points) -> Array:
-        layers, kv, fixed, (head, pair_s, row_s, mixed_s, draft_ratio) = self.split(parameters)
-        rows = points.rows
-
-        def forward(tokens: Array, logits: Array) -> Array:
-            blocks = np.interp(tokens, self.knots, layers)
-            top = head * np.maximum(self.roof.head_weights_s, self.roof.head_token_s * logits)
-            return np.asarray(blocks + np.where(logits > 0, top, 0.0))
-
-        def attention(width: Array, context: Array) -> Array:
-            reads = (context + rows * width) * np.interp(width, WIDTHS, kv) + rows * row_s
-            return np.asarray(reads + np.where(rows > 0, np.interp(width, WIDTHS, fixed), 0.0))
-
-        later = points.steps - 1
-        total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-        total += points.prompt_read * kv[0] + points.prompt_pairs * pair_s
-        total += np.where((rows > 0) & (points.prompt_read > 0), mixed_s, 0.0)
-        grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
-        total += later * (forward(np.maximum(rows, 1), rows) + attention(np.ones_like(rows), grown))
-        return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
+        return predicted(self.result(parameters, (), ()), points)
 
     def fit(self, points: Points) -> Array:
         """Parameters with the least relative errors; a few points far off do not pull."""

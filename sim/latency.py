@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
 
@@ -63,6 +63,19 @@ class ForwardFit:
             kv_s=spec.kv_bytes_per_token / bandwidth,
             pair_s=spec.attention_flops_per_pair / flops,
         )
+
+    def scaled(self, factor: float) -> ForwardFit:
+        """The same with every time `factor` times as long."""
+        if factor == 1:
+            return self
+        times: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name.endswith("_knots"):
+                times[part.name] = tuple((at, seconds * factor) for at, seconds in value)
+            elif part.name.endswith("_s") and value is not None:
+                times[part.name] = value * factor
+        return replace(self, **times)
 
 
 class Shape(NamedTuple):

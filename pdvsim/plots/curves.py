@@ -77,6 +77,9 @@ def draw(
         low = [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)]
         high = [a + h for a, h in zip(y, half, strict=True)]
         axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+    if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
+        low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in ("low", "high"))
+        axes.fill_between(x, low, high, facecolor="none", edgecolor=look.colour, hatch="///", alpha=0.35, linewidth=0.5)
     for hollow in (False, True):
         chosen = [i for i, (e, _) in enumerate(shown) if grew(e.get("stability")) is hollow]
         axes.plot(
@@ -174,6 +177,8 @@ def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
     note = rests_on(points)
     counted = replications(points, dims)
     note += f" {counted[:-1]}, bands and whiskers are 95% confidence." if counted[0].isdigit() else f" {counted}"
+    if "forward_error_bar" in points and "output_throughput_low" in points:
+        note += f" Hatched areas: forward times {points['forward_error_bar'].max():.0%} slower to as much faster."
     if points["stability"].map(grew).any():
         note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
     return note
