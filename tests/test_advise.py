@@ -103,8 +103,8 @@ def test_when_the_time_is_up_the_rest_is_counted() -> None:
     base = Experiment(traffic=Traffic("random", num_prompts=20, request_rate=10.0, input_len=32, output_len=8))
     found = Race(base, Goal("e2el"), 0.0, 0.01)
     race(found, Space(("colocated", "pd", "pdv"), (2, 4, 6), ("fixed",), (128,), (2048,)), Bench(1), -math.inf)
-    assert len(found.figures) == 1
-    assert found.skipped >= 2
+    assert 1 <= len(found.figures) < 3  # the first batch only
+    assert len(found.figures) + found.skipped >= 3
 
 
 def test_the_text_says_what_the_document_says() -> None:
@@ -166,7 +166,7 @@ def test_beyond_what_anyone_holds_nobody_wins() -> None:
     who = Rivalry(at_rate(slow, 2.0), (replace(slow, arch="autoregressive"),), GOAL, 2, 0.0, 1)
     found = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), math.inf)
     assert found.above is not None
-    assert found.probes[64.0].kept_up == ()
+    assert found.probes[64.0].able == ()
     assert found.above.falls is not None
     assert found.above.falls <= 64
 
@@ -244,7 +244,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (2, "Not decided"), (4, "Recommendation")])
+@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (1, "Not decided"), (3, "Recommendation")])
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:

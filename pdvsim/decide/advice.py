@@ -10,10 +10,11 @@ from pdvsim import __version__, output
 from pdvsim.decide import hazards
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line
+from pdvsim.decide.contest import Contest
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, attained
 from pdvsim.decide.space import described
-from pdvsim.decide.tables import contest_document, percent
+from pdvsim.decide.tables import contest_document, lead_text
 from pdvsim.realrun.command import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval, interval
@@ -144,7 +145,7 @@ def _not_met(advice: Advice) -> str:
     rate = advice.question.base.traffic.request_rate
     if held > 0:
         gpus = advice.capacity.plan.gpus[0] if advice.capacity else 1
-        return f"one of it holds {held:.3g} req/s: {math.ceil(gpus * rate / held)} GPUs would be needed"
+        return f"one server of it holds {held:.3g} req/s: {math.ceil(gpus * rate / held)} GPUs would be needed"
     return "no setting that was tried meets them at this load; the figures below are of the one that comes nearest"
 
 
@@ -187,14 +188,22 @@ def _how_sure(advice: Advice) -> list[str]:
             *lines,
             f"Not told apart from {', '.join(tied)}: the paired intervals include {least}. "
             f"{best.arch} is the simplest of these.",
+            *_more_seeds(advice, held),
         ]
     assert held.second is not None
-    lead = held.differences[held.second]
     return [
         *lines,
-        f"Ahead of {held.second} by {cell(lead)} ({percent(held.margin)}) in {NAMES[goal.objective]}: paired by seed, "
+        f"Ahead of {held.second} by {lead_text(held, held.second)} in {NAMES[goal.objective]}: paired by seed, "
         f"{held.confidence:.1%} confidence each.",
     ]
+
+
+def _more_seeds(advice: Advice, held: Contest) -> list[str]:
+    """Who would be chosen if its lead over the recommendation were sure."""
+    best = advice.recommended
+    if best is None or best.arch == held.best or held.leads[best.arch].mean <= advice.question.indifference:
+        return []
+    return [f"{held.best} is ahead of it by {lead_text(held, best.arch)}: more --num-runs would tell."]
 
 
 def _where(advice: Advice) -> list[str]:
@@ -214,8 +223,8 @@ def _edge(found: Flips, edge: Edge, side: str) -> str:
         looked = f"it stands to {stands}" if edge.stands != found.here else "nothing was tried"
         return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as there was time")
     falls = f"{edge.falls:.3g}{unit}"
-    if edge.reason == "nobody keeps up":
-        return name + f"it stands to {stands}; at {falls} none of the finalists keeps up"
+    if edge.reason == "nobody is able":
+        return name + f"it stands to {stands}; at {falls} none of the finalists compared can hold it"
     lead = "" if math.isnan(edge.lead) else f" by {edge.lead:.1%}"
     return name + f"it stands to {stands}; at {falls} {edge.challenger} is ahead{lead}"
 
