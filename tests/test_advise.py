@@ -281,6 +281,20 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[s
     assert error.count("\n") == 1
 
 
+def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
+    """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 24 of them allow under 14 a second."""
+    found = pdvsim.advise(
+        arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1, try_max_num_seqs=[1],
+        budget_s=0.01, **OPTIONS,
+    )  # fmt: skip
+    assert not found.met
+    assert found.capacity is not None
+    held = found.capacity.summary()[0]["rate"].mean
+    assert 0 < held < 14
+    assert f"it holds {held:.3g} req/s: {math.ceil(100 / held)} would be needed" in str(found)
+    assert "one request at a time" in found.left_out  # the budget was spent before
+
+
 def test_architectures_that_refuse_an_option_are_left_out() -> None:
     base = Experiment(arch="pdv", hardware=Hardware(verify_gpu=1))
     archs: list[Arch] = [candidate.arch for candidate in Space().starts(base)]

@@ -10,7 +10,7 @@ from pdvsim import __version__, output
 from pdvsim.decide import hazards
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line
-from pdvsim.decide.contest import Contest
+from pdvsim.decide.contest import Contest, shares
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, attained
 from pdvsim.decide.space import described
@@ -141,12 +141,14 @@ def _recommendation(advice: Advice) -> list[str]:
 
 
 def _not_met(advice: Advice) -> str:
-    held = advice.capacity.summary()[0]["rate"].mean if advice.capacity and advice.capacity.rows else math.nan
-    rate = advice.question.base.traffic.request_rate
-    if held > 0:
-        gpus = advice.capacity.plan.gpus[0] if advice.capacity else 1
-        return f"one server of it holds {held:.3g} req/s: {math.ceil(gpus * rate / held)} GPUs would be needed"
-    return "no setting that was tried meets them at this load; the figures below are of the one that comes nearest"
+    """What it would take, as far as that is known."""
+    found, rate = advice.capacity, advice.question.base.traffic.request_rate
+    held = found.summary()[0]["rate"].mean if found and found.rows else math.nan
+    if found and held > 0:
+        gpus = found.plan.gpus[0]
+        needed = max(gpus + 1, math.ceil(gpus * rate / held))
+        return f"on {gpus} GPU{'s' if gpus > 1 else ''} it holds {held:.3g} req/s: {needed} would be needed"
+    return "no setting that was tried holds this load; the figures below are of the best of them"
 
 
 def _numbers(advice: Advice) -> list[str]:
@@ -173,8 +175,7 @@ def _how_sure(advice: Advice) -> list[str]:
     body = []
     for candidate, rows in advice.finals.items():
         mine = interval(map(goal.value, rows))
-        pairs = zip(rows, advice.rows, strict=True)
-        gap = interval([(goal.value(row) / goal.value(ours) - 1) for row, ours in pairs])
+        gap = interval(shares([*map(goal.value, rows)], [*map(goal.value, advice.rows)]))
         state = "" if goal.met(rows) else ("misses the levels" if goal.levels else "does not keep up")
         against = "recommended" if candidate == best else f"{cell(gap, 1, 100, '+')} %"
         body.append([described(candidate), cell(mine), against, state])

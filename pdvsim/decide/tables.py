@@ -42,6 +42,8 @@ def contest_document(held: Contest) -> dict[str, Any]:
 
 def capacity_table(found: Capacities) -> str:
     """One row per number of GPUs and architecture, what holds most, and how the figures came about."""
+    if not found.rows:
+        return "no search is done"
     priced = found.gpu_hour_usd is not None
     header = ["GPUs", "arch", "req/s held", "per GPU", "out tok/s", *(["$/M out tok"] if priced else []), "limited by"]
     rows = []
@@ -127,6 +129,8 @@ def map_document(found: WinnerMap) -> dict[str, Any]:
 
 def map_table(found: WinnerMap) -> str:
     """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
+    if not found.cells:
+        return "no cell is done"
     grid_ = found.grid
     rows = [
         [place_text(place), *(_won(found.cell(load, place)) for load in grid_.loads)]
