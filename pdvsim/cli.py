@@ -16,6 +16,8 @@ COMMANDS = {  # module of pdvsim.commands: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
     "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
+    "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
+    "validate": "real serving runs against the same runs simulated: pdvsim validate [RUNS.jsonl]",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
 }
 

@@ -129,7 +129,7 @@ def comparison_table(
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         notes.append(f"±: 95% confidence over {replications} replications")
-    return "\n".join([_grid(header, rows), *notes])
+    return "\n".join([grid(header, rows), *notes])
 
 
 def paired_table(differences: Sequence[Mapping[str, Any]]) -> str:
@@ -139,7 +139,7 @@ def paired_table(differences: Sequence[Mapping[str, Any]]) -> str:
         [d["metric"], load_text(d["load"]), d["arch"], f"{cell(d['relative'], scale=100, sign='+')} %"]
         for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + _grid(header, rows)
+    return "Paired differences, same seeds, 95% confidence over replications\n" + grid(header, rows)
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:
@@ -147,7 +147,7 @@ def profiles_table(document: Mapping[str, Any]) -> str:
     blocks = []
     for name, rows in document.items():
         header = list(rows[0])
-        blocks.append(f"{name.capitalize()}\n" + _grid(header, [[_text(row[key]) for key in header] for row in rows]))
+        blocks.append(f"{name.capitalize()}\n" + grid(header, [[_text(row[key]) for key in header] for row in rows]))
     return "\n\n".join(blocks)
 
 
@@ -200,7 +200,7 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns wide enough for their cells, numbers to the right."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     right = [all(row[i][:1].isdigit() or row[i][:1] in "+-" for row in rows) for i in range(len(header))]
