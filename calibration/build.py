@@ -142,10 +142,10 @@ def solo_errors(solo: Solo) -> dict[str, Any]:
 
 
 def corun_errors(corun: Corun) -> dict[str, Any]:
-    """Held-out errors of pairs and triples: by shapes, and, where several pairs of models were measured, by those."""
+    """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
     found: dict[str, Any] = {}
-    for label, works in (("pairs", 2), ("triples", 3)):
-        for held_out in ("by_shape", "by_models"):
+    for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
+        for held_out in ("by_shape", "by_models", *ways):
             errors = corun.errors(works, held_out)
             if len(errors):
                 found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}

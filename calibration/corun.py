@@ -1,8 +1,8 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
 All figures but one are fitted on pairs; how much priority counts among three, where alone there is a choice of who goes
-next, on triples. Every error that is told comes from a fit that saw neither those shapes side by side, whatever the
-models and priorities, nor, where several pairs of models were measured, those models.
+next, on triples. Errors are told of what the fit has not seen: shapes side by side (whatever models and priorities),
+where several pairs of models were measured those models, and triples with a fit on pairs alone.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
-    frame: pd.DataFrame  # models, shapes, works, ordered, kind, measured, by_shape, by_models (nan: one pair of models)
+    # models, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan where
+    # nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
+    frame: pd.DataFrame
 
     def errors(self, works: int, held_out: str = "by_shape") -> Array:
         """Predicted over measured slowdown, less one, of pairs (2) or triples (3)."""
@@ -208,6 +210,7 @@ def fit_corun(
     rows["measured"] = measured(groups)
     rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
     rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None))
     return Corun(fit, rows)
 
 

@@ -44,6 +44,7 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
     assert triples["median"] <= 0.08
     assert triples["p95"] <= 0.40
     assert provenance["corun_held_out_error"]["pairs_by_models"]["median"] <= 0.05
+    assert triples["p95"] < provenance["corun_held_out_error"]["triples_no_triples"]["p95"]
 
 
 def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:

@@ -80,7 +80,7 @@ def _table(document: Mapping[str, Any]) -> str:
     ]
     blocks = [f"Points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
     if document["corun"]:
-        names = {"by_shape": "shapes not fitted", "by_models": "models not fitted"}
+        names = {"by_shape": "shapes not fitted", "by_models": "models not fitted", "no_triples": "no triples fitted"}
         header = ["slowdown side by side", "held out", "works", "median error", "p95"]
         rows = []
         for key, errors in document["corun"].items():
