@@ -14,6 +14,8 @@ from pdvsim.console import say
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from pdvsim.calibration.build import Calibration
+
 
 @dataclass(frozen=True)
 class CalibrateCommand:
@@ -54,7 +56,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _plots(found: Any, folder: Path, stem: str) -> list[Path]:
+def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
     from pdvsim.calibration.figures import corun_figure, solo_figure
 
     figures = {"solo": solo_figure(found.solos, found.profile.foundation)}
