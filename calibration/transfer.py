@@ -15,16 +15,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdvsim.calibration.build import gpu_spec
-from pdvsim.calibration.fit import Points, medians, points_of, predicted
+from pdvsim.calibration.points import Array, Points, medians, points_of
 from pdvsim.profiler.samples import Samples
 from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.transfer import COMPUTE_TOKENS, Coefficients, Engine, Prices, Sizes, Transfer, document
-
-Array = NDArray[np.float64]
 
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
 ENGINE = Engine(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
@@ -98,7 +96,7 @@ def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Array]:
 
 def seconds(prices: Prices, points: Points) -> Array:
     """The formula itself at every point, as `predicted` has it from knots."""
-    rows, later = points.rows, points.steps - 1
+    rows, padded, later = points.rows, points.padded, points.steps - 1
     reading, multiplying = prices.head()
 
     def forward(tokens: Array, logits: Array) -> Array:
@@ -115,8 +113,31 @@ def seconds(prices: Prices, points: Points) -> Array:
     total += points.prompt_read * prices.kv(one) + points.prompt_pairs * prices.prompt_pair()
     total += np.where((rows > 0) & (points.prompt_read > 0), prices.mixed(), 0.0)
     grown = points.context + rows * (points.width + (later - 1) / 2)
-    total += np.where(later > 0, later * (forward(np.maximum(rows, 1), rows) + attention(one, grown)), 0.0)
+    total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
     return np.asarray(total * np.where(points.steps > 1, prices.c.draft_ratio, 1.0))
+
+
+def predicted(fit: ForwardFit, points: Points) -> Array:
+    """Seconds of every point by the coefficients of `Transfer.fit`: what `Latency` says, for many points at once."""
+    rows, padded, later = points.rows, points.padded, points.steps - 1
+    at, layers = np.array(fit.layer_knots).T
+    widths, kv = np.array(fit.kv_knots).T
+    _, fixed = np.array(fit.width_knots).T
+
+    def forward(tokens: Array, logits: Array) -> Array:
+        top = np.maximum(fit.head_weights_s, fit.head_token_s * logits)
+        return np.asarray(np.interp(tokens, at, layers) + np.where(logits > 0, top, 0.0))
+
+    def attention(width: Array, context: Array) -> Array:
+        reads = (context + rows * width) * np.interp(width, widths, kv) + rows * fit.row_s
+        return np.asarray(reads + np.where(rows > 0, np.interp(width, widths, fixed), 0.0))
+
+    total = forward(points.tokens, points.logits) + attention(points.width, points.context)
+    total += points.prompt_read * kv[0] + points.prompt_pairs * (fit.prompt_pair_s or 0.0)
+    total += np.where((rows > 0) & (points.prompt_read > 0), fit.mixed_s, 0.0)
+    grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
+    total += later * (forward(np.maximum(padded, 1), padded) + attention(np.ones_like(rows), grown))
+    return np.asarray(total * np.where(points.steps > 1, fit.draft_ratio, 1.0))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:

@@ -36,16 +36,23 @@ class ContentionFit:
     """How works that run side by side slow each other beyond sharing bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
+    # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
+    # a choice of who goes next. None: no different.
+    crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
     # power of its time per layer. 0: all alike.
     turn_exponent: float = 0.0
     # Kernels of few blocks find room beside others: their share is this much larger, ...
     nimble_weight: float = 1.0
-    # ... and on the stream that goes first they reach this rate whatever else runs. None: no different from others.
+    # ... and on the stream that goes first they reach this rate beside works of 200 us a layer (None: no different from
+    # others), and less beside longer ones, by this power of their time per layer.
     nimble_first_rate: float | None = None
-    # Works together progress at most this much in sum of rates: with a nimble one, and without. None: no limit
-    nimble_together: float | None = None
-    together: float | None = None
+    nimble_first_exponent: float = 0.0
+    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
+    # arithmetic and the bandwidth it uses, 1 at most. All held together is at most 1. Zeros: no limit.
+    hold: float = 0.0
+    hold_compute: float = 0.0
+    hold_bandwidth: float = 0.0
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
     partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
