@@ -57,6 +57,7 @@ def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: 
     assert list(zip(together.points["load_kind"], together.points["load"], strict=True)) == [
         ("concurrency", 2.0), ("concurrency", 4.0), ("request_rate", 8.0)
     ]  # fmt: skip
+    assert [label(setting) for setting, _ in together.settings()] == ["load kind concurrency", "load kind request_rate"]
     shutil.copy(paths[0], tmp_path / "again.json")
     assert load([paths[0], tmp_path / "again.json"]).dims == ("results",)  # the same point twice
     assert main([*RUN, "--max-concurrency", "2", "--acceptance-rate", "0.9", "-o", str(tmp_path / "d.json")]) == 0

@@ -163,7 +163,8 @@ def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
     """What a picture of curves rests on; `dims` are the columns that tell its settings apart."""
     note = rests_on(points)
     counted = replications(points, dims)
-    note += f" {counted[:-1]}, bands and whiskers are 95% confidence." if counted[0].isdigit() else f" {counted}"
+    sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
+    note += f" {sure if counted[0].isdigit() else counted}"
     if points["stability"].map(grew).any():
         note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
     return note

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pdvsim.look import LANE_COLOURS, tail
 from pdvsim.plots.canvas import dress, new_figure
@@ -33,6 +33,7 @@ Picture = Callable[["pd.DataFrame", str], "Figure"]
 LOGARITHMIC = ("ttft", "e2el")
 DODGE = 0.16  # the coins are the same for all, so the curves often are
 ACROSS = 4  # panels side by side at most
+DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
 
@@ -61,9 +62,13 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
     across = min(len(archs), ACROSS)
     down = -(-len(archs) // across)
-    note = f"Lines: share of the time the lane's stream is busy; dotted: its share of the bandwidth. {caption(points)}"
+    drawn = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
+    inside = "dotted" if drawn == "Lines" else "narrow"
+    note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
     with dress():
-        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, note, title)
+        figure = new_figure(
+            max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title, drawn == "Lines"
+        )
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
             _lanes(axes, [e for e in entries if e["arch"] == arch], lanes)
@@ -72,11 +77,9 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
             axes.set_visible(False)
         for row in grid:
             row[0].set_ylabel("% of one GPU")
-        curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
-        shares = [Curve("bandwidth", "0.35", "", ":")]
-        figure.legend(
-            handles=legend_handles([*curves, *shares]), loc="outside upper center", ncols=len(lanes) + 1, frameon=False
-        )
+        if drawn == "Lines":
+            curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
+            _legend(figure, [*curves, Curve("bandwidth", "0.35", "", ":")])
     return figure
 
 
@@ -116,11 +119,12 @@ def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> 
     entries = entries_of(points)
     curves = [arch_curve(arch) for arch in dict.fromkeys(points["arch"])]
     with dress():
-        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title)
+        several = len({e["load"] for e in entries}) > 1
+        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title, several)
         grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
         for axes, metric in zip(grid.flat, [m for row in rows for m in row], strict=True):
             panel(axes, entries, metric, curves, log=any(name in metric for name in LOGARITHMIC))
-        if len({e["load"] for e in entries}) > 1:
+        if several:
             _legend(figure, curves)
     return figure
 
@@ -132,18 +136,20 @@ def _legend(figure: Figure, curves: Sequence[Curve]) -> None:
 
 def _lanes(axes: Axes, entries: Sequence[Entry], lanes: Sequence[str]) -> None:
     """Each lane's busy share and bandwidth share over the load, or as bars where there is one load."""
-    single = len(entries) == 1
     for number, lane in enumerate(lanes):
-        busy, share = f"lanes_{lane}_utilisation", f"lanes_{lane}_bandwidth_share"
-        if not any(has(e, busy) for e in entries):
-            continue
+        shares = (f"lanes_{lane}_utilisation", f"lanes_{lane}_bandwidth_share")
         colour = LANE_COLOURS[lane]
-        at = [float(number)] if single else places(entries)
-        draw(axes, entries, busy, Curve(lane, colour, LANE_MARKERS[lane]), at)
-        draw(axes, entries, share, Curve(lane, colour, "_" if single else ".", ":"), at)
-    if single:
+        if len(entries) == 1:
+            for share, width, alpha in zip(shares, (0.75, 0.4), (0.45, 1.0), strict=True):
+                if has(entries[0], share):
+                    axes.bar(number, 100 * entries[0][share].mean, width, color=colour, alpha=alpha)
+        else:
+            for share, marker, dash in zip(shares, (LANE_MARKERS[lane], "."), DASHES, strict=True):
+                draw(axes, entries, share, Curve(lane, colour, marker, dash), places(entries))
+    if len(entries) == 1:
         axes.set_xticks(range(len(lanes)), lanes)
         axes.set_xlim(-0.6, len(lanes) - 0.4)
+        axes.grid(False, axis="x")
         axes.set_xlabel(load_line(entries))
     else:
         load_axis(axes, entries)
