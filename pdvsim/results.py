@@ -91,7 +91,7 @@ class Results:
 
     def warmup(self, row: pd.Series[Any]) -> int:
         """Requests that a point's metrics leave out."""
-        if "warmup_requests" in row:
+        if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
             return int(row["warmup_requests"])
         return int(self.source(row).config.scoring.get("warmup_requests", 0))
 

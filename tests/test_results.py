@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
+from pdvsim.args import parse
 from pdvsim.cli import main
+from pdvsim.commands.plot import PlotCommand
 from pdvsim.results import Results, label, load, records
 from pdvsim.sim.metrics import latencies_s
 from pdvsim.sim.run import simulate
@@ -139,3 +141,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         assert f"changed.json: {says}" in capsys.readouterr().err
     assert main(["plot"]) == 2
     assert not (tmp_path / "plots").exists()
+
+
+def test_results_are_given_by_place_as_many_as_one_likes() -> None:
+    args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
+    assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")

@@ -39,10 +39,10 @@ def main(argv: list[str]) -> int:
     config = {"date": date, "interrupted": interrupted, "points": len(frame), **_resolved(sweep)}
     files[1].write_text(output.dumps(config) + "\n", encoding="utf-8")
     if len(frame):
-        from pdvsim.plots import save_sweep
+        from pdvsim.plots import sweep_png
 
         frame.to_parquet(files[0], index=False)
-        save_sweep(frame, files[2])
+        files[2].write_bytes(sweep_png(frame))
         _print_sweep(frame, sweep, config, args.json)
     elif args.json:
         print(output.dumps({**config, "points": []}))

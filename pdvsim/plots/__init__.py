@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdvsim.plots.canvas import DPI
@@ -31,9 +31,11 @@ STANDING = {
 }
 
 
-def save_sweep(points: pd.DataFrame, path: Path | str) -> None:
-    """Draw a sweep's six most wanted panels and write them to `path`."""
-    sweep_figure(points).savefig(path, dpi=DPI)
+def sweep_png(points: pd.DataFrame) -> bytes:
+    """A sweep's six most wanted panels, as a PNG file's content."""
+    buffer = io.BytesIO()
+    sweep_figure(points).savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
 
 
 def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:

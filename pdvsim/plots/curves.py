@@ -41,9 +41,32 @@ def arch_curve(arch: str) -> Curve:
 
 
 def entries_of(points: pd.DataFrame) -> list[Entry]:
-    """One entry per architecture and load, in the order of the load."""
-    entries = over_replications(points)
+    """One entry per architecture, load and setting, in the order of the load; `series` names its curve."""
+    names = _varied(points)
+    entries = []
+    for key, group in points.groupby(names, sort=False, dropna=False) if names else [((), points)]:
+        more = [f"{name.replace('_', ' ')} {value}" for name, value in zip(names, key, strict=True)]
+        entries += [e | {"series": ", ".join([e["arch"], *more])} for e in over_replications(group)]
     return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
+
+
+def curves_of(entries: Sequence[Entry]) -> list[Curve]:
+    """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
+    import seaborn as sns
+
+    series = {e["series"]: e["arch"] for e in entries}
+    if list(series) == list(series.values()):
+        return [arch_curve(arch) for arch in series]
+    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
+    markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
+    return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
+
+
+def _varied(points: pd.DataFrame) -> list[str]:
+    """The pair, and what a sweep writes between a row's seed and its profile, where they differ: its varied flags."""
+    names = list(points.columns)
+    between = names[names.index("seed") + 1 : names.index("profile")] if "profile" in names else []
+    return [n for n in dict.fromkeys(("pair", *between)) if n in names and points[n].nunique(dropna=False) > 1]
 
 
 def has(entry: Entry, metric: str) -> bool:
@@ -89,7 +112,8 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str) -> None:
         if grew(entry.get("stability")):
             bar.set_hatch("//")
             bar.set_edgecolor("white")
-    axes.set_xticks(range(len(shown)), [e["arch"] for e in shown], rotation=30 if len(shown) > 3 else 0, ha="center")
+    names = [e["series"].replace(", ", "\n") for e in shown]
+    axes.set_xticks(range(len(shown)), names, rotation=30 if len(shown) > 3 else 0, ha="center")
     axes.grid(False, axis="x")
 
 
@@ -112,7 +136,7 @@ def panel(
         axes.set_xlabel(load_line(entries))
     else:
         for number, look in enumerate(curves):
-            mine = [e for e in entries if e["arch"] == look.label]
+            mine = [e for e in entries if e["series"] == look.label]
             aside = 2 ** aside_of(number, len(curves), dodge)
             draw(axes, mine, metric, look, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)

@@ -10,9 +10,9 @@ from pdvsim.plots.canvas import dress, new_figure
 from pdvsim.plots.curves import (
     Curve,
     Entry,
-    arch_curve,
     aside_of,
     caption,
+    curves_of,
     draw,
     entries_of,
     has,
@@ -89,8 +89,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
     entries = [e for e in entries_of(points) if has(e, rate)]
     if not entries:
         return None
-    archs = [arch for arch in dict.fromkeys(points["arch"]) if any(e["arch"] == arch for e in entries)]
-    curves = [arch_curve(arch) for arch in archs]
+    curves = curves_of(entries)
     with dress():
         note = "Curves that coincide are drawn side by side. By position: at the highest load of each."
         figure = new_figure(15, 4.8, f"{note} {caption(points)}", title)
@@ -98,10 +97,10 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         for axes, metric in ((first, rate), (second, length)):
             panel(axes, entries, metric, curves, dodge=DODGE)
         first.set_ylim(0, 100)
-        for number, (arch, look) in enumerate(zip(archs, curves, strict=True)):
-            last = [e for e in entries if e["arch"] == arch][-1]
+        for number, look in enumerate(curves):
+            last = [e for e in entries if e["series"] == look.label][-1]
             rates = last.get("spec_decode_per_position_acceptance_rates") or []
-            aside = aside_of(number, len(archs), DODGE)
+            aside = aside_of(number, len(curves), DODGE)
             third.plot(
                 [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], look.dash, color=look.colour,
                 marker=look.marker, markersize=8, linewidth=2,
@@ -117,7 +116,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
 
 def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> Figure:
     entries = entries_of(points)
-    curves = [arch_curve(arch) for arch in dict.fromkeys(points["arch"])]
+    curves = curves_of(entries)
     with dress():
         several = len({e["load"] for e in entries}) > 1
         figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title, several)
@@ -130,7 +129,7 @@ def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> 
 
 
 def _legend(figure: Figure, curves: Sequence[Curve]) -> None:
-    across = min(len(curves), 8)
+    across = max(1, min(len(curves), 8, 110 // max(len(curve.label) for curve in curves)))
     figure.legend(handles=legend_handles(curves), loc="outside upper center", ncols=across, frameon=False)
 
 
