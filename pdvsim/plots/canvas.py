@@ -25,11 +25,8 @@ def dress() -> Iterator[None]:
         yield
 
 
-def new_figure(width_inches: float, height_inches: float, caption: str, title: str = "", legend: bool = True) -> Figure:
-    """An empty figure; safe in threads and notebooks alike, as no window knows of it.
-
-    Where there will be a legend, the title leaves the line above itself to it.
-    """
+def new_figure(width_inches: float, height_inches: float, caption: str, title: str = "") -> Figure:
+    """An empty figure; safe in threads and notebooks alike, as no window knows of it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,5 +39,5 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
     FigureCanvasAgg(figure)
     figure.supxlabel("\n".join(lines), fontsize=10, color="0.35", x=0.01, ha="left")
     if title:
-        figure.suptitle(f"\n{title}" if legend else title, fontsize=13, fontweight="bold", x=0.01, ha="left")
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
     return figure

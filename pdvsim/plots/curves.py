@@ -18,11 +18,13 @@ from pdvsim.table import load_name, load_text
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Entry = dict[str, Any]
 
 CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
 WHISKER_DODGE = 0.05
+LEGEND_INCHES = 0.28  # a line
 
 
 @dataclass(frozen=True)
@@ -194,8 +196,18 @@ def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
     return note
 
 
-def legend_handles(curves: Sequence[Curve]) -> list[Any]:
-    """Lines for a legend."""
+def legend(figure: Figure, curves: Sequence[Curve], title: str | None = None) -> None:
+    """Name the curves above all panels, in as many lines as the width asks for; the figure's title goes below it."""
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]
+    handles = [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]
+    needed_inches = [0.1 * len(c.label) + 0.75 for c in curves]
+    room_inches = figure.get_figwidth() - 0.4
+    across = len(curves) if sum(needed_inches) <= room_inches else max(1, int(room_inches / max(needed_inches)))
+    lines = -(-len(curves) // across)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=-(-len(curves) // lines), frameon=False, title=title
+    )
+    figure.set_figheight(figure.get_figheight() + LEGEND_INCHES * (lines - 1))
+    if figure.get_suptitle():
+        figure.suptitle("\n" * lines + figure.get_suptitle(), fontsize=13, fontweight="bold", x=0.01, ha="left")

@@ -22,7 +22,7 @@ from pdvsim.plots.curves import (
     draw,
     frame,
     has,
-    legend_handles,
+    legend,
     load_axis,
 )
 from pdvsim.results import Results
@@ -81,10 +81,7 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
         scale = name_of(axis.y)[2]
         frame(grid[0, 0], [e[axis.y] for e in entries if has(e, axis.y)], scale, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
-        figure.legend(
-            handles=legend_handles(list(curves.values())), loc="outside upper center", ncols=min(len(curves), 6),
-            frameon=False, title=axis.curve if axis.curve != "arch" else None,
-        )  # fmt: skip
+        legend(figure, list(curves.values()), None if axis.curve == "arch" else axis.curve.replace("_", " "))
     return figure
 
 

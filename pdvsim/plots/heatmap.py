@@ -85,7 +85,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
     with dress():
         figure = new_figure(
             max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, found, metric, against),
-            f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""), legend=False,
+            f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
         )  # fmt: skip
         grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
         for axes, panel, arch in zip(grid, panels, archs, strict=False):

@@ -16,7 +16,7 @@ from pdvsim.plots.curves import (
     draw,
     entries_of,
     has,
-    legend_handles,
+    legend,
     load_axis,
     load_line,
     panel,
@@ -66,9 +66,7 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     inside = "dotted" if drawn == "Lines" else "narrow"
     note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
     with dress():
-        figure = new_figure(
-            max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title, drawn == "Lines"
-        )
+        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title)
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
             _lanes(axes, [e for e in entries if e["arch"] == arch], lanes)
@@ -79,7 +77,7 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
             row[0].set_ylabel("% of one GPU")
         if drawn == "Lines":
             curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
-            _legend(figure, [*curves, Curve("bandwidth", "0.35", "", ":")])
+            legend(figure, [*curves, Curve("bandwidth", "0.35", "", ":")])
     return figure
 
 
@@ -110,7 +108,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         third.set_title("Drafts accepted, by position", fontweight="bold", loc="left")
         third.set_xlabel("Position in the draft")
         third.set_ylabel("% of rounds")
-        _legend(figure, curves)
+        legend(figure, curves)
     return figure
 
 
@@ -119,18 +117,13 @@ def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> 
     curves = curves_of(entries)
     with dress():
         several = len({e["load"] for e in entries}) > 1
-        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title, several)
+        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title)
         grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
         for axes, metric in zip(grid.flat, [m for row in rows for m in row], strict=True):
             panel(axes, entries, metric, curves, log=any(name in metric for name in LOGARITHMIC))
         if several:
-            _legend(figure, curves)
+            legend(figure, curves)
     return figure
-
-
-def _legend(figure: Figure, curves: Sequence[Curve]) -> None:
-    across = max(1, min(len(curves), 8, 110 // max(len(curve.label) for curve in curves)))
-    figure.legend(handles=legend_handles(curves), loc="outside upper center", ncols=across, frameon=False)
 
 
 def _lanes(axes: Axes, entries: Sequence[Entry], lanes: Sequence[str]) -> None:
