@@ -97,9 +97,9 @@ class SweepDir:
         changed = _differences(stored, self.config(date))
         if changed:
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+            shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
             raise ValueError(
-                f"{self.config_file}: the sweep there is another one: {'; '.join(changed[:SHOWN])}{more}; "
-                "give -o another folder"
+                f"{self.config_file}: the sweep there is another one: {shown}{more}; give -o another folder"
             )
 
     @contextmanager
@@ -245,9 +245,9 @@ def _row_bytes(row: Row) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist([row]), buffer, compression="none", use_dictionary=False, write_statistics=False
-    )
+    # of one row, whatever else a file may hold costs more than it saves
+    plainly = {"compression": "none", "use_dictionary": False, "write_statistics": False, "store_schema": False}
+    pq.write_table(pa.Table.from_pylist([row]), buffer, **plainly)
     return buffer.getvalue()
 
 
