@@ -21,6 +21,17 @@ from pdvsim.sim.models import MODELS
 SCHEMA = 1
 ROOFLINE = "roofline, not measured"
 
+# Figures below or above these are in other units, or would stop the clock.
+LEAST = {
+    "bandwidth_bytes_per_s": (1e9, "bytes per second"),
+    "flops_per_s": (1e9, "flops per second"),
+    "memory_bytes": (1e6, "bytes"),
+    "sharpness": (1.0, "a p-norm"),
+}
+ABOVE_ZERO = ("stream_weight", "nimble_weight", "together", "nimble_together", "partition_bandwidth_reach")
+MOST_S = {"launch_s": 1.0, "completion_s": 1.0, "handoff_s": 1.0}
+LONGEST_S = 60.0  # anything else that is a time
+
 
 @dataclass(frozen=True)
 class HostCost:
@@ -177,6 +188,17 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
         value = getattr(read, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
+        if name in LEAST and value is not None and value < LEAST[name][0]:
+            least, unit = LEAST[name]
+            raise ValueError(f"profile {path}: {where}{name}: must be at least {least:g}, got {value}; not {unit}?")
+        if name in ABOVE_ZERO and value is not None and not value > 0:
+            raise ValueError(f"profile {path}: {where}{name}: must be greater than 0, got {value}")
+        if name.endswith("_s") and not name.endswith("_per_s") and value is not None:
+            most = MOST_S.get(name, LONGEST_S)
+            if value > most:
+                raise ValueError(f"profile {path}: {where}{name}: must be at most {most:g}, got {value}; not seconds?")
+        if name.endswith("_buckets") and (list(value) != sorted(set(value)) or any(size < 1 for size in value)):
+            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes of at least 1, got {value}")
         if name.endswith("_knots"):
             at = [tokens for tokens, _ in value]
             if len(at) == 1 or at != sorted(set(at)) or any(not 0 <= s < math.inf for _, s in value):

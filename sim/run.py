@@ -42,7 +42,7 @@ from pdvsim.sim.records import (
     request_columns,
 )
 from pdvsim.sim.streaming import Tally
-from pdvsim.sim.workload import Workload, make_requests
+from pdvsim.sim.workload import Workload
 
 PARTITIONED = ("decode", "verify", "prefill")
 
@@ -51,7 +51,7 @@ def simulate(
     experiment: Experiment,
     progress: Callable[[int], None] | None = None,
     foresee: bool = True,
-    requests: list[Request] | None = None,
+    requests: list[Request] | Workload | None = None,
     profile: Profile | None = None,
 ) -> Result:
     """Run an experiment; `foresee=False` steps every round singly, with the same result.
@@ -60,10 +60,12 @@ def simulate(
     """
     if profile is None:
         profile = covering_profile(experiment)
-    if not experiment.scoring.detailed:
-        return stream(experiment, profile, progress, foresee, requests)
     if requests is None:
-        requests = make_requests(experiment.traffic, experiment.acceptance)
+        requests = Workload(experiment.traffic, experiment.acceptance)
+    if not experiment.scoring.detailed:
+        return stream(experiment, profile, requests, progress, foresee)
+    if isinstance(requests, Workload):
+        requests = requests.all()
     log, ledger = Log(), Ledger(len(requests))
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
@@ -84,18 +86,17 @@ def simulate(
 def stream(
     experiment: Experiment,
     profile: Profile,
+    requests: list[Request] | Workload,
     progress: Callable[[int], None] | None = None,
     foresee: bool = True,
-    requests: list[Request] | None = None,
 ) -> Result:
     """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
-    coming = Workload(experiment.traffic, experiment.acceptance) if requests is None else requests
     log, ledger = Log(), SumLedger(experiment.scoring.warmup_requests)
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
-    check_kv(site.servers[0].kv, [coming.largest()] if isinstance(coming, Workload) else coming)
+    check_kv(site.servers[0].kv, [requests.largest()] if isinstance(requests, Workload) else requests)
     tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
-    client = Client(env, coming, experiment, Door(site, tally), progress)
+    client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         env.run_to(client.all_done)
     empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
