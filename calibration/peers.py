@@ -117,7 +117,7 @@ def transformers_rows(
 
     def continuous() -> int:
         from transformers import GenerationConfig
-        from transformers.generation import ContinuousBatchingConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
         forwards[0] = 0
         # by itself it takes all of the memory there is, which takes seconds on the CPU
