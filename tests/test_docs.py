@@ -1,0 +1,195 @@
+"""The README and the guides: every command and Python block in them runs, every link leads somewhere.
+
+A block's commands run in order in one empty folder, on a reduced budget. A block under `<!-- needs a GPU -->` or
+`<!-- needs your file -->` cannot run here: its first command must say so in one line, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+from markdown_it import MarkdownIt
+
+import pdvsim
+from pdvsim.args import flags
+from pdvsim.cli import COMMANDS, main
+from pdvsim.realrun.command import RealCommand
+from pdvsim.realrun.command import main as realrun
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
+GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
+BUDGET = {"num-prompts": 40, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: where it stands, in which language, and the comment right above it."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its commands, each on one line."""
+        lines = (line.strip() for line in self.text.replace("\\\n", " ").splitlines())
+        return [line.split(" # ")[0] for line in lines if line.startswith(PROGRAMS)]
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    mark = ""
+    for token in MARKDOWN.parse(text):
+        if token.type in ("fence", "code_block"):
+            assert token.map is not None
+            yield Block(page, token.map[0] + 1, token.info.strip(), token.content, mark)
+        mark = token.content.strip() if token.type == "html_block" else ""
+
+
+def inline(text: str, kind: str) -> Iterator[Any]:
+    """The pieces of a kind inside paragraphs, lists and tables."""
+    for token in MARKDOWN.parse(text):
+        yield from (child for child in token.children or () if child.type == kind)
+
+
+def command_of(argv: list[str]) -> type | None:
+    """The dataclass behind a command line; None for a module's own parser."""
+    if argv[0] == "realrun":
+        return RealCommand
+    if argv[0] != "pdvsim":
+        return None
+    module = vars(import_module(f"pdvsim.commands.{argv[1]}"))
+    return next(value for name, value in module.items() if name.endswith("Command"))
+
+
+def reduced(argv: list[str]) -> list[str]:
+    """The command line with no more than BUDGET of each flag that it knows."""
+    command = command_of(argv)
+    for name, most in BUDGET.items():
+        if command is None or name not in flags(command):
+            continue
+        flag = f"--{name}"
+        if flag in argv:
+            at = argv.index(flag)
+            argv = [*argv[: at + 1], str(min(most, float(argv[at + 1]))).removesuffix(".0"), *argv[at + 2 :]]
+        else:
+            argv = [*argv, flag, str(most)]
+    return argv
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line in this process; returns its exit code."""
+    if argv[0] == "pdvsim":
+        return main(argv[1:])
+    if argv[0] == "realrun":
+        return realrun(argv[1:])
+    code: int = import_module(argv[2]).main(argv[3:])
+    return code
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page.name, page.read_text(encoding="utf-8"))]
+WITH_COMMANDS = [block for block in BLOCKS if block.commands]
+IN_PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def named(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder to run in, with the data that a clone has."""
+    (tmp_path / "calibration").symlink_to(ROOT / "calibration")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
+def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for line in block.commands:
+        assert run(reduced(shlex.split(line))) == 0, capfd.readouterr().err
+    assert capfd.readouterr().out
+
+
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark in (GPU, FILE)], ids=named)
+def test_what_cannot_run_here_says_so(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if block.mark == GPU and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for line in block.commands:
+        assert run(reduced(shlex.split(line))) == 2
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert "error: " in captured.err
+        assert ("CUDA" if block.mark == GPU else "my-card") in captured.err
+        assert [path.name for path in folder.iterdir()] == ["calibration"], "it wrote something"
+
+
+@pytest.mark.parametrize("block", IN_PYTHON, ids=named)
+def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "sweep", "capacity", "advise", "winner_map"):
+        monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
+    exec(compile(block.text, named(block), "exec"), {})
+
+
+def _with_budget(call: Any, name: str) -> Any:
+    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name)]))  # type: ignore[arg-type]
+    most = {flag.replace("-", "_"): value for flag, value in BUDGET.items() if flag in known}
+
+    def smaller(**options: Any) -> Any:
+        return call(**options | {flag: min(options.get(flag, value), value) for flag, value in most.items()})
+
+    return smaller
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    for link in inline(page.read_text(encoding="utf-8"), "link_open"):
+        where = str(link.attrGet("href"))
+        if not where.startswith(("http://", "https://", "#")):
+            assert (page.parent / where.partition("#")[0]).exists(), f"{page.name} links to {where}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for code in inline(page.read_text(encoding="utf-8"), "code_inline"):
+        argv = code.content.split()
+        if code.content.startswith(PROGRAMS[:2]) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
+            assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
+            known = flags(command_of(argv))  # type: ignore[arg-type]
+            for token in argv:
+                name = token.removeprefix("--").partition("=")[0]
+                assert not token.startswith("--") or {name, name.removeprefix("no-")} & set(known), code.content
+
+
+def test_commands_are_found() -> None:
+    """The reader of pages, on a page made by hand."""
+    text = (
+        "    pdvsim run --arch pd \\\n        --seed 1   # why\n    make test\n\n"
+        f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n"
+    )
+    found = list(blocks("page", text))
+    assert [(b.language, b.mark, b.commands) for b in found] == [
+        ("", "", ["pdvsim run --arch pd           --seed 1  "]),
+        ("console", FILE, ["realrun --tiny"]),
+        ("python", "", []),
+    ]
+
+
+def test_the_budget_is_a_ceiling() -> None:
+    shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "10"]
+    assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "10", "--jobs", "1"]
+    assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
+    assert reduced(["python", "-m", "pdvsim.calibration.build"]) == ["python", "-m", "pdvsim.calibration.build"]
