@@ -1,28 +1,59 @@
-"""Make a profile from measured samples: `python -m pdvsim.calibration.build SAMPLES -o profile.json`.
-
-Prints, per model, how far points are off that the fit has not seen, and the same for co-runs.
-"""
+"""Make a profile from measured samples, and tell how far it is off what its fits have not seen."""
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from pdvsim.calibration.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.corun import Corun, fit_corun
-from pdvsim.calibration.fit import Solo, fit_solo, medians
-from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
+from pdvsim.calibration.errors import middle
+from pdvsim.calibration.fit import Kernels, Solo, fit_solo
+from pdvsim.calibration.points import medians
+from pdvsim.calibration.workers import in_workers
+from pdvsim.realrun.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.profile import SCHEMA, ContentionFit, HostCost, Profile, save
+from pdvsim.sim.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.profiler.samples import Header, Samples
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, and how well each part of it holds."""
+
+    profile: Profile
+    solos: dict[str, Solo]
+    corun: Corun | None
+
+    def document(self) -> dict[str, Any]:
+        """All errors, as one document."""
+        return {
+            "name": self.profile.name,
+            "foundation": self.profile.foundation,
+            "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
+            "corun": corun_errors(self.corun) if self.corun else None,
+            "contention": asdict(self.profile.contention),
+            "host": asdict(self.profile.host),
+        }
+
+
+def read(path: str | Path) -> Samples:
+    """The samples in a folder, or those of a samples.parquet with its header beside; a ValueError otherwise."""
+    from pdvsim.profiler.samples import SAMPLES, load
+
+    path = Path(path)
+    if path.is_dir() or not path.exists():
+        return load(path)
+    if path.name != SAMPLES:
+        raise ValueError(f"{path}: expected a folder with {SAMPLES} and header.json, or that {SAMPLES}")
+    return load(path.parent)
 
 
 def host_cost(frame: pd.DataFrame) -> HostCost:
@@ -33,6 +64,9 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
     """
     host = frame[frame["section"] == "host"]
     by = host.groupby("what", observed=True)["seconds"].median()
+    missing = [what for what in ("launch_idle", "poll", "outcome") if what not in by]
+    if missing:
+        raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
     launch = float(by["launch_idle"])
     return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
 
@@ -50,24 +84,38 @@ def gpu_spec(header: Header, name: str) -> GpuSpec:
         memory_bytes=card.memory_bytes,
         source=f"{card.name}: copy and bf16 matrix product measured {dates[0][:10]}",
         measured=True,
+        sms=card.multiprocessors,
     )
 
 
-def nimble_tokens(spec: ModelSpec) -> int:
-    """Tokens up to which the engine's own small kernels do all of a model's products; the library's fill the card."""
+def kernels(header: Header, spec: ModelSpec) -> Kernels:
+    """How the engine that was measured runs a model on this card."""
     largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
-    return SMALL_TOKENS if largest <= SMALL_BYTES else 0
+    # up to so many tokens its own small kernels do all of a model's products; the library's fill the card
+    nimble_tokens = SMALL_TOKENS if largest <= SMALL_BYTES else 0
+    programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
+    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, nimble_tokens)
 
 
-def build(samples: Samples, name: str) -> tuple[Profile, dict[str, Solo], Corun | None]:
-    """A profile, and how well each part of it holds."""
+def parts(samples: Samples) -> int:
+    """How often `calibrate` reports progress."""
+    frame = samples.frame
+    pairs = frame[(frame["section"] == "corun") & (frame["members"] > 1)]["pair"].nunique()
+    models = int(frame[frame["section"] == "solo"]["model"].nunique())
+    return models + (CORUN_FOLDS + int(pairs) if pairs else 0)
+
+
+def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda: None) -> Calibration:
+    """Fit everything; `progress` is called after each of the `parts`."""
     gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()
-    solos: dict[str, Solo] = {}
-    solo_rows = frame[frame["section"] == "solo"]
-    for model, rows in solo_rows.groupby("model", sort=True, observed=True):
-        spec = specs[str(model)]
-        solos[str(model)] = fit_solo(medians(rows), spec, gpu, ROW_BUCKETS, CHUNK_BUCKETS, nimble_tokens(spec))
-    corun = fit_corun(frame, gpu, {model: Latency(specs[model], solo.fit) for model, solo in solos.items()})
+    host = host_cost(frame)
+    alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
+    measured = {str(model): medians(rows) for model, rows in alone}
+    if not measured:
+        raise ValueError("samples hold no model measured alone: --models measures them")
+    todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
+    solos = dict(zip(measured, in_workers(fit_solo, todo, progress), strict=True))
+    corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
     header = samples.header
     profile = Profile(
         schema_version=SCHEMA,
@@ -75,45 +123,31 @@ def build(samples: Samples, name: str) -> tuple[Profile, dict[str, Solo], Corun 
         foundation=f"measured on {header.device.name}, {min(part.date for part in header.parts)[:10]}",
         gpu=gpu,
         models={model: solo.fit for model, solo in solos.items()},
-        host=host_cost(frame),
+        host=host,
         contention=corun.fit if corun else ContentionFit(),
         provenance={
             "device": header.device.name,
             "software": header.software,
             "dates": sorted({part.date[:10] for part in header.parts}),
             "samples": header.samples,
-            "held_out_error": {m: {"median": s.median_error, "p95": s.p95_error} for m, s in solos.items()},
-            "corun": "fitted on pairs" if corun else "ideal sharing, assumed",
+            "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
+            "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
         },
     )
-    return profile, solos, corun
+    return Calibration(profile, solos, corun)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.build", description=__doc__.split("\n")[0])
-    parser.add_argument("samples", help="folder with samples.parquet and header.json")
-    parser.add_argument("-o", "--output", required=True, help="profile to write (JSON)")
-    parser.add_argument("--name", required=True, help="the card's name in pdvsim, e.g. h200")
-    options = parser.parse_args(argv)
-    from pdvsim.profiler.samples import load
-
-    try:
-        profile, solos, corun = build(load(options.samples), options.name)
-        save(profile, options.output)
-    except (ValueError, OSError) as error:
-        print(f"calibration: error: {error}", file=sys.stderr)
-        return 2
-    print(f"{'model':16} {'points':>6} {'median error':>13} {'p95':>7}   held out, {profile.foundation}")
-    for model, solo in solos.items():
-        print(f"{model:16} {solo.points:6} {solo.median_error:12.1%} {solo.p95_error:8.1%}")
-    if corun:
-        for label, found in (("co-run pairs", corun.pair_errors), ("triples, not fitted", corun.triple_errors)):
-            if len(found):
-                middle, high = np.median(np.abs(found)), np.percentile(np.abs(found), 95)
-                print(f"{label:20} {len(found):4} works {middle:8.1%} {high:8.1%}")
-        print(corun.fit)
-    return 0
+def solo_errors(solo: Solo) -> dict[str, Any]:
+    """Held-out errors of one model, beside the spread of a point's own samples."""
+    return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def corun_errors(corun: Corun) -> dict[str, Any]:
+    """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
+    found: dict[str, Any] = {}
+    for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
+        for held_out in ("by_shape", "by_models", *ways):
+            errors = corun.errors(works, held_out)
+            if len(errors):
+                found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
+    return found

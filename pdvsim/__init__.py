@@ -11,6 +11,7 @@ Keywords are the flags of the command of the same name, with underscores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,20 @@ __all__ = ["Run", "__version__", "advise", "capacity", "run", "sweep", "winner_m
 class Run:
     """One finished run. Metrics and frames are made from its rows when first asked for."""
 
-    def __init__(self, result: Result) -> None:
+    def __init__(self, result: Result, ends: Sequence[dict[str, Any]] = ()) -> None:
         self.result = result
+        self.ends = ends  # metrics at both ends of the profile's error bar; none where forwards were measured
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Every metric, under the names of `vllm bench serve` where it has one."""
+        """Every metric, under the names of `vllm bench serve` where it has one.
+
+        Where forward times are predicted the main ones also have a `NAME_low` and `NAME_high`.
+        """
+        from pdvsim.sim.band import spanned
         from pdvsim.sim.metrics import summarise
 
-        return summarise(self.result)
+        return spanned(summarise(self.result), self.ends)
 
     @cached_property
     def _frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -101,11 +107,12 @@ class Run:
 def run(**options: Any) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
     from pdvsim.args import flags, from_mapping, parse
+    from pdvsim.sim.band import ends
     from pdvsim.sim.config import Experiment
     from pdvsim.sim.run import simulate
 
-    argv = from_mapping(options, flags(Experiment), "unknown option")
-    return Run(simulate(parse(Experiment, argv)))
+    experiment = parse(Experiment, from_mapping(options, flags(Experiment), "unknown option"))
+    return Run(simulate(experiment), ends(experiment))
 
 
 def sweep(**options: Any) -> pd.DataFrame:

@@ -23,6 +23,8 @@ COMMANDS = {  # module of pdvsim.commands: one line of help
     "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
     "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
+    "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
+    "validate": "real serving runs against the same runs simulated: pdvsim validate [RUNS.jsonl]",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
 }
 

@@ -30,7 +30,7 @@ ARCH_COLOURS = {
     "pdv-hybrid": ORANGE,
     "adaptive": SKY,
 }
-ARCH_MARKERS = dict(zip(ARCH_COLOURS, "XPs" + "oD" + "v^*", strict=True))
+ARCH_MARKERS = dict(zip(ARCH_COLOURS, "XPsoDv^*", strict=True))
 LANE_COLOURS = dict(zip(LANES, (SKY, RED, BLUE, GREEN), strict=True))
 KIND_COLOURS = dict(zip(KINDS, (SKY, RED, BLUE, GREEN), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))

@@ -78,11 +78,12 @@ class Results:
         return int(self.points["records"].ne("").sum())
 
     def settings(self) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-        """The points by setting: all that share every dimension but architecture, load and seed."""
-        if not self.dims:
+        """The points by setting: those of one differ in architecture, load and seed only."""
+        by = [*self.dims, *(["load_kind"] if self.points["load_kind"].nunique() > 1 else [])]
+        if not by:
             return [({}, self.points)]
-        grouped = self.points.groupby(list(self.dims), sort=False, dropna=False)
-        return [(dict(zip(self.dims, key, strict=True)), group) for key, group in grouped]
+        grouped = self.points.groupby(by, sort=False, dropna=False)
+        return [(dict(zip(by, key, strict=True)), group) for key, group in grouped]
 
     def source(self, row: pd.Series[Any]) -> Source:
         """Where a point comes from."""
@@ -90,7 +91,7 @@ class Results:
 
     def warmup(self, row: pd.Series[Any]) -> int:
         """Requests that a point's metrics leave out."""
-        if "warmup_requests" in row:
+        if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
             return int(row["warmup_requests"])
         return int(self.source(row).config.scoring.get("warmup_requests", 0))
 

@@ -18,7 +18,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -97,9 +97,9 @@ class SweepDir:
         changed = _differences(stored, self.config(date))
         if changed:
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+            shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
             raise ValueError(
-                f"{self.config_file}: the sweep there is another one: {'; '.join(changed[:SHOWN])}{more}; "
-                "give -o another folder"
+                f"{self.config_file}: the sweep there is another one: {shown}{more}; give -o another folder"
             )
 
     @contextmanager
@@ -133,22 +133,29 @@ class SweepDir:
                 path.unlink()
         return found
 
-    def run(self, backend: Backend, continue_on_error: bool, progress: Callable[[int], None]) -> list[Outcome]:
-        """Run what is missing, each point written as it finishes; returns the failures, or raises the first."""
+    def run(
+        self, backend: Backend, continue_on_error: bool, progress: Callable[[int], None], rows: dict[int, Row]
+    ) -> int:
+        """Run what is missing, each point written and put into `rows` as it finishes.
+
+        Returns how many failed; without `continue_on_error` the first that does is raised.
+        """
         points = self.sweep.points()
         done = self.done()
         missing = [(index, point) for index, point in enumerate(points) if index not in done]
-        failures: list[Outcome] = []
+        failures = 0
         progress(len(done))
         here = replace(self, path=self.path.absolute())  # a worker may have another folder
         outcomes = finished(partial(run_saved, here) if self.save_detailed else run_point, missing, backend)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, len(done) + 1):
                 self.keep(outcome, points[outcome.index])
-                if outcome.row is None:
-                    failures.append(outcome)
-                    if not continue_on_error:
-                        raise PointFailed(points[outcome.index], outcome)
+                if outcome.row is not None:
+                    rows[outcome.index] = outcome.row
+                elif continue_on_error:
+                    failures += 1
+                else:
+                    raise PointFailed(points[outcome.index], outcome)
                 progress(count)
         return failures
 
@@ -163,9 +170,12 @@ class SweepDir:
         write_whole(self.part(outcome.index), _row_bytes(outcome.row))
         failure.unlink(missing_ok=True)
 
-    def summarise(self) -> pd.DataFrame:
-        """All rows in the order of the points, from the parts; written as summary.parquet if there is any."""
-        rows = (_read_row(self.part(index)) for index in sorted(self.indices()))
+    def summarise(self, known: Mapping[int, Row]) -> pd.DataFrame:
+        """All rows in the order of the points, from the parts; written as summary.parquet if there is any.
+
+        `known` are those of this process: reading a part takes longer than a row is large.
+        """
+        rows = (known.get(index) or _read_row(self.part(index)) for index in sorted(self.indices()))
         frame = frame_of(row for row in rows if row is not None)
         if len(frame):
             buffer = io.BytesIO()
@@ -245,9 +255,9 @@ def _row_bytes(row: Row) -> bytes:
     import pyarrow.parquet as pq
 
     buffer = io.BytesIO()
-    pq.write_table(
-        pa.Table.from_pylist([row]), buffer, compression="none", use_dictionary=False, write_statistics=False
-    )
+    # of one row, whatever else a file may hold costs more than it saves
+    plainly = {"compression": "none", "use_dictionary": False, "write_statistics": False, "store_schema": False}
+    pq.write_table(pa.Table.from_pylist([row]), buffer, **plainly)
     return buffer.getvalue()
 
 

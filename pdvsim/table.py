@@ -40,6 +40,7 @@ TOTALS = (
     ("Peak concurrent requests:", "max_concurrent_requests", 2),
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
+BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
 SPECULATION = (
     ("Acceptance rate (%):", "spec_decode_acceptance_rate", 2),
     ("Acceptance length:", "spec_decode_acceptance_length", 2),
@@ -122,12 +123,14 @@ def comparison_table(
             load_text(entry["load"]),
             *(_text(entry[name]) for name in varied),
             str(entry["arch"]),
-            *(cell(entry.get(key)) for _, key in columns),
+            *(banded(entry, key) if key in BANDED else cell(entry.get(key)) for _, key in columns),
             str(entry.get("stability", "")),
         ]
         for entry in entries
     ]
     notes = [_founded(entries[0])]
+    if any("output_throughput_low" in entry for entry in entries):
+        notes.append("in brackets: forward times at both ends of the profile's error bar")
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         notes.append(f"±: 95% confidence over {replications} replications")
@@ -179,6 +182,15 @@ def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> s
     return text if float(text) else text.replace("-", "")  # no minus zero
 
 
+def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
+    """A cell, followed by its error band where the forward times behind it were predicted."""
+    text, ends = cell(values.get(key), decimals), [values.get(f"{key}_{end}") for end in ("low", "high")]
+    if any(_missing(end) for end in ends):
+        return text
+    means = [end.mean if isinstance(end, Interval) else end for end in ends]
+    return f"{text} ({cell(means[0], decimals)} to {cell(means[1], decimals)})"
+
+
 def load_name(kind: str) -> str:
     """A kind of load as a heading."""
     return {"concurrency": "concurrency", "request_rate": "rate req/s"}.get(kind, kind)
@@ -205,12 +217,15 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
     rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
     rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
+    bar = values.get("forward_error_bar")
+    bar = bar.mean if isinstance(bar, Interval) else bar
+    rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
 
 
 def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    shown = ((label, values.get(key), decimals) for label, key, decimals in labels)
-    return [(label, cell(v, decimals)) for label, v, decimals in shown if not _missing(v) and v != math.inf]
+    shown = ((label, key, decimals) for label, key, decimals in labels if values.get(key) != math.inf)
+    return [(label, banded(values, key, decimals)) for label, key, decimals in shown if not _missing(values.get(key))]
 
 
 def _founded(entry: Mapping[str, Any]) -> str:

@@ -6,22 +6,20 @@ biases outside Qwen2's, rope scalings other than llama3's, quantised checkpoints
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.models import model
+from pdvsim.sim.models import from_config as spec_from_config
+from pdvsim.sim.models import model, read_config
 
 Activation = Literal["silu", "gelu_tanh"]
-Family = Literal["llama", "qwen2", "gemma"]
 
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
 GATE_BLOCK = 32  # a tile of 64 outputs then holds 32 gates and the 32 values they act on
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
 
@@ -88,28 +86,10 @@ def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None)
     """The architecture a Hugging Face config describes: its dictionary, its config.json or the folder holding it."""
     if isinstance(config, str | Path):
         path = Path(config)
-        path = path / "config.json" if path.is_dir() else path
-        name = name or path.parent.name
-        config = cast(Mapping[str, Any], json.loads(path.read_text(encoding="utf-8")))
-    family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ValueError(f"model family {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    _refuse_unsupported(config, family)
-    heads = int(config["num_attention_heads"])
-    spec = ModelSpec(
-        name=name or str(config.get("_name_or_path") or family),
-        family=family,
-        layers=int(config["num_hidden_layers"]),
-        hidden=int(config["hidden_size"]),
-        intermediate=int(config["intermediate_size"]),
-        heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-        vocab=int(config["vocab_size"]),
-        tied_embeddings=bool(config.get("tie_word_embeddings", family == "gemma")),
-    )
-    if spec.heads % spec.kv_heads:
-        raise ValueError(f"{spec.heads} heads cannot share {spec.kv_heads} kv heads evenly")
+        name = name or (path if path.is_dir() else path.parent).name
+        config = read_config(path)
+    spec = spec_from_config(config, name or str(config.get("_name_or_path") or config.get("model_type")))
+    _refuse_unsupported(config, spec.family)
     rope = dict(config.get("rope_parameters") or {})
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     return _assemble(spec, float(theta), float(config.get("rms_norm_eps", 1e-6)), _rope_scaling(config), config)

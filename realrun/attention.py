@@ -17,9 +17,10 @@ import triton.language as tl
 from torch import Tensor
 
 from pdvsim.realrun.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.buckets import PROGRAMS_PER_SM, query_tile
 from pdvsim.realrun.kernels import card, overlapping, take_turn
+from pdvsim.sim.latency import cuts
 
-MAX_SPLITS = 32
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
@@ -27,7 +28,7 @@ LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 class Tuning:
     """How decode attention runs; one object so that a benchmark can try others."""
 
-    programs_per_sm: int = 2  # splits are added until about this many programs per multiprocessor
+    programs_per_sm: int = PROGRAMS_PER_SM  # splits are added until about this many programs per multiprocessor
     block: int = 64
     stages: int = 3
     warps: int = 4
@@ -147,8 +148,7 @@ def decode_attention(
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows
     out = qkv.new_empty(rows * tokens, heads * dim)
-    wanted = tuning.programs_per_sm * card(qkv.device)[0] // (rows * kv_heads)
-    splits = 1 << (max(1, min(MAX_SPLITS, wanted)).bit_length() - 1)
+    splits = cuts(rows * kv_heads, tuning.programs_per_sm * card(qkv.device)[0])
     part = qkv.new_empty((rows * kv_heads * splits * tokens * group, dim), dtype=torch.float32) if splits > 1 else out
     lse = part.new_empty(part.shape[0], dtype=torch.float32)
     launch = overlapping(qkv.device)
@@ -156,7 +156,7 @@ def decode_attention(
     _decode[(splits, kv_heads, rows)](
         qkv, kv, batch.row_slots, positions, cos, sin, out, part, lse,
         heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * LOG2_E, splits,
-        TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=max(16, triton.next_power_of_2(tokens * group)),
+        TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
         BLOCK_T=triton.next_power_of_2(tokens), BLOCK=block, SPLIT=splits > 1,
         num_warps=tuning.warps, num_stages=tuning.stages, **launch,
     )  # fmt: skip

@@ -1,8 +1,19 @@
-"""Sizes that graphs are captured for; a batch is padded up to the next. On their own, to be read without torch."""
+"""Sizes that graphs are captured for and kernels cut to. On their own, to be read without torch."""
 
+# a batch is padded up to the next
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
 CHUNK_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
 # products of at most so many tokens and bytes of weights run in the engine's own kernels, others in the library's
 SMALL_TOKENS = 32
 SMALL_BYTES = 80_000_000
+
+# attention packs a row's queries into a tile of at least so many, and cuts contexts until so many programs a
+# multiprocessor read them
+QUERY_TILE = 16
+PROGRAMS_PER_SM = 2
+
+
+def query_tile(queries: int) -> int:
+    """Queries of a tile that holds so many: the next power of two."""
+    return max(QUERY_TILE, 1 << (queries - 1).bit_length())

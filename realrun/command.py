@@ -64,8 +64,9 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
     if not experiment.scoring.detailed:
         raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
-    if (hardware.contention, hardware.transfer_s) != (Hardware.contention, Hardware.transfer_s):
-        raise ValueError("--contention and --transfer-s describe a simulated GPU; realrun has a real one")
+    simulated = ("contention", "transfer_s", "band")
+    if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
+        raise ValueError("--contention, --transfer-s and --band describe a simulated GPU; realrun has a real one")
     if experiment.host != Host():
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":

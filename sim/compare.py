@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.models import gpu as named_gpu
 from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.run import kv_capacity, profile_of
+from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.sim.stats import over_replications, paired_differences
 from pdvsim.sim.sweep import Point, Sweep, SweepInterrupted, run_sweep
 
@@ -76,7 +76,7 @@ class Comparison:
 
     def _check_room(self, pair: str, gpu: str) -> None:
         """Refuse a pair that leaves a card no room for a KV cache, before anything runs."""
-        profile = profile_of(self._base(pair, gpu))
+        profile = covering_profile(self._base(pair, gpu))
         for experiment in {point.experiment.arch: point.experiment for point in self.points(pair, gpu)}.values():
             if not kv_capacity(experiment, profile, named_pair(pair)):
                 raise ValueError(f"{pair} does not fit on {gpu}: its weights leave no room for a KV cache")

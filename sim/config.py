@@ -123,7 +123,7 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models, as draft:target."""
+    """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value."""
     controller: Controller = "fixed"
@@ -188,9 +188,11 @@ class Hardware:
     """The GPU, how it is modelled, and how many there are."""
 
     gpu: str = "h200"
-    """Card; see `pdvsim profiles`."""
+    """Card, of those in `pdvsim profiles`, or a TOML file with one of your own (docs/cards.md)."""
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
+    band: bool = True
+    """Where forward times are predicted, not measured: simulate both ends of their error bar as well."""
     contention: Contention = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
     gpu_memory_utilization: float = 0.9

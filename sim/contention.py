@@ -2,7 +2,8 @@
 
 Each work has two demands from its roofline: the share of the GPU's arithmetic and of its bandwidth that it uses when it
 runs alone. Rates come from weighted max-min sharing of both: all rise together until one resource is full, those that
-need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity.
+need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity. As measured, a work also holds
+a part of the GPU that others find no room in; together they hold all of it at most.
 
 Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
 """
@@ -10,13 +11,13 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import inf
 from typing import Protocol
 
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.profile import ContentionFit
 
 _FULL = 1e-12
+FIRST_BESIDE_S = 200e-6  # per layer, of the works beside which a nimble first one has its measured rate
 
 
 class Load(Protocol):
@@ -39,9 +40,10 @@ def max_min(
     limits: Sequence[float],
     compute: float,
     bandwidth: float,
-    together: float = inf,
+    holds: Sequence[float] = (),
+    room: float = 1.0,
 ) -> tuple[float, float]:
-    """Set the loads' rates, `together` at most in sum; return what is left of the two capacities."""
+    """Set the loads' rates, of which `holds` take `room` at most; return what is left of the two capacities."""
     for load in loads:
         load.rate = 0.0
     rising = [i for i in range(len(loads)) if limits[i] > 0]
@@ -53,10 +55,10 @@ def max_min(
             step = compute / need_c
         if need_b * step > bandwidth:
             step = bandwidth / need_b
-        need = sum(weights[i] for i in rising)
-        if need * step > together:
-            step = together / need
-        together = max(0.0, together - need * step)
+        need = sum(weights[i] * holds[i] for i in rising) if holds else 0.0
+        if need * step > room:
+            step = room / need
+        room = max(0.0, room - need * step)
         compute = max(0.0, compute - need_c * step)
         bandwidth = max(0.0, bandwidth - need_b * step)
         still = []
@@ -64,7 +66,7 @@ def max_min(
             load = loads[i]
             load.rate = min(limits[i], load.rate + weights[i] * step)
             stuck = (compute <= _FULL and load.compute > 0) or (bandwidth <= _FULL and load.bandwidth > 0)
-            stuck = stuck or together <= _FULL
+            stuck = stuck or (room <= _FULL and bool(holds) and holds[i] > 0)
             if load.rate < limits[i] - _FULL and not stuck:
                 still.append(i)
         if len(still) == len(rising):  # no progress left to make at this precision
@@ -74,23 +76,31 @@ def max_min(
 
 
 def max_min_of_two(
-    first: Load, second: Load, first_weight: float, second_weight: float, capacity: float, together: float = inf
+    first: Load,
+    second: Load,
+    first_weight: float,
+    second_weight: float,
+    capacity: float,
+    first_hold: float = 0.0,
+    second_hold: float = 0.0,
 ) -> None:
     """The same for two loads that use both resources, the heavier first, without the loop: the most common case."""
     level = 1.0 / first_weight  # at which the first reaches full speed
     full = min(
         capacity / (first_weight * first.compute + second_weight * second.compute),
         capacity / (first_weight * first.bandwidth + second_weight * second.bandwidth),
-        together / (first_weight + second_weight),
     )
+    held = first_weight * first_hold + second_weight * second_hold
+    if held * full > 1.0:
+        full = 1.0 / held
     if full < level:  # a resource that both need is full before
         first.rate = first_weight * full
         second.rate = second_weight * full
         return
     first.rate = 1.0
-    left = min(
-        (capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth, together - 1.0
-    )
+    left = min((capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth)
+    if second_hold * left > 1.0 - first_hold:
+        left = (1.0 - first_hold) / second_hold
     second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
 
 
@@ -111,11 +121,10 @@ class Sharing:
         # a work alone runs at its solo speed except inside a partition
         self.alone_is_full = priority != "partition"
         self._plain = priority in ("none", "stream")
-        self._together = inf if fit.together is None else fit.together
         self._measured = fit.turn_exponent > 0
-        self._nimble_together = self._together if fit.nimble_together is None else fit.nimble_together
         self._goes_first = self._measured and fit.nimble_first_rate is not None
         self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
+        self._crowd_weight = fit.stream_weight if fit.crowd_weight is None else fit.crowd_weight
 
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
@@ -163,16 +172,14 @@ class Sharing:
         levels = sorted({load.priority for load in loads})
         weights = [self._share(load) for load in loads]
         if self.priority == "stream":
-            weights = [
-                w * self.fit.stream_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)
-            ]
-        together = self._limit_of(any(load.nimble for load in loads)) if self._measured else self._together
+            weights = [w * self._crowd_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)]
+        holds = [self._hold(load) for load in loads]
         if self.priority == "stream" and self._goes_first and len(levels) > 1:
             top = max(range(len(loads)), key=lambda i: loads[i].priority)
             if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
-                self._first(loads, weights, top, capacity, together)
+                self._first(loads, weights, holds, top, capacity)
                 return
-        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, together)
+        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
 
     def _two(self, a: Load, b: Load, capacity: float) -> None:
         """The same for two, by far the most common case."""
@@ -180,18 +187,18 @@ class Sharing:
         if ordered and a.priority < b.priority:
             a, b = b, a
         heavy, light = self._share(a), self._share(b)
-        together = self._limit_of(a.nimble or b.nimble) if self._measured else self._together
         if ordered:
             if self._goes_first and a.nimble:
-                self._first((a, b), (heavy, light), 0, capacity, together)
+                self._first((a, b), (heavy, light), (self._hold(a), self._hold(b)), 0, capacity)
                 return
             heavy *= self.fit.stream_weight
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
+        holds = (self._hold(a), self._hold(b))
         if a.compute and a.bandwidth and b.compute and b.bandwidth:
-            max_min_of_two(a, b, heavy / light, 1.0, capacity, together)
+            max_min_of_two(a, b, heavy / light, 1.0, capacity, *holds)
         else:
-            max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, together)
+            max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, holds)
 
     def _share(self, load: Load) -> float:
         """A work's share of the turns; the same all its life."""
@@ -201,34 +208,44 @@ class Sharing:
             load.share = load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
         return load.share
 
-    def _limit_of(self, nimble: bool) -> float:
-        return self._nimble_together if nimble else self._together
+    def _hold(self, load: Load) -> float:
+        """What a work holds of the GPU at full speed: never more than all of it, so that sharing beats taking turns."""
+        fit = self.fit
+        held = fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth
+        return held if held < 1.0 else 1.0
 
     def _first(
-        self, loads: Sequence[Load], weights: Sequence[float], top: int, capacity: float, together: float
+        self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
     ) -> None:
         """A nimble work on the stream that goes first has its rate; the others share what it leaves."""
         first = loads[top]
-        rate = self._first_rate
+        beside_s = sum(load.turn_s for load in loads) - first.turn_s
+        rate = self._first_rate * (beside_s / FIRST_BESIDE_S) ** -self.fit.nimble_first_exponent if beside_s else 1.0
+        if rate > 1.0:
+            rate = 1.0
         if first.compute * rate > capacity:
             rate = capacity / first.compute
         if first.bandwidth * rate > capacity:
             rate = capacity / first.bandwidth
         first.rate = rate
         left_c, left_b = max(0.0, capacity - rate * first.compute), max(0.0, capacity - rate * first.bandwidth)
-        room = max(0.0, together - rate)
+        room = max(0.0, 1.0 - rate * holds[top])
         if len(loads) == 2:
-            other = loads[1 - top]
-            most = min(1.0, room)
+            other, hold = loads[1 - top], holds[1 - top]
+            most = 1.0
+            if hold > room:
+                most = room / hold
             if other.compute * most > left_c:
                 most = left_c / other.compute
             if other.bandwidth * most > left_b:
                 most = left_b / other.bandwidth
             other.rate = most
             return
-        rest = [load for i, load in enumerate(loads) if i != top]
-        others = [w for i, w in enumerate(weights) if i != top]
-        max_min(rest, others, [1.0] * len(rest), left_c, left_b, room)
+        rest = [i for i in range(len(loads)) if i != top]
+        max_min(
+            [loads[i] for i in rest], [weights[i] for i in rest], [1.0] * len(rest), left_c, left_b,
+            [holds[i] for i in rest], room,
+        )  # fmt: skip
 
     def _limit(self, load: Load) -> float:
         share = self.partition[load.lane]

@@ -10,6 +10,7 @@ from typing import Literal
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
+Family = Literal["llama", "qwen2", "gemma"]
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode")
 
@@ -19,7 +20,7 @@ class ModelSpec:
     """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
 
     name: str
-    family: Literal["llama", "qwen2", "gemma"]
+    family: Family
     layers: int
     hidden: int
     intermediate: int
@@ -72,6 +73,7 @@ class GpuSpec:
     memory_bytes: float
     source: str
     measured: bool
+    sms: int | None = None  # multiprocessors; None: not known
 
 
 @dataclass(frozen=True, slots=True)

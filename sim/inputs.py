@@ -16,18 +16,23 @@ if TYPE_CHECKING:
     from pdvsim.sim.core import Request
     from pdvsim.sim.kv import KvCache
     from pdvsim.sim.sweep import Point
+    from pdvsim.sim.workload import Workload
 
 
-def check(experiment: Experiment) -> None:
-    """A ValueError of one line if the run would name what is unknown, read a bad file or serve what has no room."""
+def checked(experiment: Experiment) -> Workload:
+    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room."""
     from pdvsim.sim.run import check_kv
+    from pdvsim.sim.workload import Workload
 
-    check_kv(_server(experiment), [_largest(experiment)])
+    kv, workload = _server(experiment), Workload(experiment.traffic, experiment.acceptance)
+    check_kv(kv, [workload.largest()])
+    return workload
 
 
 def check_points(points: Iterable[Point], servable: bool = True) -> None:
     """The same for the points of a sweep, each thing once; without `servable` a request may need more than there is."""
     from pdvsim.sim.run import check_kv
+    from pdvsim.sim.workload import Workload
 
     servers: dict[object, KvCache] = {}
     largest: dict[object, Request] = {}
@@ -42,7 +47,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
         if where not in servers:
             servers[where] = _server(experiment)
         if whose not in largest:
-            largest[whose] = _largest(experiment)
+            largest[whose] = Workload(experiment.traffic, experiment.acceptance).largest()
         if servable:
             try:
                 check_kv(servers[where], [largest[whose]])
@@ -55,13 +60,6 @@ def _server(experiment: Experiment) -> KvCache:
     from pdvsim.sim.clock import Clock
     from pdvsim.sim.ledger import Ledger
     from pdvsim.sim.records import Log
-    from pdvsim.sim.run import Site, profile_of
+    from pdvsim.sim.run import Site, covering_profile
 
-    return Site(Clock(), experiment, profile_of(experiment), Log(), Ledger(), foresee=False).servers[0].kv
-
-
-def _largest(experiment: Experiment) -> Request:
-    """The longest request, whose files can all be read."""
-    from pdvsim.sim.workload import Workload
-
-    return Workload(experiment.traffic, experiment.acceptance).largest()
+    return Site(Clock(), experiment, covering_profile(experiment), Log(), Ledger(), foresee=False).servers[0].kv

@@ -15,12 +15,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, fields, replace
+from math import hypot
+from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
 
 STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
+MAX_CUTS = 32  # stretches that a row's context is read in at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +44,11 @@ class ForwardFit:
     # (tokens a row, seconds per cached token read) as measured, in place of kv_s and pair_s: wider queries take more
     # tiles; then reading a prompt costs its reads and its pairs both
     kv_knots: tuple[tuple[int, float], ...] = ()
+    # (tokens a row, seconds per cached token of the stretch that one program reads): few programs do not fill the card
+    span_knots: tuple[tuple[int, float], ...] = ()
+    programs: int = 0  # rows are cut into stretches until about so many programs read; 0: one stretch a row
+    split_s: float = 0.0  # per forward whose rows are cut, to join the parts
+    prompt_read_s: float | None = None  # per token of the longest prompt read so far; None: as a row's cached token
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
@@ -63,6 +70,19 @@ class ForwardFit:
             kv_s=spec.kv_bytes_per_token / bandwidth,
             pair_s=spec.attention_flops_per_pair / flops,
         )
+
+    def scaled(self, factor: float) -> ForwardFit:
+        """The same with every time `factor` times as long."""
+        if factor == 1:
+            return self
+        times: dict[str, Any] = {}
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name.endswith("_knots"):
+                times[part.name] = tuple((at, seconds * factor) for at, seconds in value)
+            elif part.name.endswith("_s") and value is not None:
+                times[part.name] = value * factor
+        return replace(self, **times)
 
 
 class Shape(NamedTuple):
@@ -92,6 +112,8 @@ class Latency:
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._prompt_pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
+        as_rows_s = fit.kv_knots[0][1] if fit.kv_knots else fit.kv_s
+        self._prompt_read_s = as_rows_s if fit.prompt_read_s is None else fit.prompt_read_s
         self._shapes: dict[tuple[int, int, int], Shape] = {}
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
@@ -112,7 +134,7 @@ class Latency:
     def carrying(self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool) -> Shape:
         """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
         new = logits = self._padded(rows) * tokens
-        prompt = 0
+        prompt = longest = 0
         solo = moved = flops = 0.0
         fit = self.fit
         for chunk in chunks:
@@ -122,11 +144,14 @@ class Latency:
                 logits += 1
             pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
             if fit.kv_knots:
-                solo += (start + n) * fit.kv_knots[0][1] + pairs * self._prompt_pair_s
+                solo += pairs * self._prompt_pair_s
+                if start + n > longest:
+                    longest = start + n
             else:
                 solo += max((start + n) * fit.kv_s, pairs * self._prompt_pair_s)
             moved += (start + n) * self._kv_bytes
             flops += pairs * self._pair_flops
+        solo += longest * self._prompt_read_s  # prompts are read side by side
         new += _up_to(fit.chunk_buckets, prompt)
         if rows:
             solo += fit.mixed_s
@@ -179,7 +204,12 @@ class Latency:
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
         if fit.kv_knots:
             solo_1 = _between(fit.kv_knots, tokens)
+            splits = cuts(self._padded(rows) * self.spec.kv_heads, fit.programs) if rows else 1
+            if fit.span_knots and rows:
+                solo_1 = hypot(solo_1, _between(fit.span_knots, tokens) / (rows * splits))
             solo_0 = read * solo_1 + rows * fit.row_s
+            if splits > 1:
+                solo_0 += fit.split_s
             if fit.width_knots and rows:
                 solo_0 += _between(fit.width_knots, tokens)
         else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
@@ -204,6 +234,11 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+def cuts(programs: int, wanted: int) -> int:
+    """Stretches each row's context is cut into so that `programs` times as many come near `wanted`: a power of two."""
+    return 1 << (max(1, min(MAX_CUTS, wanted // programs)).bit_length() - 1)
 
 
 def _between(knots: Sequence[tuple[int, float]], at: int) -> float:

@@ -1,8 +1,18 @@
-"""Presets: the nine models and the cards whose ceilings are known."""
+"""Models by name: the nine presets, or any of their families from its Hugging Face configuration."""
 
 from __future__ import annotations
 
-from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pdvsim.sim.cards import GPUS, gpu
+from pdvsim.sim.core import Family, ModelSpec, Pair
+
+__all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
 
 MODELS: dict[str, ModelSpec] = {
     m.name: m
@@ -20,17 +30,6 @@ MODELS: dict[str, ModelSpec] = {
     )
 }
 
-GPUS: dict[str, GpuSpec] = {
-    "h200": GpuSpec(
-        "h200",
-        bandwidth_bytes_per_s=4.27e12,
-        flops_per_s=790e12,
-        memory_bytes=143771 * 2**20,
-        source="measured on one H200 SXM: device-to-device copy and 8192^3 bf16 matrix product on random data",
-        measured=True,
-    ),
-}
-
 
 def model(name: str) -> ModelSpec:
     """The preset called `name`; a ValueError naming the known ones otherwise."""
@@ -44,11 +43,51 @@ def pair(name: str) -> Pair:
     draft, colon, target = name.partition(":")
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
-    return Pair(model(draft), model(target))
+    return Pair(model_or_config(draft), model_or_config(target))
 
 
-def gpu(name: str) -> GpuSpec:
-    """The card called `name`; a ValueError naming the known ones otherwise."""
-    if name not in GPUS:
-        raise ValueError(f"unknown gpu {name!r}; known: {', '.join(GPUS)}")
-    return GPUS[name]
+def model_or_config(name: str) -> ModelSpec:
+    """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
+    path = Path(name)
+    if name in MODELS or not (path.suffix == ".json" or path.is_dir()):
+        return model(name)
+    try:
+        return from_config(read_config(path), name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"model {name}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
+    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"model {name}: {said}") from None
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The dictionary in a config.json or in the folder that holds it."""
+    found = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
+def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """The shape that a Hugging Face configuration describes; a ValueError if its family is not known."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"model family {family!r} is not supported; supported: {', '.join(FAMILIES)}")
+    heads = int(config["num_attention_heads"])
+    spec = ModelSpec(
+        name=name,
+        family=cast(Family, family),
+        layers=int(config["num_hidden_layers"]),
+        hidden=int(config["hidden_size"]),
+        intermediate=int(config["intermediate_size"]),
+        heads=heads,
+        kv_heads=int(config.get("num_key_value_heads") or heads),
+        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
+        vocab=int(config["vocab_size"]),
+        tied_embeddings=bool(config.get("tie_word_embeddings", family == "gemma")),
+    )
+    if min(spec.layers, spec.hidden, spec.intermediate, heads, spec.kv_heads, spec.head_dim, spec.vocab) < 1:
+        raise ValueError("sizes must be at least 1")
+    if spec.heads % spec.kv_heads:
+        raise ValueError(f"{spec.heads} heads cannot share {spec.kv_heads} kv heads evenly")
+    return spec

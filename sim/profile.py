@@ -7,17 +7,30 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.cards import GPUS, gpu
+from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.latency import ForwardFit
-from pdvsim.sim.models import MODELS, gpu
+from pdvsim.sim.models import MODELS
 
 SCHEMA = 1
+ROOFLINE = "roofline, not measured"
+
+# Figures below or above these are in other units, or would stop the clock.
+LEAST = {
+    "bandwidth_bytes_per_s": (1e9, "bytes per second"),
+    "flops_per_s": (1e9, "flops per second"),
+    "memory_bytes": (1e6, "bytes"),
+    "sharpness": (1.0, "a p-norm"),
+}
+ABOVE_ZERO = ("stream_weight", "nimble_weight", "together", "nimble_together", "partition_bandwidth_reach")
+MOST_S = {"launch_s": 1.0, "completion_s": 1.0, "handoff_s": 1.0}
+LONGEST_S = 60.0  # anything else that is a time
 
 
 @dataclass(frozen=True)
@@ -34,16 +47,23 @@ class ContentionFit:
     """How works that run side by side slow each other beyond sharing bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
+    # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
+    # a choice of who goes next. None: no different.
+    crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
     # power of its time per layer. 0: all alike.
     turn_exponent: float = 0.0
     # Kernels of few blocks find room beside others: their share is this much larger, ...
     nimble_weight: float = 1.0
-    # ... and on the stream that goes first they reach this rate whatever else runs. None: no different from others.
+    # ... and on the stream that goes first they reach this rate beside works of 200 us a layer (None: no different from
+    # others), and less beside longer ones, by this power of their time per layer.
     nimble_first_rate: float | None = None
-    # Works together progress at most this much in sum of rates: with a nimble one, and without. None: no limit
-    nimble_together: float | None = None
-    together: float | None = None
+    nimble_first_exponent: float = 0.0
+    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
+    # arithmetic and the bandwidth it uses, 1 at most. All held together is at most 1. Zeros: no limit.
+    hold: float = 0.0
+    hold_compute: float = 0.0
+    hold_bandwidth: float = 0.0
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
     partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
@@ -61,6 +81,8 @@ class Profile:
     host: HostCost
     contention: ContentionFit = field(default_factory=ContentionFit)
     provenance: dict[str, Any] = field(default_factory=dict)
+    # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
+    uncertainty: dict[str, float] = field(default_factory=dict)
 
     def fit(self, spec: ModelSpec) -> ForwardFit:
         """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
@@ -68,17 +90,63 @@ class Profile:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
 
+    def at_bar(self, sign: int) -> Profile:
+        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+
 
 def roofline(spec: GpuSpec) -> Profile:
     """The best the card's ceilings allow; the host's costs are assumed, of the size seen for one graph launch."""
     return Profile(
         schema_version=SCHEMA,
         name=f"{spec.name}-roofline",
-        foundation="roofline, not measured",
+        foundation=ROOFLINE,
         gpu=spec,
         models={name: ForwardFit.roofline(m, spec) for name, m in MODELS.items()},
         host=HostCost(launch_s=30e-6, completion_s=20e-6, handoff_s=5e-6),
         provenance={"ceilings": spec.source, "host": "assumed", "contention": "ideal sharing, assumed"},
+    )
+
+
+def transferred(spec: GpuSpec) -> Profile:
+    """What the H200's kernels would do under this card's ceilings; its host and its sharing are the H200's as well."""
+    from pdvsim.sim.transfer import shipped
+
+    transfer, h200 = shipped(), builtin("h200")
+    return Profile(
+        schema_version=SCHEMA,
+        name=f"{spec.name}-transferred",
+        foundation="transferred from the H200's kernels, not measured",
+        gpu=transfer.ceilings(spec),
+        models={name: transfer.fit(m, spec) for name, m in MODELS.items()},
+        host=h200.host,
+        contention=h200.contention,
+        provenance={"ceilings": spec.source, "kernels": transfer.source, "host": h200.name, "contention": h200.name},
+        uncertainty={name: transfer.bar(spec.measured) for name in MODELS},
+    )
+
+
+def covering(profile: Profile, pair: Pair) -> Profile:
+    """A profile with both models of a pair: one that it lacks is predicted, and said to be."""
+    missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
+    if not missing:
+        return profile
+    if profile.foundation == ROOFLINE:
+        fits = {name: ForwardFit.roofline(spec, profile.gpu) for name, spec in missing.items()}
+        return replace(profile, models=profile.models | fits)
+    from pdvsim.sim.transfer import shipped
+
+    # a profile's ceilings are reached ones, whether measured or assumed
+    card = replace(profile.gpu, measured=True)
+    bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
+    fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
+    said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
+    return replace(
+        profile,
+        foundation=profile.foundation + said,
+        models=profile.models | fits,
+        uncertainty=profile.uncertainty | dict.fromkeys(missing, bar),
     )
 
 
@@ -120,10 +188,25 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
         value = getattr(read, name)
         if isinstance(value, (int, float)) and not 0 <= value < math.inf:
             raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
+        if name in LEAST and value is not None and value < LEAST[name][0]:
+            least, unit = LEAST[name]
+            raise ValueError(f"profile {path}: {where}{name}: must be at least {least:g}, got {value}; not {unit}?")
+        if name in ABOVE_ZERO and value is not None and not value > 0:
+            raise ValueError(f"profile {path}: {where}{name}: must be greater than 0, got {value}")
+        if name.endswith("_s") and not name.endswith("_per_s") and value is not None:
+            most = MOST_S.get(name, LONGEST_S)
+            if value > most:
+                raise ValueError(f"profile {path}: {where}{name}: must be at most {most:g}, got {value}; not seconds?")
+        if name.endswith("_buckets") and (list(value) != sorted(set(value)) or any(size < 1 for size in value)):
+            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes of at least 1, got {value}")
         if name.endswith("_knots"):
             at = [tokens for tokens, _ in value]
             if len(at) == 1 or at != sorted(set(at)) or any(not 0 <= s < math.inf for _, s in value):
                 raise ValueError(f"profile {path}: {where}{name}: needs two or more rising (tokens, seconds) pairs")
+        if name == "uncertainty":
+            for model, bar in value.items():
+                if not 0 <= bar < math.inf:
+                    raise ValueError(f"profile {path}: {where}{name}.{model}: must be at least 0, got {bar}")
         if name == "efficiency":
             for pair, left in value.items():
                 if not 0 < left <= 1:
@@ -136,10 +219,10 @@ def save(profile: Profile, path: str | Path) -> None:
 
 
 def builtin(gpu_name: str) -> Profile:
-    """The best-founded profile shipped for a card: measured if there is one, else its roofline."""
+    """The best-founded profile for a card: measured or published where one is shipped, else transferred."""
     shipped = shipped_profile(gpu_name)
     if shipped is None:
-        return roofline(gpu(gpu_name))
+        return transferred(gpu(gpu_name))
     data = json.loads(shipped.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
     parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit}
@@ -148,6 +231,8 @@ def builtin(gpu_name: str) -> Profile:
 
 def shipped_profile(gpu_name: str) -> Traversable | None:
     """The file of a card's shipped profile."""
+    if gpu_name not in GPUS:
+        return None
     path = files("pdvsim.calibration") / "data" / f"{gpu_name}.json"
     return path if path.is_file() else None
 

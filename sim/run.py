@@ -29,7 +29,7 @@ from pdvsim.sim.node import Node
 from pdvsim.sim.planner import Planner
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.profile import Profile, builtin, load, roofline
+from pdvsim.sim.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.records import (
     LAUNCH_DTYPES,
     REQUEST_DTYPES,
@@ -42,7 +42,7 @@ from pdvsim.sim.records import (
     request_columns,
 )
 from pdvsim.sim.streaming import Tally
-from pdvsim.sim.workload import Workload, make_requests
+from pdvsim.sim.workload import Workload
 
 PARTITIONED = ("decode", "verify", "prefill")
 
@@ -51,14 +51,21 @@ def simulate(
     experiment: Experiment,
     progress: Callable[[int], None] | None = None,
     foresee: bool = True,
-    requests: list[Request] | None = None,
+    requests: list[Request] | Workload | None = None,
+    profile: Profile | None = None,
 ) -> Result:
-    """Run an experiment; `foresee=False` steps every round singly, with the same result."""
-    if not experiment.scoring.detailed:
-        return stream(experiment, progress, foresee, requests)
+    """Run an experiment; `foresee=False` steps every round singly, with the same result.
+
+    `profile` stands in for the experiment's own, as when its error bar is asked for.
+    """
+    if profile is None:
+        profile = covering_profile(experiment)
     if requests is None:
-        requests = make_requests(experiment.traffic, experiment.acceptance)
-    profile = profile_of(experiment)
+        requests = Workload(experiment.traffic, experiment.acceptance)
+    if not experiment.scoring.detailed:
+        return stream(experiment, profile, requests, progress, foresee)
+    if isinstance(requests, Workload):
+        requests = requests.all()
     log, ledger = Log(), Ledger(len(requests))
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
@@ -78,19 +85,18 @@ def simulate(
 
 def stream(
     experiment: Experiment,
+    profile: Profile,
+    requests: list[Request] | Workload,
     progress: Callable[[int], None] | None = None,
     foresee: bool = True,
-    requests: list[Request] | None = None,
 ) -> Result:
     """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
-    profile = profile_of(experiment)
-    coming = Workload(experiment.traffic, experiment.acceptance) if requests is None else requests
     log, ledger = Log(), SumLedger(experiment.scoring.warmup_requests)
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
-    check_kv(site.servers[0].kv, [coming.largest()] if isinstance(coming, Workload) else coming)
+    check_kv(site.servers[0].kv, [requests.largest()] if isinstance(requests, Workload) else requests)
     tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
-    client = Client(env, coming, experiment, Door(site, tally), progress)
+    client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         env.run_to(client.all_done)
     empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
@@ -132,6 +138,18 @@ def profile_of(experiment: Experiment) -> Profile:
     if hardware.profile == "roofline":
         return roofline(gpu(hardware.gpu))
     return load(hardware.profile) if hardware.profile else builtin(hardware.gpu)
+
+
+def covering_profile(experiment: Experiment) -> Profile:
+    """The same with both models of the pair, predicted where the profile lacks them."""
+    return covering(profile_of(experiment), named_pair(experiment.server.pair))
+
+
+def bar_of(experiment: Experiment, profile: Profile) -> float:
+    """The error bar of an experiment's forward times: the wider of its models'; 0 where both were measured."""
+    pair = named_pair(experiment.server.pair)
+    models = [pair.target] if experiment.arch == "autoregressive" else [pair.draft, pair.target]
+    return max(profile.uncertainty.get(model.name, 0.0) for model in models)
 
 
 def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
@@ -177,6 +195,10 @@ def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
 
 def check_kv(kv: KvCache, requests: list[Request]) -> None:
     """Refuse what could never be served."""
+    if not kv.capacity_tokens:
+        raise ValueError(
+            "the models' weights leave no room for a KV cache on this GPU: choose a larger card or smaller models"
+        )
     largest = max(requests, key=kv.need)
     if kv.need(largest) > kv.capacity_tokens:
         raise ValueError(
@@ -264,6 +286,7 @@ class Site:
             "profile": self.profile.name,
             "foundation": self.profile.foundation,
             "provenance": self.profile.provenance,
+            **({"forward_error_bar": bar} if (bar := bar_of(self.experiment, self.profile)) else {}),
             "gpu": gpu.name,
             "gpus": self.experiment.hardware.replicas * (1 + self.experiment.hardware.verify_gpu),
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,

@@ -179,12 +179,13 @@ def run_point(index: int, point: Point) -> Row:
 
 def row_of(index: int, point: Point, result: Result) -> Row:
     """The row of a point that was run."""
+    from pdvsim.sim.band import ends, spanned
     from pdvsim.sim.metrics import summarise
 
     row = {"point": index} | point.labels
-    known = ("profile", "foundation", "gpu", "gpus")
+    known = ("profile", "foundation", "forward_error_bar", "gpu", "gpus")
     row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
-    return row | flatten(summarise(result))
+    return row | flatten(spanned(summarise(result), ends(point.experiment)))
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:

@@ -30,9 +30,7 @@ CHUNK = 4096  # requests drawn at once
 
 def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
     """The requests in order of arrival, numbered from 0; the same for the same traffic, acceptance and seed."""
-    workload = Workload(traffic, acceptance)
-    _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in workload.lengths()))
-    return list(workload)
+    return Workload(traffic, acceptance).all()
 
 
 class Workload:
@@ -63,6 +61,11 @@ class Workload:
             for row in rows:
                 yield Request(id, *row)
                 id += 1
+
+    def all(self) -> list[Request]:
+        """The whole of it, to be kept."""
+        _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
+        return list(self)
 
     def largest(self) -> Request:
         """The first of those with the most tokens, as it would be asked for at once."""

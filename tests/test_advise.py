@@ -103,8 +103,8 @@ def test_when_the_time_is_up_the_rest_is_counted() -> None:
     base = Experiment(traffic=Traffic("random", num_prompts=20, request_rate=10.0, input_len=32, output_len=8))
     found = Race(base, Goal("e2el"), 0.0, 0.01)
     race(found, Space(("colocated", "pd", "pdv"), (2, 4, 6), ("fixed",), (128,), (2048,)), Bench(1), -math.inf)
-    assert len(found.figures) == 1
-    assert found.skipped >= 2
+    assert 1 <= len(found.figures) < 3  # the first batch only
+    assert len(found.figures) + found.skipped >= 3
 
 
 def test_the_text_says_what_the_document_says() -> None:
@@ -166,7 +166,7 @@ def test_beyond_what_anyone_holds_nobody_wins() -> None:
     who = Rivalry(at_rate(slow, 2.0), (replace(slow, arch="autoregressive"),), GOAL, 2, 0.0, 1)
     found = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), math.inf)
     assert found.above is not None
-    assert found.probes[64.0].kept_up == ()
+    assert found.probes[64.0].able == ()
     assert found.above.falls is not None
     assert found.above.falls <= 64
 
@@ -244,7 +244,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (2, "Not decided"), (4, "Recommendation")])
+@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (1, "Not decided"), (3, "Recommendation")])
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
@@ -279,6 +279,20 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[s
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
+    """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 24 of them allow under 14 a second."""
+    found = pdvsim.advise(
+        arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1, try_max_num_seqs=[1],
+        budget_s=0.01, **OPTIONS,
+    )  # fmt: skip
+    assert not found.met
+    assert found.capacity is not None
+    held = found.capacity.summary()[0]["rate"].mean
+    assert 0 < held < 14
+    assert f"it holds {held:.3g} req/s: {math.ceil(100 / held)} would be needed" in str(found)
+    assert "one request at a time" in found.left_out  # the budget was spent before
 
 
 def test_architectures_that_refuse_an_option_are_left_out() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import Bracket, Plan, Search, find_capacities, search
+from pdvsim.decide.capacity import Bracket, Capacities, Plan, Search, find_capacities, search
 from pdvsim.decide.contest import contest
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
@@ -170,6 +170,18 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
     held = found.contests()[1]
     a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.second))
     assert held.differences[str(held.second)].mean == pytest.approx(np.mean(a - b))
+
+
+def test_a_lead_within_the_tolerance_is_none(one_by_one: Experiment) -> None:
+    plan = Plan(one_by_one, ("autoregressive", "colocated"), (1,), 3, Goal("throughput", ("ttft:15",), 0.9), 0.05)
+    found = Capacities(plan)
+    for gain, sure in ((1.04, False), (1.06, True)):
+        found.rows = [
+            {"arch": arch, "gpus": 1, "rate": rate * factor}
+            for arch, factor in (("autoregressive", 1.0), ("colocated", gain))
+            for rate in (10.0, 11.0, 12.0)
+        ]
+        assert (found.contests()[1].best, found.contests()[1].sure) == ("colocated", sure)
 
 
 def test_one_seed_claims_nothing() -> None:

@@ -201,7 +201,7 @@ def test_sweep_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path
 
 
 def test_ctrl_c_in_a_run_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
+    def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("pdvsim.sim.run.simulate", interrupted)

@@ -39,6 +39,7 @@ class Load:
 demands = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-6, 1.0))
 used = st.floats(1e-6, 1.0)
 weights = st.sampled_from([1.0, 2.0, 4.0, 16.0])
+share = st.floats(0.0, 1.0)
 
 
 @st.composite
@@ -123,6 +124,23 @@ def test_fluid_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, e
             held_back = [d for d, rest in zip(("compute", "bandwidth"), used_up(loads), strict=True)
                          if rest >= capacity - TINY and getattr(load, d)]  # fmt: skip
             assert load.rate >= 1 - TINY or held_back
+
+
+@given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream"]), held=st.tuples(share, share, share))
+@settings(max_examples=300)
+def test_works_together_hold_the_gpu_at_most_once(
+    loads: list[Load], priority: Priority, held: tuple[float, float, float]
+) -> None:
+    """What a work holds leaves no room to others; sharing is still never slower than one after the other."""
+    fit = ContentionFit(hold=held[0], hold_compute=held[1], hold_bandwidth=held[2], crowd_weight=2.0)
+    Sharing("fluid", priority, fit).solve(loads)
+    holds = [min(1.0, held[0] + held[1] * x.compute + held[2] * x.bandwidth) for x in loads]
+    assert all(0 <= x.rate <= 1 for x in loads)
+    if len(loads) == 1:
+        assert loads[0].rate == 1
+        return
+    assert sum(x.rate * h for x, h in zip(loads, holds, strict=True)) <= 1 + TINY
+    assert sum(x.rate for x in loads) >= 1 - 1e-6
 
 
 @given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream", "preemptive"]))

@@ -2,40 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.build import gpu_spec, nimble_tokens
-from pdvsim.calibration.corun import Member, errors, members_of
-from pdvsim.calibration.fit import Model, fit_solo, medians, points_of
+from pdvsim.calibration.corun import Group, Member, errors, fit_groups
+from pdvsim.calibration.corun import measured as measured_slowdowns
+from pdvsim.calibration.errors import middle
+from pdvsim.calibration.fit import Kernels, Model, fit_solo
+from pdvsim.calibration.points import medians, points_of
 from pdvsim.profiler import grid
-from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.latency import ForwardFit, Latency
+from pdvsim.sim.latency import ForwardFit, Latency, Shape
 from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.profile import ContentionFit, builtin, shipped_profile
-from pdvsim.sim.profile import load as load_profile
+from pdvsim.sim.profile import ContentionFit
 
 H200 = GPUS["h200"]
-DATA = Path(__file__).parents[1] / "calibration" / "data"
+KERNELS = Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs=264)
 
 
 def truth(name: str) -> ForwardFit:
     """A card that misses its roofline by a different factor everywhere, with a jump between two kernels."""
-    roof = ForwardFit.roofline(MODELS[name], H200)
+    spec = MODELS[name]
+    roof = ForwardFit.roofline(spec, H200)
     at = (1, 8, 32, 33, 64, 128, 256, 512, 1024, 2048, 2304)
     knots = tuple((n, 1.35 * max(roof.weights_s, roof.token_s * n) * (1.12 if n > 32 else 1.0)) for n in at)
+    stretch_s = 2.5 * roof.kv_s * KERNELS.programs / spec.kv_heads
     return replace(
         roof, layer_knots=knots, head_weights_s=1.2 * roof.head_weights_s, head_token_s=1.2 * roof.head_token_s,
-        kv_s=1.25 * roof.kv_s, pair_s=2.0 * roof.pair_s, prompt_pair_s=1.6 * roof.pair_s, draft_ratio=0.97,
+        kv_knots=((1, 1.25 * roof.kv_s), (10, 1.25 * roof.kv_s)), span_knots=((1, stretch_s), (10, stretch_s)),
+        programs=KERNELS.programs, split_s=2e-5, width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7,
+        prompt_read_s=stretch_s / 2, prompt_pair_s=1.6 * roof.pair_s, mixed_s=5e-5, draft_ratio=0.97,
         row_buckets=ROW_BUCKETS, chunk_buckets=CHUNK_BUCKETS,
     )  # fmt: skip
+
+
+def price(latency: Latency, point: grid.Point) -> Shape:
+    """A point of the profiler's design as the simulator prices it."""
+    if not point.chunks:
+        return latency.shape(point.rows, point.tokens, point.steps)
+    each = point.chunk_tokens // point.chunks
+    ends = 0 if point.emits else 1  # a prompt that goes on yields no token
+    request = Request(0, 0.0, point.chunk_start + each + ends, 9, b"")
+    chunks = [Chunk(request, point.chunk_start, each)] * point.chunks
+    return latency.carrying(point.rows, max(1, point.tokens), point.steps, chunks, True)
 
 
 def measured(name: str, noise: float, seed: int = 0) -> pd.DataFrame:
@@ -44,14 +58,7 @@ def measured(name: str, noise: float, seed: int = 0) -> pd.DataFrame:
     rows = []
     for point in grid.ordered(grid.design(drafts=True), 0):
         context = point.rows * point.context
-        each = point.chunk_tokens // max(1, point.chunks)
-        ends = 0 if point.emits else 1  # a prompt that goes on yields no token
-        request = Request(0, 0.0, point.chunk_start + each + ends, 9, b"")
-        chunks = [Chunk(request, point.chunk_start, each)] * point.chunks
-        if chunks:
-            shape = latency.carrying(point.rows, max(1, point.tokens), point.steps, chunks, True)
-        else:
-            shape = latency.shape(point.rows, point.tokens, point.steps)
+        shape = price(latency, point)
         seconds = shape.solo_0 + shape.solo_1 * context
         bucket = min((b for b in ROW_BUCKETS if b >= point.rows), default=0) if point.rows else 0
         chunk = min(b for b in CHUNK_BUCKETS if b >= point.chunk_tokens) if point.chunks else 0
@@ -65,84 +72,95 @@ def measured(name: str, noise: float, seed: int = 0) -> pd.DataFrame:
 
 @pytest.mark.parametrize("name", ["tinyllama-1.1b", "llama-2-7b"])
 def test_held_out_points_are_predicted(name: str) -> None:
-    solo = fit_solo(medians(measured(name, 0.005)), MODELS[name], H200, ROW_BUCKETS, CHUNK_BUCKETS)
-    assert solo.median_error < 0.02
-    assert solo.p95_error < 0.06
+    solo = fit_solo(medians(measured(name, 0.005)), MODELS[name], H200, KERNELS)
+    assert middle(solo.errors)["median"] < 0.02
+    assert middle(solo.errors)["p95"] < 0.06
 
 
-def test_the_profile_prices_as_the_fit_does() -> None:
+def test_the_coefficients_that_made_the_samples_come_back() -> None:
+    """Where the truth has the fit's own form, reading at the card's speed and by one program are told apart."""
+    name = "llama-2-7b"
+    made, frame = truth(name), medians(measured(name, 0.0))
+    found = fit_solo(frame, MODELS[name], H200, KERNELS).fit
+    assert found.kv_knots[0][1] == pytest.approx(made.kv_knots[0][1], rel=0.02)
+    assert found.span_knots[0][1] == pytest.approx(made.span_knots[0][1], rel=0.05)
+    assert found.draft_ratio == pytest.approx(made.draft_ratio, rel=0.01)
+    again, kept = Latency(MODELS[name], found), Latency(MODELS[name], made)
+    for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, whatever it is split into
+        chunk = [Chunk(Request(0, 0.0, tokens, 9, b""), 0, tokens)]
+        assert again.carrying(0, 1, 1, chunk, True).solo_0 == pytest.approx(
+            kept.carrying(0, 1, 1, chunk, True).solo_0, rel=0.03
+        )
+
+
+@pytest.mark.parametrize("name", ["llama-2-7b", "tinyllama-1.1b"])
+def test_the_profile_prices_as_the_fit_does(name: str) -> None:
     """The fit has its own vectorised formula; the simulator must read its coefficients the same way."""
-    frame = medians(measured("llama-2-7b", 0.0))
+    frame = medians(measured(name, 0.0))
     points = points_of(frame)
-    model = Model(MODELS["llama-2-7b"], H200, points)
-    parameters = model.fit(points)
-    latency = Latency(MODELS["llama-2-7b"], model.result(parameters, ROW_BUCKETS, CHUNK_BUCKETS))
+    model = Model(MODELS[name], H200, KERNELS, float(points.tokens.max()))
+    parameters = model.start + 0.1 * np.random.default_rng(0).standard_normal(len(model.start))
+    latency = Latency(MODELS[name], model.result(parameters))
     predicted = model.predict(parameters, points)
-    for i, row in enumerate(frame.itertuples()):
-        if row.rows == row.bucket_rows and not row.chunks:
-            shape = latency.shape(int(row.rows), int(row.tokens), int(row.steps))
-            assert shape.solo_0 + shape.solo_1 * row.context_total == pytest.approx(predicted[i], rel=5e-3)
+    names = [f.name for f in fields(grid.Point)]
+    for i, row in enumerate(frame.to_dict("records")):
+        shape = price(latency, grid.Point(**{name: row[name] for name in names}))
+        assert shape.solo_0 + shape.solo_1 * row["context_total"] == pytest.approx(predicted[i], rel=1e-9)
+
+
+def test_the_slopes_are_those_of_the_predictions() -> None:
+    """The analytic derivatives against finite differences."""
+    points = points_of(medians(measured("tinyllama-1.1b", 0.0)))
+    model = Model(MODELS["tinyllama-1.1b"], H200, KERNELS, float(points.tokens.max()))
+    terms = model.terms(points)
+    _, slopes = terms.predict(model.start)
+    for i in range(len(model.start)):
+        step = np.zeros(len(model.start))
+        step[i] = 1e-6
+        change = (terms.predict(model.start + step)[0] - terms.predict(model.start - step)[0]) / 2e-6
+        assert slopes[:, i] == pytest.approx(change, rel=1e-5, abs=1e-10)
+
+
+HELD = ContentionFit(
+    stream_weight=1.5, crowd_weight=2.0, turn_exponent=0.8, nimble_weight=2.0, nimble_first_rate=0.65,
+    nimble_first_exponent=0.1, hold=0.6, hold_compute=0.3, hold_bandwidth=0.2,
+)  # fmt: skip
+
+
+def group(ordered: bool, nimble: bool, triple: bool = False, long_us: float = 380.0) -> Group:
+    """Works side by side, as fast as the figures above make them."""
+    members = [
+        Member("draft", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 1.0),
+        Member("prefill", "prefill", 0, 0.6, 0.3, long_us * 1e-6, False, 1.0),
+    ]
+    if triple:
+        members.insert(1, Member("verify", "verify", 1 * ordered, 0.2, 0.7, 150e-6, False, 1.0))
+    Sharing("fluid", "stream" if ordered else "none", HELD).solve(members)
+    for member in members:
+        member.measured = member.rate
+    return Group("a:b", f"{nimble} {triple} {long_us}", members)
 
 
 def test_the_sharing_model_explains_slowdowns_it_made() -> None:
-    fit = ContentionFit(
-        stream_weight=1.5,
-        turn_exponent=0.8,
-        nimble_weight=2.0,
-        nimble_first_rate=0.65,
-        nimble_together=1.2,
-        together=1.1,
-    )
-    groups = []
-    for ordered, nimble in ((True, True), (False, True), (True, False), (False, False)):
-        pair = [
-            Member("draft", "decode", int(ordered), 0.3, 0.6, 60e-6, nimble, 1.0),
-            Member("prefill", "prefill", 0, 0.6, 0.3, 380e-6, False, 1.0),
-        ]
-        Sharing("fluid", "stream" if ordered else "none", fit).solve(pair)
-        for member in pair:
-            member.measured = member.rate
-        groups.append(pair)
-    assert np.abs(errors(groups, fit)).max() < 1e-9
+    groups = [group(o, n) for o, n in ((True, True), (False, True), (True, False), (False, False))]
+    assert np.abs(errors(groups, HELD)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
-    shares = [[member.measured for member in pair] for pair in groups]
-    assert shares[0][0] == pytest.approx(0.65)  # nimble and first in line: its rate, whatever else runs
-    assert sum(shares[0]) == pytest.approx(1.2)
-    assert sum(shares[3]) == pytest.approx(1.1)
-    assert shares[3][0] / shares[3][1] == pytest.approx((60 / 380) ** 0.8)  # turns, by the length of the kernels
+    first, _, _, equal = ([member.measured for member in g.members] for g in groups)
+    assert first[0] == pytest.approx(0.65 * (380 / 200) ** -0.1)  # nimble and first in line, beside 380 us a layer
+    held = [0.6 + 0.3 * 0.3 + 0.2 * 0.6, 0.6 + 0.3 * 0.6 + 0.2 * 0.3]
+    assert np.dot(first, held) == pytest.approx(1.0)
+    assert np.dot(equal, held) == pytest.approx(1.0)
+    assert equal[0] / equal[1] == pytest.approx((60 / 380) ** 0.8)  # turns, by the length of the kernels
+    assert measured_slowdowns(groups[-1:]) == pytest.approx([1 / rate for rate in equal])
 
 
-@pytest.fixture(scope="module")
-def shipped() -> Samples:
-    return load(DATA / "h200")
-
-
-def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
-    path = shipped_profile("h200")
-    assert path is not None
-    assert builtin("h200") == load_profile(DATA / "h200.json")
-    assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
-    assert set(builtin("h200").models) == set(MODELS)
-
-
-def test_the_shipped_profile_comes_from_the_shipped_samples(shipped: Samples) -> None:
-    """One model fitted again gives the coefficients that are shipped, and holds on points it has not seen."""
-    name = "llama-3.2-1b"
-    spec, gpu = shipped.header.specs()[name], gpu_spec(shipped.header, "h200")
-    rows = shipped.frame[(shipped.frame["section"] == "solo") & (shipped.frame["model"] == name)]
-    solo = fit_solo(medians(rows), spec, gpu, ROW_BUCKETS, CHUNK_BUCKETS, nimble_tokens(spec))
-    again, kept = Latency(spec, solo.fit), Latency(spec, builtin("h200").models[name])
-    for shape in ((1, 1, 1), (8, 5, 1), (64, 5, 1), (32, 1, 4)):
-        assert again.shape(*shape).solo_0 == pytest.approx(kept.shape(*shape).solo_0, rel=0.01)
-    assert solo.median_error < 0.025
-    assert solo.p95_error < 0.10
-
-
-def test_co_runs_are_explained(shipped: Samples) -> None:
-    """Medians of the slowdowns' errors on the shipped co-runs, against ideal sharing as other simulators have it."""
-    models = {name: Latency(MODELS[name], fit) for name, fit in builtin("h200").models.items()}
-    groups = members_of(shipped.frame, builtin("h200").gpu, models)
-    ours = np.abs(errors(groups, builtin("h200").contention))
-    ideal = np.abs(errors(groups, ContentionFit()))
-    assert np.median(ours) < 0.08
-    assert np.median(ideal) > 2 * np.median(ours)
+def test_the_figures_of_sharing_come_back() -> None:
+    """Pairs and triples made by known figures give figures that predict like them, and the one of triples itself."""
+    groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
+              for us in (150.0, 380.0, 800.0)]  # fmt: skip
+    fit = fit_groups(groups)
+    assert fit is not None
+    assert np.median(np.abs(errors(groups, fit))) < 0.02
+    assert fit.crowd_weight == pytest.approx(2.0, rel=0.1)
+    assert fit.nimble_first_rate == pytest.approx(0.65, rel=0.05)
+    assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from

@@ -16,7 +16,7 @@ from pdvsim.cli import main
 from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, tail
 from pdvsim.plots.custom import Axis, custom_figure
 from pdvsim.plots.heatmap import cells, improvement_figure
-from pdvsim.plots.pictures import latency_figure, throughput_figure
+from pdvsim.plots.pictures import latency_figure, sweep_figure, throughput_figure
 from pdvsim.resultfiles import Config
 from pdvsim.results import Results, Source
 from pdvsim.sim.config import ARCHS
@@ -40,13 +40,12 @@ def made_up(
             for seed in range(seeds):
                 base = 100 * load * (1 + 0.3 * rng.standard_normal())
                 for arch, more in (("pd", 0.0), ("pdv", gain), ("colocated", 0.0)):
-                    row = {"arch": arch, "pair": pair, "load_kind": "concurrency", "load": load, "seed": seed}
+                    row = {"source": 0, "arch": arch, "pair": pair, "load_kind": "concurrency", "load": load}
+                    row |= {"run": seed, "seed": seed, "profile": "p", "foundation": "made up"}
                     value = base * (1 + more + (noise * rng.standard_normal() if arch != "pd" else 0.0))
                     row |= {"output_throughput": value, "request_throughput": value / 10, "stability": stability}
                     row |= {f"{m}_{t}_ms": 1000 / value for m in ("mean", "p99") for t in ("ttft", "tpot", "e2el")}
-                    rows.append(
-                        row | {"profile": "p", "foundation": "made up", "source": 0, "run": seed, "records": ""}
-                    )
+                    rows.append(row)
     return Results(pd.DataFrame(rows), (SOURCE,), ("pair",) if len(pairs) > 1 else ())
 
 
@@ -113,6 +112,18 @@ def test_curves_are_means_over_replications() -> None:
     of_pd = results.points[results.points["arch"] == "pd"].groupby("load")["output_throughput"].mean()
     assert list(line.get_xdata()) == of_pd.index.tolist()
     assert list(line.get_ydata()) == pytest.approx(of_pd.tolist())
+
+
+def test_settings_in_one_picture_have_a_curve_each() -> None:
+    """As in the picture that a sweep leaves behind: never one line through the points of two models."""
+    results = made_up(("a:b", "c:d"))
+    figure = sweep_figure(results.points)
+    lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
+    assert len(lines) == 3 * 2
+    assert all(len(line.get_xdata()) == 3 for line in lines)  # three loads
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
+        f"{arch}, pair {pair}" for arch in ("pd", "pdv", "colocated") for pair in ("a:b", "c:d")
+    }
 
 
 def test_every_architecture_has_its_own_look() -> None:

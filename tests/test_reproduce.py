@@ -27,7 +27,7 @@ def three_way() -> Reproduction:
 
 @pytest.fixture(scope="module")
 def poisson() -> Reproduction:
-    return reproduce("poisson-30s", load_published(), runs=8)
+    return reproduce("poisson-30s", load_published(), runs=16)
 
 
 def throughput(reproduction: Reproduction, arch: str) -> list[Cell]:

@@ -11,7 +11,9 @@ import pandas as pd
 import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
+from pdvsim.args import parse
 from pdvsim.cli import main
+from pdvsim.commands.plot import PlotCommand
 from pdvsim.results import Results, label, load, records
 from pdvsim.sim.metrics import latencies_s
 from pdvsim.sim.run import simulate
@@ -57,6 +59,7 @@ def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: 
     assert list(zip(together.points["load_kind"], together.points["load"], strict=True)) == [
         ("concurrency", 2.0), ("concurrency", 4.0), ("request_rate", 8.0)
     ]  # fmt: skip
+    assert [label(setting) for setting, _ in together.settings()] == ["load kind concurrency", "load kind request_rate"]
     shutil.copy(paths[0], tmp_path / "again.json")
     assert load([paths[0], tmp_path / "again.json"]).dims == ("results",)  # the same point twice
     assert main([*RUN, "--max-concurrency", "2", "--acceptance-rate", "0.9", "-o", str(tmp_path / "d.json")]) == 0
@@ -138,3 +141,8 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
         assert f"changed.json: {says}" in capsys.readouterr().err
     assert main(["plot"]) == 2
     assert not (tmp_path / "plots").exists()
+
+
+def test_results_are_given_by_place_as_many_as_one_likes() -> None:
+    args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
+    assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")

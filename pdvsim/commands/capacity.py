@@ -107,8 +107,7 @@ def main(argv: list[str]) -> int:
     if found.rows:
         found.points.to_parquet(files[0], index=False)
         save_capacity(found, files[2])
-    if args.json or found.rows:
-        print(document if args.json else capacity_table(found))
+    print(document if args.json else capacity_table(found))
     say("pdvsim", f"saved {', '.join(map(str, files if found.rows else files[1:2]))}")
     if found.interrupted:
         say("pdvsim", f"interrupted: {len(found.rows)} of {len(plan.cases())} searches saved in {folder}")

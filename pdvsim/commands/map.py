@@ -133,8 +133,7 @@ def main(argv: list[str]) -> int:
         found.points.to_parquet(files[0], index=False)
     if found.cells:
         save_map(found, files[2])
-    if args.json or found.cells:
-        print(document if args.json else map_table(found))
+    print(document if args.json else map_table(found))
     made = [file for file, there in zip(files, (found.rows, True, found.cells), strict=True) if there]
     say("pdvsim", f"saved {', '.join(map(str, made))}")
     if found.interrupted:

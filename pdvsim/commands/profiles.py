@@ -27,7 +27,13 @@ def main(argv: list[str]) -> int:
             for name, gpu in GPUS.items()
         ],
         "profiles": [
-            {"gpu": name, "profile": p.name, "foundation": p.foundation, "models": len(p.models)}
+            {
+                "gpu": name,
+                "profile": p.name,
+                "foundation": p.foundation,
+                "models": len(p.models),
+                "forward_error_bar": max(p.uncertainty.values(), default=0.0),
+            }
             for name, p in profiles.items()
         ],
         "models": [

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pdvsim.calibration.fair import Fair
     from pdvsim.calibration.reproduce import Reproduction
 
-DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 8}
+DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16}
 FAIR_RUNS = 4
 
 
@@ -26,7 +26,7 @@ class ReproduceCommand:
     table: tyro.conf.Positional[Literal["three-way", "poisson-30s"]]
     """The published table."""
     num_runs: int | None = None
-    """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted); default 20 and 8."""
+    """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted); default 20 and 16."""
     seed: int = 0
     """Of the replications; the arrivals of poisson-30s are the published ones."""
     fair: bool = False

@@ -13,13 +13,16 @@ def main(argv: list[str]) -> int:
     from pdvsim import Run
     from pdvsim.output import RunFiles
     from pdvsim.progress import Progress
-    from pdvsim.sim.inputs import check
+    from pdvsim.sim.band import ends, wanted
+    from pdvsim.sim.inputs import checked
     from pdvsim.sim.run import simulate
 
-    check(args.experiment)  # bad input is refused before a folder is made for the result
+    requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
     files = RunFiles.checked(args)
-    with Progress(args.experiment.traffic.num_prompts, "requests", args.json) as progress:
-        run = Run(simulate(args.experiment, progress.update))
+    runs = 3 if wanted(args.experiment) else 1
+    with Progress(runs * args.experiment.traffic.num_prompts, "requests", args.json) as progress:
+        result = simulate(args.experiment, progress.update, requests=requests)
+        run = Run(result, ends(args.experiment, progress.update))
     document = files.write(run)
     print(document if args.json else run.table())
     if files.paths:

@@ -11,6 +11,7 @@ from pdvsim.console import say
 if TYPE_CHECKING:
     import pandas as pd
 
+    from pdvsim.sim.backends import Row
     from pdvsim.sim.sweep import Sweep
     from pdvsim.sweepdir import SweepDir
 
@@ -36,17 +37,18 @@ def main(argv: list[str]) -> int:
 
     check_reachable(args.options.where())
     total = len(sweep.points())
+    rows: dict[int, Row] = {}
     failures, interrupted = 0, False
     with folder.opened(date, args.resume):
         try:
             with Progress(total, "points", args.json, after_s=0) as progress:
-                failures = len(folder.run(args.options.where(), args.continue_on_error, progress.update))
+                failures = folder.run(args.options.where(), args.continue_on_error, progress.update, rows)
         except KeyboardInterrupt:
             interrupted = True
         except (ValueError, OSError):
             say("pdvsim", f"stopped: {_kept(folder, total)}")
             raise
-        frame = folder.summarise()
+        frame = folder.summarise(rows)
         saved = [folder.config_file]
         if len(frame):
             from pdvsim.plots import sweep_png

@@ -10,10 +10,11 @@ from pdvsim import __version__, output
 from pdvsim.decide import hazards
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line
+from pdvsim.decide.contest import Contest, shares
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, attained
 from pdvsim.decide.space import described
-from pdvsim.decide.tables import contest_document, percent
+from pdvsim.decide.tables import contest_document, lead_text
 from pdvsim.realrun.command import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval, interval
@@ -140,12 +141,14 @@ def _recommendation(advice: Advice) -> list[str]:
 
 
 def _not_met(advice: Advice) -> str:
-    held = advice.capacity.summary()[0]["rate"].mean if advice.capacity and advice.capacity.rows else math.nan
-    rate = advice.question.base.traffic.request_rate
-    if held > 0:
-        gpus = advice.capacity.plan.gpus[0] if advice.capacity else 1
-        return f"one of it holds {held:.3g} req/s: {math.ceil(gpus * rate / held)} GPUs would be needed"
-    return "no setting that was tried meets them at this load; the figures below are of the one that comes nearest"
+    """What it would take, as far as that is known."""
+    found, rate = advice.capacity, advice.question.base.traffic.request_rate
+    held = found.summary()[0]["rate"].mean if found and found.rows else math.nan
+    if found and held > 0:
+        gpus = found.plan.gpus[0]
+        needed = max(gpus + 1, math.ceil(gpus * rate / held))
+        return f"on {gpus} GPU{'s' if gpus > 1 else ''} it holds {held:.3g} req/s: {needed} would be needed"
+    return "no setting that was tried holds this load; the figures below are of the best of them"
 
 
 def _numbers(advice: Advice) -> list[str]:
@@ -172,8 +175,7 @@ def _how_sure(advice: Advice) -> list[str]:
     body = []
     for candidate, rows in advice.finals.items():
         mine = interval(map(goal.value, rows))
-        pairs = zip(rows, advice.rows, strict=True)
-        gap = interval([(goal.value(row) / goal.value(ours) - 1) for row, ours in pairs])
+        gap = interval(shares([*map(goal.value, rows)], [*map(goal.value, advice.rows)]))
         state = "" if goal.met(rows) else ("misses the levels" if goal.levels else "does not keep up")
         against = "recommended" if candidate == best else f"{cell(gap, 1, 100, '+')} %"
         body.append([described(candidate), cell(mine), against, state])
@@ -187,14 +189,22 @@ def _how_sure(advice: Advice) -> list[str]:
             *lines,
             f"Not told apart from {', '.join(tied)}: the paired intervals include {least}. "
             f"{best.arch} is the simplest of these.",
+            *_more_seeds(advice, held),
         ]
     assert held.second is not None
-    lead = held.differences[held.second]
     return [
         *lines,
-        f"Ahead of {held.second} by {cell(lead)} ({percent(held.margin)}) in {NAMES[goal.objective]}: paired by seed, "
+        f"Ahead of {held.second} by {lead_text(held, held.second)} in {NAMES[goal.objective]}: paired by seed, "
         f"{held.confidence:.1%} confidence each.",
     ]
+
+
+def _more_seeds(advice: Advice, held: Contest) -> list[str]:
+    """Who would be chosen if its lead over the recommendation were sure."""
+    best = advice.recommended
+    if best is None or best.arch == held.best or held.leads[best.arch].mean <= advice.question.indifference:
+        return []
+    return [f"{held.best} is ahead of it by {lead_text(held, best.arch)}: more --num-runs would tell."]
 
 
 def _where(advice: Advice) -> list[str]:
@@ -214,8 +224,8 @@ def _edge(found: Flips, edge: Edge, side: str) -> str:
         looked = f"it stands to {stands}" if edge.stands != found.here else "nothing was tried"
         return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as there was time")
     falls = f"{edge.falls:.3g}{unit}"
-    if edge.reason == "nobody keeps up":
-        return name + f"it stands to {stands}; at {falls} none of the finalists keeps up"
+    if edge.reason == "nobody is able":
+        return name + f"it stands to {stands}; at {falls} none of the finalists compared can hold it"
     lead = "" if math.isnan(edge.lead) else f" by {edge.lead:.1%}"
     return name + f"it stands to {stands}; at {falls} {edge.challenger} is ahead{lead}"
 

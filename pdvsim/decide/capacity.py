@@ -153,14 +153,17 @@ class Capacities:
         return entries
 
     def contests(self) -> dict[int, Contest]:
-        """For each number of GPUs, which architecture holds most; where all searches of two or more are done."""
+        """For each number of GPUs, which architecture holds most; where all searches of two or more are done.
+
+        Each rate is known to the tolerance only, and not independently: smaller leads do not count.
+        """
         found = {}
         for gpus in self.plan.gpus:
             rates = {arch: [row["rate"] for row in self._of(arch, gpus)] for arch in self.plan.archs}
             whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
             if len(whole) > 1:
                 comparisons = len(self.plan.gpus) * (len(self.plan.archs) - 1)
-                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons)
+                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons, self.plan.tolerance)
         return found
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:

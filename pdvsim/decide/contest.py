@@ -56,16 +56,15 @@ def contest(
     confidence = 1 - (1 - CONFIDENCE) / max(1, comparisons or len(behind))
     differences, leads = {}, {}
     for other in behind:
-        apart = [sign * (mine - theirs) for mine, theirs in zip(values[best], values[other], strict=True)]
-        differences[other] = interval(apart, confidence)
-        leads[other] = interval([d / s for d, s in zip(apart, _scales(values[other]), strict=True)], confidence)
+        pairs = zip(values[best], values[other], strict=True)
+        differences[other] = interval([sign * (mine - theirs) for mine, theirs in pairs], confidence)
+        leads[other] = interval([sign * share for share in shares(values[best], values[other])], confidence)
     # written so that an interval of one seed, which is nan, is not sure either
     unsure = tuple(other for other in behind if not leads[other].mean - leads[other].half_width > indifference)
     return Contest(best, behind, {name: means[name] for name in order}, differences, leads, unsure, confidence)
 
 
-def _scales(values: Sequence[float]) -> list[float]:
-    """What a lead is a share of: each seed's own value, or their mean where one of them is nothing."""
-    if all(values):
-        return [abs(value) for value in values]
-    return [max(sum(map(abs, values)) / len(values), TINY)] * len(values)
+def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
+    """By how much, seed by seed, mine is above theirs: of each seed's own, or of their mean where one is nothing."""
+    mean = max(sum(map(abs, theirs)) / len(theirs), TINY)
+    return [(a - b) / (abs(b) if all(theirs) else mean) for a, b in zip(mine, theirs, strict=True)]

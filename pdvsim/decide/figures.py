@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -68,11 +69,16 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
         half = [0.0 if math.isnan(value.half_width) else value.half_width for value in mine.values()]
         axes.bar(x, means, 0.92 * width, color=colours[arch], label=arch)
         axes.errorbar(x, means, half, fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
-        for place, mean, extra in zip(x, means, half, strict=True):
-            text = f"{mean:#.3g}" if mean else "none"
-            axes.annotate(text, (place, mean + extra), xytext=(0, 4), textcoords="offset points", ha="center", size=10)
+        for place, mean in zip(x, means, strict=True):  # at the foot, where no interval covers it
+            text, colour = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}", "white") if mean else ("none", "0.15")
+            axes.annotate(
+                text, (place, 0), xytext=(0, 6), textcoords="offset points", ha="center",
+                color=colour, fontweight="bold", size=11,
+            )  # fmt: skip
     axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])
-    axes.margins(y=0.12)
+    top = max((entry[key].mean for entry in entries if entry[key].mean > 0), default=1.0)
+    reach = [entry[key].mean + entry[key].half_width for entry in entries if entry[key].half_width > 0]
+    axes.set_ylim(0, 1.08 * min(max([top, *reach]), 2 * top))  # two replications make intervals without end
 
 
 def _footnote(found: Capacities) -> str:
@@ -100,7 +106,8 @@ def flips_figure(advice: Advice) -> Figure:
 
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
-    archs = [str(candidate.arch) for candidate in advice.finals]
+    compared = {arch for found in advice.flips for probe in found.probes.values() for arch in probe.values}
+    archs = [str(candidate.arch) for candidate in advice.finals if candidate.arch in compared]
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure = Figure(figsize=(7.5 * len(advice.flips), 5.5), layout="constrained")
         FigureCanvasAgg(figure)
@@ -121,14 +128,14 @@ def flips_figure(advice: Advice) -> Figure:
 
 def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str) -> None:
     """A curve an architecture over one axis, the place asked about, and how far the recommendation stands."""
-    for arch, marker in zip(archs, MARKERS, strict=False):
+    for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
         at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
         values = [found.probes[x].values[arch] for x in at]
         half = [0.0 if math.isnan(v.half_width) else v.half_width for v in values]
         label = f"{arch} (recommended)" if arch == best else arch
         axes.errorbar(
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
-            linewidth=3 if arch == best else 1.8,
+            linewidth=3 if arch == best else 1.8, linestyle=dashes,
         )  # fmt: skip
     low = found.below.stands if found.below else found.here
     high = found.above.stands if found.above else found.here
@@ -142,6 +149,7 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
     means = [v.mean for probe in found.probes.values() for v in probe.values.values()]
     if max(means) > 10 * min(means) > 0:
         axes.set_yscale("log")
+        axes.set_ylim(min(means) / 2, max(means) * 2)  # the curves set the frame: intervals may reach to nothing
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     title = "Over the load" if found.axis == "load" else "Over acceptance"

@@ -2,8 +2,9 @@
 
 At each place the recommended settings and the other finalists run the same seeds, each with the settings found for the
 load asked about. A challenger counts if its paired interval against the recommendation excludes no difference (and the
-indifference asked), with the number of finalists paid for; or if it keeps up and the recommendation does not. The edge
-is then narrowed by bisection between the last place without a challenger and the first with one.
+indifference asked), with the number of rivals paid for; or if it meets the service levels and keeps up, and the
+recommendation does not. The edge is then narrowed by bisection between the last place without a challenger and the
+first with one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, kept_up, replications
+from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval
 
@@ -30,7 +31,7 @@ class Probe:
 
     at: float
     values: dict[str, Interval]  # by architecture
-    kept_up: tuple[str, ...]
+    able: tuple[str, ...]  # who meets the service levels and keeps up
     challenger: str | None
     lead: float  # the challenger's, as a share of the recommendation's figure; nan without one
 
@@ -43,7 +44,7 @@ class Edge:
     falls: float | None
     challenger: str | None
     lead: float
-    reason: str  # "beaten", "nobody keeps up", "not found" within the places looked at, or "no time"
+    reason: str  # "beaten", "nobody is able", "not found" within the places looked at, or "no time"
 
 
 @dataclass
@@ -104,18 +105,18 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Pro
         str(candidate.arch): rows[i * who.num_runs : (i + 1) * who.num_runs] for i, candidate in enumerate(everyone)
     }
     figures = {arch: [who.goal.value(row) for row in mine] for arch, mine in by_arch.items()}
-    up = tuple(arch for arch, mine in by_arch.items() if kept_up(mine))
+    able = tuple(arch for arch, mine in by_arch.items() if who.goal.met(mine))
     mine = str(who.recommended.arch)
     challenger, lead = None, math.nan
     held = contest(figures, who.goal.sign)
     for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
-        if rival == mine or (up and rival not in up):
+        if rival == mine or (able and rival not in able):
             continue
         pair = contest({mine: figures[mine], rival: figures[rival]}, who.goal.sign, who.comparisons, who.indifference)
-        if (pair.best == rival and pair.sure) or (up and mine not in up):
+        if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
             break
-    probe = found.probes[at] = Probe(at, held.values, up, challenger, lead)
+    probe = found.probes[at] = Probe(at, held.values, able, challenger, lead)
     return probe
 
 
@@ -129,13 +130,17 @@ def _outward(
     until_s: float,
 ) -> Generator[None, None, Edge]:
     """Look at the places until one has a challenger, then narrow it down; a step a place."""
-    stands = found.here
+    stands, hopeless = found.here, not found.probes[found.here].able
+
+    def unchallenged(probe: Probe) -> bool:
+        return probe.challenger is None and (bool(probe.able) or hopeless)  # where none was able, that is no change
+
     for place in places:
         if time.monotonic() > until_s:
             return Edge(stands, None, None, math.nan, "no time")
         probe = look(found, place, move, who, bench)
         yield
-        if probe.challenger is None and probe.kept_up:
+        if unchallenged(probe):
             stands = place
             continue
         falls = probe
@@ -144,11 +149,11 @@ def _outward(
                 break
             between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
             yield
-            if between.challenger is None and between.kept_up:
+            if unchallenged(between):
                 stands = between.at
             else:
                 falls = between
-        reason = "nobody keeps up" if not falls.kept_up else "beaten"
+        reason = "beaten" if falls.challenger else "nobody is able"
         return Edge(stands, falls.at, falls.challenger, falls.lead, reason)
     return Edge(stands, None, None, math.nan, "not found")
 

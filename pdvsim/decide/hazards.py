@@ -1,5 +1,6 @@
-"""What could go wrong near a recommendation, each from runs or from the profile: few requests, drafts that fail, a
-draft model too slow for its target, a full KV cache, a load near what the server holds.
+"""What could go wrong near a recommendation, each from runs or from the profile.
+
+Few requests at once, drafts that fail, a draft model too slow for its target, a full KV cache, a load near capacity.
 
 Not looked at: what pdvsim does not model (docs/model.md), and changes of the lengths or the burstiness of the traffic.
 """

@@ -42,6 +42,8 @@ def contest_document(held: Contest) -> dict[str, Any]:
 
 def capacity_table(found: Capacities) -> str:
     """One row per number of GPUs and architecture, what holds most, and how the figures came about."""
+    if not found.rows:
+        return "no search is done"
     priced = found.gpu_hour_usd is not None
     header = ["GPUs", "arch", "req/s held", "per GPU", "out tok/s", *(["$/M out tok"] if priced else []), "limited by"]
     rows = []
@@ -69,7 +71,7 @@ def _most(gpus: int, held: Contest) -> str:
     where = f"{gpus} GPU{'s' if gpus > 1 else ''}"
     second = held.second
     assert second is not None
-    lead = f"{cell(held.differences[second], sign='+')} req/s ({percent(held.margin)}) over {second}"
+    lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
     if held.values[held.best].mean == 0:
         return f"{where}: none of them holds the service levels"
     if held.sure:
@@ -85,7 +87,7 @@ def _notes(found: Capacities) -> list[str]:
     notes = [
         f"held: {plan.goal.attainment:.0%} of the requests have {levels}, and the queue does not grow",
         f"runs of {plan.base.traffic.num_prompts} requests a server, the first {plan.warmup_share:.0%} left out; "
-        f"searched to {plan.tolerance:.0%} from below; {found.runs} runs",
+        f"searched to {plan.tolerance:.0%} from below, smaller leads do not count; {found.runs} runs",
     ]
     if plan.num_runs > 1:
         contests = found.contests()
@@ -95,6 +97,10 @@ def _notes(found: Capacities) -> list[str]:
             else ""
         )
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
+    if any("queue" in row["limited_by"] for row in found.rows):
+        notes.append(
+            "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
+        )
     return [*notes, f"profile {first['profile']}: {first['foundation']}"]
 
 
@@ -123,6 +129,8 @@ def map_document(found: WinnerMap) -> dict[str, Any]:
 
 def map_table(found: WinnerMap) -> str:
     """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
+    if not found.cells:
+        return "no cell is done"
     grid_ = found.grid
     rows = [
         [place_text(place), *(_won(found.cell(load, place)) for load in grid_.loads)]
@@ -157,6 +165,12 @@ def margin_text(cell: Cell) -> str:
     if cell.contest is None or cell.contest.second is None:
         return ""
     return percent(cell.contest.margin)
+
+
+def lead_text(held: Contest, other: str) -> str:
+    """The best's lead over another as a share of it, with its interval."""
+    lead = held.leads[other]
+    return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
 
 
 def percent(share: float) -> str:

@@ -18,7 +18,6 @@ from pdvsim.plots.pictures import (
     utilisation_figure,
 )
 from pdvsim.results import Results, label
-from pdvsim.sim.stats import varied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,14 +32,7 @@ STANDING = {
 
 
 def sweep_png(points: pd.DataFrame) -> bytes:
-    """A sweep's six panels as a PNG file's content; one curve an architecture and value of what was varied."""
-    names = varied(points)
-    if names:
-        curves = [
-            ", ".join([arch, *(f"{n} {v}" for n, v in zip(names, values, strict=True))])
-            for arch, *values in points[["arch", *names]].itertuples(index=False)
-        ]
-        points = points.drop(columns=names).assign(arch=curves)
+    """A sweep's six most wanted panels, as a PNG file's content."""
     buffer = io.BytesIO()
     sweep_figure(points).savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 DPI = 150
 CAPTION_INCHES = 0.2  # a line
+TITLE_INCHES = 0.4
 CHARACTERS_PER_INCH = 12.5
 
 
 @contextmanager
 def dress() -> Iterator[None]:
-    """Seaborn's style while a figure is drawn, and text as text in an SVG."""
-    import matplotlib as mpl
+    """Seaborn's style while a figure is drawn."""
     import seaborn as sns
 
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"), mpl.rc_context({"svg.fonttype": "none"}):
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         yield
 
 
@@ -31,7 +31,8 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
     from matplotlib.figure import Figure
 
     lines = textwrap.wrap(caption, int(width_inches * CHARACTERS_PER_INCH))
-    figure = Figure(figsize=(width_inches, height_inches + CAPTION_INCHES * len(lines)), layout="constrained")
+    height_inches += CAPTION_INCHES * len(lines) + TITLE_INCHES * bool(title)
+    figure = Figure(figsize=(width_inches, height_inches), layout="constrained")
     engine = figure.get_layout_engine()
     assert engine is not None
     engine.set(w_pad=0.12, h_pad=0.1)  # type: ignore[call-arg]

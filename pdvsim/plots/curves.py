@@ -12,17 +12,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, AXIS_NAMES, STRANGER, grew, name_of, replications, rests_on
-from pdvsim.sim.stats import Interval, over_replications
+from pdvsim.sim.stats import Interval, over_replications, varied
 from pdvsim.table import load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Entry = dict[str, Any]
 
 CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
 WHISKER_DODGE = 0.05
+LEGEND_INCHES = 0.28  # a line
 
 
 @dataclass(frozen=True)
@@ -40,20 +42,26 @@ def arch_curve(arch: str) -> Curve:
     return Curve(arch, ARCH_COLOURS.get(arch, STRANGER), ARCH_MARKERS.get(arch, "p"))
 
 
-def curves_of(archs: Sequence[str]) -> list[Curve]:
-    """The look of each; curves that are no plain architectures get colours of their own."""
-    if all(arch in ARCH_COLOURS for arch in archs):
-        return [arch_curve(arch) for arch in archs]
+def entries_of(points: pd.DataFrame) -> list[Entry]:
+    """One entry per architecture, load and setting, in the order of the load; `series` names its curve."""
+    names = varied(points)
+    entries = []
+    for key, group in points.groupby(names, sort=False, dropna=False) if names else [((), points)]:
+        more = [f"{name.replace('_', ' ')} {value}" for name, value in zip(names, key, strict=True)]
+        entries += [e | {"series": ", ".join([e["arch"], *more])} for e in over_replications(group)]
+    return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
+
+
+def curves_of(entries: Sequence[Entry]) -> list[Curve]:
+    """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
     import seaborn as sns
 
-    palette = sns.color_palette("colorblind" if len(archs) <= 10 else "husl", len(archs)).as_hex()
-    return [Curve(arch, colour) for arch, colour in zip(archs, palette, strict=True)]
-
-
-def entries_of(points: pd.DataFrame) -> list[Entry]:
-    """One entry per architecture and load, in the order of the load."""
-    entries = over_replications(points)
-    return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
+    series = {e["series"]: e["arch"] for e in entries}
+    if list(series) == list(series.values()):
+        return [arch_curve(arch) for arch in series]
+    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
+    markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
+    return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
 
 
 def has(entry: Entry, metric: str) -> bool:
@@ -77,6 +85,9 @@ def draw(
         low = [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)]
         high = [a + h for a, h in zip(y, half, strict=True)]
         axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+    if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
+        low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in ("low", "high"))
+        axes.fill_between(x, low, high, facecolor="none", edgecolor=look.colour, hatch="///", alpha=0.35, linewidth=0.5)
     for hollow in (False, True):
         chosen = [i for i, (e, _) in enumerate(shown) if grew(e.get("stability")) is hollow]
         axes.plot(
@@ -99,7 +110,8 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str) -> None:
         if grew(entry.get("stability")):
             bar.set_hatch("//")
             bar.set_edgecolor("white")
-    axes.set_xticks(range(len(shown)), [e["arch"] for e in shown], rotation=30 if len(shown) > 3 else 0, ha="center")
+    names = [e["series"].replace(", ", "\n") for e in shown]
+    axes.set_xticks(range(len(shown)), names, rotation=30 if len(shown) > 3 else 0, ha="center")
     axes.grid(False, axis="x")
 
 
@@ -122,7 +134,7 @@ def panel(
         axes.set_xlabel(load_line(entries))
     else:
         for number, look in enumerate(curves):
-            mine = [e for e in entries if e["arch"] == look.label]
+            mine = [e for e in entries if e["series"] == look.label]
             aside = 2 ** aside_of(number, len(curves), dodge)
             draw(axes, mine, metric, look, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
@@ -173,14 +185,27 @@ def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
     """What a picture of curves rests on; `dims` are the columns that tell its settings apart."""
     note = rests_on(points)
     counted = replications(points, dims)
-    note += f" {counted[:-1]}, bands and whiskers are 95% confidence." if counted[0].isdigit() else f" {counted}"
+    sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
+    note += f" {sure if counted[0].isdigit() else counted}"
+    if "forward_error_bar" in points and "output_throughput_low" in points:
+        note += f" Hatched areas: forward times {points['forward_error_bar'].max():.0%} slower to as much faster."
     if points["stability"].map(grew).any():
         note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
     return note
 
 
-def legend_handles(curves: Sequence[Curve]) -> list[Any]:
-    """Lines for a legend."""
+def legend(figure: Figure, curves: Sequence[Curve], title: str | None = None) -> None:
+    """Name the curves above all panels, in as many lines as the width asks for; the figure's title goes below it."""
     from matplotlib.lines import Line2D
 
-    return [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]
+    handles = [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]
+    needed_inches = [0.1 * len(c.label) + 0.75 for c in curves]
+    room_inches = figure.get_figwidth() - 0.4
+    across = len(curves) if sum(needed_inches) <= room_inches else max(1, int(room_inches / max(needed_inches)))
+    lines = -(-len(curves) // across)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=-(-len(curves) // lines), frameon=False, title=title
+    )
+    figure.set_figheight(figure.get_figheight() + LEGEND_INCHES * (lines - 1))
+    if figure.get_suptitle():
+        figure.suptitle("\n" * lines + figure.get_suptitle(), fontsize=13, fontweight="bold", x=0.01, ha="left")

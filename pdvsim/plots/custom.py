@@ -22,7 +22,7 @@ from pdvsim.plots.curves import (
     draw,
     frame,
     has,
-    legend_handles,
+    legend,
     load_axis,
 )
 from pdvsim.results import Results
@@ -52,6 +52,8 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
     """Means over replications of `axis.y` over `axis.x`; a column that no axis names may not vary."""
     points = results.points
     keys = ("arch", "load", *results.dims)
+    if points["load_kind"].nunique() > 1:
+        raise ValueError("the results have loads of two kinds, by concurrency and by rate: draw them one by one")
     _check(points, axis, keys)
     by = [name for name in (axis.curve, axis.row, axis.column) if name]
     by_metric = axis.x not in keys  # as in latency over throughput: the curve follows what is left over
@@ -74,18 +76,12 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
                 inside = [e for e in entries if _is(e, axis.row, row) and _is(e, axis.column, column)]
                 _panel(axes, inside, axis, curves, by_metric)
                 names = [(axis.row, row), (axis.column, column)]
-                axes.set_title(
-                    ", ".join(f"{k.replace('_', ' ')}: {_text(v)}" for k, v in names if k),
-                    loc="left",
-                    fontweight="bold",
-                )
+                title = ", ".join(f"{k.replace('_', ' ')}: {_text(v)}" for k, v in names if k)
+                axes.set_title(title, loc="left", fontweight="bold")
         scale = name_of(axis.y)[2]
         frame(grid[0, 0], [e[axis.y] for e in entries if has(e, axis.y)], scale, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
-        figure.legend(
-            handles=legend_handles(list(curves.values())), loc="outside upper center", ncols=min(len(curves), 6),
-            frameon=False, title=axis.curve if axis.curve != "arch" else None,
-        )  # fmt: skip
+        legend(figure, list(curves.values()), None if axis.curve == "arch" else axis.curve.replace("_", " "))
     return figure
 
 

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pdvsim.look import LANE_COLOURS, tail
 from pdvsim.plots.canvas import dress, new_figure
 from pdvsim.plots.curves import (
     Curve,
     Entry,
-    arch_curve,
     aside_of,
     caption,
     curves_of,
     draw,
     entries_of,
     has,
-    legend_handles,
+    legend,
     load_axis,
     load_line,
     panel,
@@ -34,6 +33,7 @@ Picture = Callable[["pd.DataFrame", str], "Figure"]
 LOGARITHMIC = ("ttft", "e2el")
 DODGE = 0.16  # the coins are the same for all, so the curves often are
 ACROSS = 4  # panels side by side at most
+DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
 
@@ -62,9 +62,11 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
     across = min(len(archs), ACROSS)
     down = -(-len(archs) // across)
-    note = f"Lines: share of the time the lane's stream is busy; dotted: its share of the bandwidth. {caption(points)}"
+    drawn = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
+    inside = "dotted" if drawn == "Lines" else "narrow"
+    note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
     with dress():
-        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, note, title)
+        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title)
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
             _lanes(axes, [e for e in entries if e["arch"] == arch], lanes)
@@ -73,11 +75,9 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
             axes.set_visible(False)
         for row in grid:
             row[0].set_ylabel("% of one GPU")
-        curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
-        shares = [Curve("bandwidth", "0.35", "", ":")]
-        figure.legend(
-            handles=legend_handles([*curves, *shares]), loc="outside upper center", ncols=len(lanes) + 1, frameon=False
-        )
+        if drawn == "Lines":
+            curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
+            legend(figure, [*curves, Curve("bandwidth", "0.35", "", ":")])
     return figure
 
 
@@ -87,8 +87,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
     entries = [e for e in entries_of(points) if has(e, rate)]
     if not entries:
         return None
-    archs = [arch for arch in dict.fromkeys(points["arch"]) if any(e["arch"] == arch for e in entries)]
-    curves = [arch_curve(arch) for arch in archs]
+    curves = curves_of(entries)
     with dress():
         note = "Curves that coincide are drawn side by side. By position: at the highest load of each."
         figure = new_figure(15, 4.8, f"{note} {caption(points)}", title)
@@ -96,10 +95,10 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         for axes, metric in ((first, rate), (second, length)):
             panel(axes, entries, metric, curves, dodge=DODGE)
         first.set_ylim(0, 100)
-        for number, (arch, look) in enumerate(zip(archs, curves, strict=True)):
-            last = [e for e in entries if e["arch"] == arch][-1]
+        for number, look in enumerate(curves):
+            last = [e for e in entries if e["series"] == look.label][-1]
             rates = last.get("spec_decode_per_position_acceptance_rates") or []
-            aside = aside_of(number, len(archs), DODGE)
+            aside = aside_of(number, len(curves), DODGE)
             third.plot(
                 [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], look.dash, color=look.colour,
                 marker=look.marker, markersize=8, linewidth=2,
@@ -109,42 +108,40 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         third.set_title("Drafts accepted, by position", fontweight="bold", loc="left")
         third.set_xlabel("Position in the draft")
         third.set_ylabel("% of rounds")
-        _legend(figure, curves)
+        legend(figure, curves)
     return figure
 
 
 def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> Figure:
     entries = entries_of(points)
-    curves = curves_of(list(dict.fromkeys(points["arch"])))
+    curves = curves_of(entries)
     with dress():
+        several = len({e["load"] for e in entries}) > 1
         figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title)
         grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
         for axes, metric in zip(grid.flat, [m for row in rows for m in row], strict=True):
             panel(axes, entries, metric, curves, log=any(name in metric for name in LOGARITHMIC))
-        if len({e["load"] for e in entries}) > 1:
-            _legend(figure, curves)
+        if several:
+            legend(figure, curves)
     return figure
-
-
-def _legend(figure: Figure, curves: Sequence[Curve]) -> None:
-    across = max(1, min(len(curves), 8, 150 // max(len(curve.label) for curve in curves)))
-    figure.legend(handles=legend_handles(curves), loc="outside upper center", ncols=across, frameon=False)
 
 
 def _lanes(axes: Axes, entries: Sequence[Entry], lanes: Sequence[str]) -> None:
     """Each lane's busy share and bandwidth share over the load, or as bars where there is one load."""
-    single = len(entries) == 1
     for number, lane in enumerate(lanes):
-        busy, share = f"lanes_{lane}_utilisation", f"lanes_{lane}_bandwidth_share"
-        if not any(has(e, busy) for e in entries):
-            continue
+        shares = (f"lanes_{lane}_utilisation", f"lanes_{lane}_bandwidth_share")
         colour = LANE_COLOURS[lane]
-        at = [float(number)] if single else places(entries)
-        draw(axes, entries, busy, Curve(lane, colour, LANE_MARKERS[lane]), at)
-        draw(axes, entries, share, Curve(lane, colour, "_" if single else ".", ":"), at)
-    if single:
+        if len(entries) == 1:
+            for share, width, alpha in zip(shares, (0.75, 0.4), (0.45, 1.0), strict=True):
+                if has(entries[0], share):
+                    axes.bar(number, 100 * entries[0][share].mean, width, color=colour, alpha=alpha)
+        else:
+            for share, marker, dash in zip(shares, (LANE_MARKERS[lane], "."), DASHES, strict=True):
+                draw(axes, entries, share, Curve(lane, colour, marker, dash), places(entries))
+    if len(entries) == 1:
         axes.set_xticks(range(len(lanes)), lanes)
         axes.set_xlim(-0.6, len(lanes) - 0.4)
+        axes.grid(False, axis="x")
         axes.set_xlabel(load_line(entries))
     else:
         load_axis(axes, entries)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim import __version__
 from pdvsim.look import ARCH_COLOURS, GREY, KIND_COLOURS, LANE_COLOURS, PINK, STEP_COLOURS, STRANGER, grew, name_of
 from pdvsim.report.series import BINS, over_time
 from pdvsim.results import KEYS, Results, known_profile, label, records
@@ -24,7 +23,7 @@ from pdvsim.table import load_name, load_text
 if TYPE_CHECKING:
     import pandas as pd
 
-Progress = Callable[[int], None]
+OnRead = Callable[[int], None]
 Latencies = dict[int, dict[str, NDArray[Any]]]  # seconds, by point and metric
 
 HIST_BINS = 60
@@ -35,7 +34,7 @@ LAUNCHES_A_BIN = 3
 MANY = 100  # entries from which the time series get coarser, to keep the page's size in bounds
 
 
-def build(results: Results, progress: Progress = lambda done: None) -> dict[str, Any]:
+def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, Any]:
     """The document for `results`; `progress` is called with the number of records read."""
     points = results.points
     latencies, series = _read(results, progress)
@@ -58,7 +57,6 @@ def build(results: Results, progress: Progress = lambda done: None) -> dict[str,
     for entry in entries:
         entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
     return {
-        "version": __version__,
         "archs": [{"name": arch, "colour": ARCH_COLOURS.get(arch, STRANGER)} for arch in results.archs],
         "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
         "settings": settings,
@@ -68,11 +66,10 @@ def build(results: Results, progress: Progress = lambda done: None) -> dict[str,
         "entries": entries,
         "histograms": histograms,
         "sources": [_source(results, number) for number in range(len(results.sources))],
-        "detailed": bool(latencies),
     }
 
 
-def _read(results: Results, progress: Progress) -> tuple[Latencies, dict[int, dict[str, Any]]]:
+def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict[str, Any]]]:
     """Where records were saved: what the latency metrics are taken over, by point; one replication over time."""
     latencies: Latencies = {}
     series: dict[int, dict[str, Any]] = {}
@@ -100,9 +97,10 @@ def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFram
     for mark, rank in RANKS.items():
         for metric in ("ttft", "tpot", "itl", "e2el") if latencies else ():
             column = f"{mark}_{metric}_ms"
-            if column not in points:
-                values = [latencies.get(i, {}).get(metric, np.empty(0)) for i in points.index]
-                points[column] = [float(np.percentile(v, rank)) * 1e3 if len(v) else math.nan for v in values]
+            values = [latencies.get(i, {}).get(metric, np.empty(0)) for i in points.index]
+            from_records = [float(np.percentile(v, rank)) * 1e3 if len(v) else math.nan for v in values]
+            given = points.get(column, math.nan)
+            points[column] = np.where(np.isnan(given), from_records, given)
     return points
 
 

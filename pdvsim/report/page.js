@@ -95,13 +95,13 @@ function show() {
   const series = watched && watched.series;
   timeline("timeline-chart", doc, series);
   $("timeline-note").textContent = series ? restsOn([watched],
-    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, nothing launched yet. Lanes' queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, 1) : "";
+    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, nothing launched yet. Lanes' queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, true) : "";
 }
 
 // What a figure rests on: replications, labels and foundation.
-function restsOn(entries, more, replications) {
+function restsOn(entries, more, oneRun = false) {
   if (!entries.length) return "";
-  const counts = replications ? [] : uniq(entries.map((e) => e.n)).sort((a, b) => a - b);
+  const counts = oneRun ? [] : uniq(entries.map((e) => e.n)).sort((a, b) => a - b);
   const grew = entries.filter((e) => e.grew);
   const parts = [];
   if (more) parts.push(more);

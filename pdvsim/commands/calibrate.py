@@ -1,0 +1,94 @@
+"""`pdvsim calibrate`: a profile from measured samples, with its held-out errors and their plots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import tyro
+
+from pdvsim.args import parse
+from pdvsim.console import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pdvsim.calibration.build import Calibration
+
+
+@dataclass(frozen=True)
+class CalibrateCommand:
+    """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
+
+    samples: tyro.conf.Positional[str]
+    """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "profile.json"
+    """Profile to write, for --profile of `pdvsim run`."""
+    name: str | None = None
+    """The card's name in the profile; default: the profile's file name."""
+    plots: str | None = None
+    """Folder for the residual plots; default: the profile's folder."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(CalibrateCommand, argv, "pdvsim calibrate")
+
+    from pdvsim import output
+    from pdvsim.calibration import build
+    from pdvsim.progress import Progress
+    from pdvsim.sim.profile import save
+
+    samples = build.read(args.samples)
+    path = output.check_file(Path(args.output))
+    folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
+    with Progress(build.parts(samples), "fits", args.json) as progress:
+        done = iter(range(1, build.parts(samples) + 1))
+        found = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)))
+    save(found.profile, path)
+    saved = [path, *_plots(found, folder, path.stem)]
+    document = found.document() | {"files": [str(file) for file in saved]}
+    print(output.dumps(document) if args.json else _table(document))
+    say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
+    from pdvsim.calibration.figures import corun_figure, solo_figure
+
+    figures = {"solo": solo_figure(found.solos, found.profile.foundation)}
+    if found.corun:
+        figures["corun"] = corun_figure(found.corun, found.profile.foundation)
+    paths = {name: folder / f"{stem}.{name}.png" for name in figures}
+    for name, figure in figures.items():
+        figure.savefig(paths[name], dpi=150)
+    return list(paths.values())
+
+
+def _table(document: Mapping[str, Any]) -> str:
+    """Held-out errors by model, then those of works side by side."""
+    from pdvsim.table import cell, grid
+
+    def percent(errors: Mapping[str, float]) -> list[str]:
+        return [f"{cell(errors[key], 1, 100)}%" for key in ("median", "p95")]
+
+    header = ["model alone", "points", "median error", "p95", "spread of a point's samples", "p95"]
+    rows = [
+        [model, str(solo["points"]), *percent(solo), *percent(solo["spread"])]
+        for model, solo in document["solo"].items()
+    ]
+    blocks = [f"Points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
+    if document["corun"]:
+        names = {"by_shape": "shapes not fitted", "by_models": "models not fitted", "no_triples": "no triples fitted"}
+        header = ["slowdown side by side", "held out", "works", "median error", "p95"]
+        rows = []
+        for key, errors in document["corun"].items():
+            works, _, how = key.partition("_")
+            rows.append([works, names[how], str(errors["works"]), *percent(errors)])
+        blocks.append(grid(header, rows))
+    host = document["host"]
+    costs = ", ".join(f"{name.removesuffix('_s')} {cell(host[name], 1, 1e6)} us" for name in host)
+    return "\n\n".join([*blocks, f"Host: {costs}"])

@@ -1,0 +1,71 @@
+"""`pdvsim calibrate`: the shipped samples give the shipped profile; bad ones are refused before anything is written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.sim.models import MODELS
+from pdvsim.sim.profile import builtin
+from pdvsim.sim.profile import load as load_profile
+
+DATA = Path(__file__).parents[1] / "calibration" / "data"
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the command makes of the shipped samples: about 20 s of one core."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    samples = DATA / "h200" / "samples.parquet"
+    assert main(["calibrate", str(samples), "-o", str(folder / "h200.json"), "--plots", str(folder / "plots")]) == 0
+    return {"folder": folder, "profile": (folder / "h200.json").read_bytes()}
+
+
+def test_the_shipped_samples_give_the_shipped_profile(again: dict[str, Any]) -> None:
+    assert again["profile"] == (DATA / "h200.json").read_bytes()
+    for name in ("h200.solo.png", "h200.corun.png"):
+        assert (again["folder"] / "plots" / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
+    """The held-out errors that the README quotes: medians as promised, and where the tails are."""
+    provenance = json.loads(again["profile"])["provenance"]
+    assert set(provenance["held_out_error"]) == set(MODELS)
+    for model, errors in provenance["held_out_error"].items():
+        assert errors["median"] <= 0.02, model
+        assert errors["p95"] <= 0.12, model
+    pairs, triples = (provenance["corun_held_out_error"][f"{works}_by_shape"] for works in ("pairs", "triples"))
+    assert pairs["median"] <= 0.05
+    assert triples["median"] <= 0.08
+    assert triples["p95"] <= 0.40
+    assert provenance["corun_held_out_error"]["pairs_by_models"]["median"] <= 0.05
+    assert triples["p95"] < provenance["corun_held_out_error"]["triples_no_triples"]["p95"]
+
+
+def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
+    assert builtin("h200") == load_profile(DATA / "h200.json")
+    assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
+    assert set(builtin("h200").models) == set(MODELS)
+
+
+def test_samples_that_are_none_are_refused_before_anything_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out" / "profile.json"
+    other = tmp_path / "other.parquet"
+    other.write_bytes(b"")
+    half = tmp_path / "half"
+    half.mkdir()
+    shutil.copy(DATA / "h200" / "samples.parquet", half)
+    for samples, reason in ((tmp_path / "none", "header.json"), (other, "samples.parquet"), (half, "header.json")):
+        assert main(["calibrate", str(samples), "-o", str(target)]) == 2
+        error = capsys.readouterr().err
+        assert reason in error
+        assert error.count("\n") == 1
+    assert main(["calibrate", "-o", str(target)]) == 2
+    assert not target.parent.exists()

@@ -1,0 +1,148 @@
+"""Cards: specifications that can be true, with sources; a user's own in TOML; bad ones refused in one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.sim.cards import GPUS, card_file, gpu
+from pdvsim.sim.models import MODELS
+from pdvsim.sim.profile import builtin
+
+CARD = """\
+name = "my-card"
+bandwidth_bytes_per_s = 1.8e12
+flops_per_s = 210e12
+memory_bytes = 34e9
+source = "data sheet of 2025"
+"""
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_card_is_a_plausible_one_with_a_source(name: str) -> None:
+    card = GPUS[name]
+    assert card.name == name
+    assert len(card.source) > 20
+    assert 5e11 <= card.bandwidth_bytes_per_s <= 1e13
+    # what a multiprocessor multiplies a second, and flops a byte, hardly move between generations
+    assert card.sms is not None
+    assert 0.5e12 < card.flops_per_s / card.sms < 20e12
+    assert 80 < card.flops_per_s / card.bandwidth_bytes_per_s < 500
+    assert 20 * 2**30 < card.memory_bytes < 256 * 2**30
+
+
+def test_siblings_are_in_order() -> None:
+    """The same chip with slower memory or fewer multiprocessors is never the faster one."""
+    for slow, fast in (
+        ("a100-40gb", "a100-80gb"),
+        ("a100-80gb-pcie", "a100-80gb"),
+        ("h100-pcie", "h100-nvl"),
+        ("h100-sxm", "h200"),
+        ("h200", "b200"),
+    ):
+        assert GPUS[slow].bandwidth_bytes_per_s < GPUS[fast].bandwidth_bytes_per_s
+        assert GPUS[slow].memory_bytes <= GPUS[fast].memory_bytes
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_every_card_has_a_profile_that_says_what_it_is_founded_on(name: str) -> None:
+    profile = builtin(name)
+    labels = ("measured", "published kernels + transfer", "transferred")
+    assert profile.foundation.startswith(labels)
+    assert set(profile.models) == set(MODELS)
+    if profile.foundation.startswith("measured"):
+        assert not profile.uncertainty
+    else:
+        assert set(profile.uncertainty) == set(MODELS)
+        assert all(0.05 < bar < 0.5 for bar in profile.uncertainty.values())
+        assert profile.provenance["host"] == profile.provenance["contention"] == "h200-measured"
+
+
+def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text(CARD)
+    card = gpu(str(path))
+    assert (card.name, card.measured, card.flops_per_s) == ("my-card", False, 210e12)
+    assert (
+        main(["run", "--gpu", str(path), "--num-prompts", "8", "--output-len", "8", "--input-len", "16", "--json"]) == 0
+    )
+    document = json.loads(capsys.readouterr().out)
+    assert document["foundation"].startswith("transferred")
+    assert document["output_throughput_low"] < document["output_throughput"] < document["output_throughput_high"]
+    assert document["forward_error_bar"] > 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("source =", "sauce =", "sauce: unknown key"),
+        ('source = "data sheet of 2025"\n', "", "source: is missing"),
+        ('"data sheet of 2025"', '" "', "source: must be a text"),
+        ("1.8e12", "1800", "bandwidth_bytes_per_s: must be 1e+10 to 1e+14, got 1800"),
+        ("1.8e12", "nan", "bandwidth_bytes_per_s: must be"),
+        ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
+        ("34e9", "34", "memory_bytes: must be 1e+09"),
+        ("34e9", "true", "memory_bytes: must be a number"),
+        ("my-card", "h200", "name: h200 is a card of pdvsim's own"),
+        ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
+        ("name =", "name", "is not TOML"),
+    ],
+)
+def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, says: str) -> None:
+    path = tmp_path / "card.toml"
+    path.write_text(CARD.replace(old, new))
+    with pytest.raises(ValueError, match="card ") as refusal:
+        card_file(path)
+    assert says in str(refusal.value)
+    assert str(path) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_card_file_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"card no\.toml: No such file"):
+        gpu("no.toml")
+
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 24,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 4,
+    "vocab_size": 50000,
+}
+
+
+def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]
+    assert main(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *small]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["foundation"].startswith("measured")
+    assert f"transferred: {tmp_path}" in document["foundation"]
+    assert document["output_throughput_low"] < document["output_throughput_high"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"model_type": "mamba"}, "model family 'mamba' is not supported"),
+        ({"hidden_size": None}, "model "),
+        ({"vocab_size": -1}, "sizes must be at least 1"),
+        ({"num_key_value_heads": 3}, "20 heads cannot share 3 kv heads"),
+    ],
+)
+def test_a_bad_configuration_is_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG | change))
+    assert main(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"]) == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert str(path) in said
+    assert said.count("\n") == 1

@@ -1,0 +1,235 @@
+"""Whatever a file or a flag holds: a result, or one line that names what is wrong; never anything else."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pdvsim.args import RunCommand, SweepCommand, flags, parse
+from pdvsim.sim.config import ARCHS, Experiment, Hardware, Traffic
+from pdvsim.sim.metrics import summarise
+from pdvsim.sim.models import GPUS
+from pdvsim.sim.profile import Profile, builtin, load, roofline, save
+from pdvsim.sim.run import simulate
+from pdvsim.sim.sweep import Sweep
+from pdvsim.sweepdir import SweepDir, _read_row, _row_bytes
+
+fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+leaf = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.floats()
+    | st.sampled_from(
+        [0, -1, 1e-300, 1e300, math.nan, math.inf, "", "x", "1e-3", [], {}, [[1, 2]], [[1, 0.1], [2, 0.2]]]
+    )
+)
+value = st.recursive(leaf, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner))
+
+
+def one_line(error: ValueError, path: Path | str = "") -> None:
+    text = str(error)
+    assert text
+    assert "\n" not in text
+    assert str(path) in text
+
+
+def changed(data: st.DataObject, document: Any) -> Any:
+    """The document with one or two places, at any depth, replaced, removed or given a neighbour."""
+    document = copy.deepcopy(document)
+    for _ in range(data.draw(st.integers(1, 2))):
+        holder, key = document, data.draw(st.sampled_from(list(document)))
+        while isinstance(holder[key], dict | list) and holder[key] and data.draw(st.integers(0, 4)):
+            holder = holder[key]
+            key = data.draw(st.sampled_from(list(holder) if isinstance(holder, dict) else range(len(holder))))
+        what = data.draw(st.sampled_from(["replace", "replace", "replace", "remove", "add"]))
+        if what == "add" and isinstance(holder, dict):
+            holder[data.draw(st.text(max_size=5))] = data.draw(value)
+        elif what == "remove":
+            del holder[key]
+        else:
+            holder[key] = data.draw(value)
+    return document
+
+
+def small_profile(profile: Profile) -> dict[str, Any]:
+    document = json.loads(json.dumps(asdict(profile)))
+    document["models"] = {n: document["models"][n] for n in ("tinyllama-1.1b", "llama-2-7b")}
+    return document  # type: ignore[no-any-return]
+
+
+PROFILES = {"measured": small_profile(builtin("h200")), "roofline": small_profile(roofline(GPUS["h200"]))}
+
+
+@pytest.mark.parametrize("kind", PROFILES)
+def test_any_changed_profile_serves_or_is_refused(kind: str, tmp_path: Path) -> None:
+    """A profile that loads can be simulated with, under every architecture."""
+    path = tmp_path / "p.json"
+
+    @settings(max_examples=100)
+    @given(data=st.data(), arch=st.sampled_from(ARCHS))
+    def check(data: st.DataObject, arch: Any) -> None:
+        path.write_text(json.dumps(changed(data, PROFILES[kind])))
+        try:
+            load(path)
+        except ValueError as error:
+            one_line(error, path)
+            return
+        traffic = Traffic("random", num_prompts=4, input_len=40, output_len=6, request_rate=20.0)
+        try:
+            metrics = summarise(simulate(Experiment(arch, traffic, hardware=Hardware(profile=str(path)))))
+        except ValueError as error:  # a model that it no longer covers, or no room for the weights
+            one_line(error)
+        else:
+            assert metrics["completed"] == 4
+            assert math.isfinite(metrics["duration"])
+
+    check()
+
+
+@fuzz
+@given(content=st.binary(max_size=60), cut=st.integers(0, 400), keep=st.booleans())
+def test_any_bytes_are_a_profile_or_a_line(tmp_path: Path, content: bytes, cut: int, keep: bool) -> None:
+    path = tmp_path / "p.json"
+    path.write_bytes((json.dumps(PROFILES["roofline"]).encode()[:cut] if keep else b"") + content)
+    with pytest.raises(ValueError, match=r"p\.json") as refused:
+        load(path)
+    one_line(refused.value, path)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (
+            ("gpu", "bandwidth_bytes_per_s", 4.27),
+            "gpu.bandwidth_bytes_per_s: must be at least 1e+09, got 4.27; not bytes per",
+        ),
+        (("gpu", "flops_per_s", 0), "gpu.flops_per_s: must be at least 1e+09"),
+        (("gpu", "memory_bytes", 141), "gpu.memory_bytes: must be at least"),
+        (("host", "launch_s", 30.0), "host.launch_s: must be at most 1, got 30.0; not seconds?"),
+        (("host", "launch_s", -1e-6), "host.launch_s: must be a finite number of at least 0"),
+        (("host", "completion_s", math.nan), "host.completion_s: must be a finite number"),
+        (("host", "handoff_s", None), "host.handoff_s: Input should be a valid number"),
+        (("schema_version", None, 2), "schema_version is 2, this version reads 1"),
+        (("contention", "together", 0.0), "contention.together: must be greater than 0"),
+    ],
+)
+def test_a_profile_is_refused_by_file_and_field(change: tuple[str, str | None, Any], says: str, tmp_path: Path) -> None:
+    document = copy.deepcopy(PROFILES["measured"])
+    group, name, new = change
+    if name is None:
+        document[group] = new
+    else:
+        document[group][name] = new
+    path = tmp_path / "p.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"p\.json") as refused:
+        load(path)
+    assert says in str(refused.value)
+    one_line(refused.value, path)
+
+
+@fuzz
+@given(data=st.data())
+def test_any_sweep_json_is_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
+    """Also as what a sweep is to go on with: the differences are one line, whatever they are."""
+    folder = SweepDir(tmp_path, Sweep(concurrency=(1,)))
+    document = changed(data, folder.config("today"))
+    (tmp_path / "sweep.json").write_text(json.dumps(document))
+    for resume in (True, False):
+        try:
+            folder.check("today", resume)
+        except ValueError as error:
+            one_line(error, tmp_path)
+
+
+@fuzz
+@given(data=st.data(), content=st.binary(max_size=40))
+def test_any_torn_part_is_a_row_or_none(tmp_path: Path, data: st.DataObject, content: bytes) -> None:
+    row = {"point": 3, "arch": "pd", "load": math.nan, "x": None, "y": [0.5]}
+    path, whole = tmp_path / "p.parquet", _row_bytes(row)
+    at = data.draw(st.integers(0, len(whole)))
+    path.write_bytes(whole[:at] + content + whole[at + data.draw(st.integers(0, 10)) :])
+    assert _read_row(path) is None or isinstance(_read_row(path), dict)
+    path.write_bytes(whole)
+    assert str(_read_row(path)) == str(row)  # as text: nan is not equal to itself
+
+
+TEXTS = [
+    "",
+    " ",
+    "0",
+    "-1",
+    "1.5",
+    "nan",
+    "inf",
+    "-inf",
+    "1e400",
+    "9" * 30,
+    "pdv",
+    "a:b",
+    "x=1",
+    ",",
+    "=",
+    "--json",
+    "é\0",
+]
+texts = st.sampled_from(TEXTS) | st.text(max_size=6)
+
+
+@pytest.mark.parametrize("command", [RunCommand, SweepCommand])
+def test_any_flag_is_taken_or_refused_in_one_line(command: type) -> None:
+    names = [*sorted(flags(command)), "no-such-flag", "vary=x"]
+
+    @settings(max_examples=25)
+    @given(given=st.lists(st.tuples(st.sampled_from(names), texts), max_size=2), equals=st.booleans())
+    def check(given: list[tuple[str, str]], equals: bool) -> None:
+        argv = [part for name, text in given for part in ([f"--{name}={text}"] if equals else [f"--{name}", text])]
+        try:
+            assert isinstance(parse(command, argv), command)
+        except ValueError as error:
+            one_line(error)
+
+    check()
+
+
+@settings(fuzz, max_examples=25)
+@given(
+    chosen=st.dictionaries(st.sampled_from([*sorted(flags(RunCommand)), "frob"]), leaf, max_size=2)
+    | st.text(max_size=20)
+)
+def test_any_config_file_is_taken_or_refused_in_one_line(tmp_path: Path, chosen: Any) -> None:
+    path = tmp_path / "c.toml"
+    text = chosen if isinstance(chosen, str) else "\n".join(f"{k} = {_toml(v)}" for k, v in chosen.items())
+    path.write_text(text, encoding="utf-8", errors="replace")
+    try:
+        assert isinstance(parse(RunCommand, ["--config", str(path)]), RunCommand)
+    except ValueError as error:
+        one_line(error)
+
+
+def _toml(item: Any) -> str:
+    if isinstance(item, bool):
+        return str(item).lower()
+    if isinstance(item, str) or item is None:
+        return json.dumps(str(item))
+    if isinstance(item, dict):
+        return "{" + ", ".join(f"{json.dumps(k)} = {_toml(v)}" for k, v in item.items()) + "}"
+    if isinstance(item, list):
+        return "[" + ", ".join(map(_toml, item)) + "]"
+    return str(item)
+
+
+def test_a_saved_profile_loads_as_it_was(tmp_path: Path) -> None:
+    for make in (lambda: builtin("h200"), lambda: roofline(GPUS["h200"])):
+        save(make(), tmp_path / "p.json")
+        assert load(tmp_path / "p.json") == make()

@@ -1,0 +1,204 @@
+"""Forward times of what nobody measured: models left out are predicted, and the formula obeys what must hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdvsim.calibration.build import gpu_spec
+from pdvsim.calibration.transfer import (
+    DATA_SHEET_BANDWIDTH,
+    DATA_SHEET_FLOPS,
+    Measured,
+    errors_of,
+    leave_one_out,
+    measured_models,
+    spread,
+    stacked,
+)
+from pdvsim.profiler.samples import Samples, load
+from pdvsim.sim.band import ends, spanned
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.latency import Latency
+from pdvsim.sim.metrics import summarise
+from pdvsim.sim.models import GPUS, MODELS, pair
+from pdvsim.sim.profile import builtin, covering, roofline, save
+from pdvsim.sim.profile import load as load_profile
+from pdvsim.sim.run import simulate
+from pdvsim.sim.transfer import document, from_document, shipped
+
+DATA = Path(__file__).parents[1] / "calibration" / "data"
+
+
+@pytest.fixture(scope="module")
+def samples() -> Samples:
+    return load(DATA / "h200")
+
+
+@pytest.fixture(scope="module")
+def models(samples: Samples) -> dict[str, Measured]:
+    return measured_models(samples)
+
+
+@pytest.fixture(scope="module")
+def h200(samples: Samples) -> GpuSpec:
+    return gpu_spec(samples.header, "h200")
+
+
+def test_a_model_left_out_is_predicted(models: dict[str, Measured], h200: GpuSpec) -> None:
+    """Two unlike ones; `python -m pdvsim.calibration.transfer calibration/data/h200` leaves out each of the nine."""
+    names = ("gemma-2b", "codellama-34b")
+    left = leave_one_out(models, h200, 132, shipped().coefficients, names)
+    for name, errors in left.items():
+        middle, high, _ = spread(errors)
+        assert middle <= 0.06, name
+        assert high <= 0.15, name
+
+
+def test_the_bar_holds_what_it_says(models: dict[str, Measured], h200: GpuSpec) -> None:
+    """No model that the shipped figures were learned from is off by more than the bar of one left out allows."""
+    errors = np.concatenate([errors_of(shipped(), model, h200) for model in models.values()])
+    assert np.mean(np.abs(np.log1p(errors)) <= shipped().model_bar) >= 0.95
+    assert shipped().bar(card_known=False) > shipped().bar(card_known=True) == np.expm1(shipped().model_bar)
+
+
+def test_models_count_alike(models: dict[str, Measured]) -> None:
+    """However many points a model has, the squares of its weights sum to the same."""
+    _, points, weight = stacked(models.values())
+    at = np.cumsum([0, *(len(model.points) for model in models.values())])
+    sums = [float(np.sum(weight[a:b] ** 2)) for a, b in pairwise(at)]
+    assert len(points) == at[-1]
+    assert sums == pytest.approx([sums[0]] * len(sums))
+
+
+def seconds(spec: ModelSpec, card: GpuSpec, rows: int, tokens: int, context: int) -> float:
+    shape = Latency(spec, shipped().fit(spec, card)).shape(rows, tokens)
+    return shape.solo_0 + shape.solo_1 * rows * context
+
+
+names = st.sampled_from(sorted(MODELS))
+cards = st.sampled_from(sorted(GPUS))
+shapes = st.tuples(st.integers(1, 128), st.integers(1, 9), st.integers(0, 4000))
+
+
+@settings(max_examples=60, deadline=None)
+@given(names, cards, shapes, st.floats(1.0, 3.0))
+def test_a_faster_card_is_never_slower(name: str, card: str, shape: tuple[int, int, int], more: float) -> None:
+    spec, gpu = MODELS[name], GPUS[card]
+    base = seconds(spec, gpu, *shape)
+    wider = replace(gpu, bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s * more)
+    assert seconds(spec, wider, *shape) <= base * (1 + 1e-9)
+    assert seconds(spec, replace(gpu, flops_per_s=gpu.flops_per_s * more), *shape) <= base * (1 + 1e-9)
+
+
+@settings(max_examples=60, deadline=None)
+@given(names, cards, shapes, st.integers(0, 40), st.integers(0, 4), st.integers(0, 500))
+def test_more_work_is_never_faster(
+    name: str, card: str, shape: tuple[int, int, int], rows: int, tokens: int, context: int
+) -> None:
+    spec, gpu = MODELS[name], GPUS[card]
+    more = (shape[0] + rows, shape[1] + tokens, shape[2] + context)
+    assert seconds(spec, gpu, *more) >= seconds(spec, gpu, *shape) * (1 - 1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names, shapes)
+def test_the_card_that_was_measured_is_given_back(name: str, shape: tuple[int, int, int]) -> None:
+    """The H200 by its data sheet is the H200 as measured: nothing but its figures says which card it is."""
+    transfer = shipped()
+    measured = replace(
+        GPUS["h200"],
+        bandwidth_bytes_per_s=DATA_SHEET_BANDWIDTH * transfer.bandwidth_share,
+        flops_per_s=DATA_SHEET_FLOPS * transfer.flops_share,
+    )
+    sheet = GpuSpec("other", DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS, 1e11, "a data sheet", False)
+    spec = MODELS[name]
+    assert seconds(spec, sheet, *shape) == pytest.approx(seconds(spec, measured, *shape), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(names, shapes, st.floats(0.2, 5.0))
+def test_time_has_a_unit(name: str, shape: tuple[int, int, int], factor: float) -> None:
+    """With rates per `factor` seconds and costs in them, the answer is the same time in that unit."""
+    transfer, spec, card = shipped(), MODELS[name], GPUS["a100-80gb"]
+    learned = transfer.coefficients
+    costs = {n: getattr(learned, n) * factor for n in vars(learned) if n.endswith("_s")}
+    other = replace(transfer, coefficients=replace(learned, **costs))
+    slower = replace(
+        card, bandwidth_bytes_per_s=card.bandwidth_bytes_per_s / factor, flops_per_s=card.flops_per_s / factor
+    )
+    fits = [Latency(spec, t.fit(spec, c)).shape(*shape[:2]) for t, c in ((transfer, card), (other, slower))]
+    assert fits[1].solo_0 == pytest.approx(fits[0].solo_0 * factor, rel=1e-9)
+    assert fits[1].solo_1 == pytest.approx(fits[0].solo_1 * factor, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_nothing_beats_the_roofline(name: str) -> None:
+    """No transferred forward is faster than the data sheet's ceilings allow."""
+    for card in ("a100-80gb", "l40s", "b200"):
+        spec = MODELS[name]
+        best = Latency(spec, roofline(GPUS[card]).models[name])
+        for rows, tokens, context in ((1, 1, 512), (32, 5, 1500), (128, 9, 3000)):
+            shape = best.shape(rows, tokens)
+            assert seconds(spec, GPUS[card], rows, tokens, context) > shape.solo_0 + shape.solo_1 * rows * context
+
+
+def test_the_shipped_figures_read_back() -> None:
+    data = json.loads((DATA / "transfer.json").read_text())
+    assert from_document(data) == shipped()
+    assert json.loads(json.dumps(document(shipped()))) == data
+
+
+def test_the_shipped_published_profile_stands_the_strict_reader() -> None:
+    assert builtin("a100-80gb") == load_profile(DATA / "a100-80gb.json")
+    assert builtin("a100-80gb").foundation == "published kernels + transfer"
+
+
+def test_a_model_that_a_profile_lacks_is_transferred_and_said_so(tmp_path: Path) -> None:
+    whole = builtin("h200")
+    part = replace(whole, models={n: f for n, f in whole.models.items() if n != "qwen2-7b"})
+    both = covering(part, pair("tinyllama-1.1b:qwen2-7b"))
+    assert both.foundation == f"{whole.foundation}; transferred: qwen2-7b"
+    assert both.uncertainty == {"qwen2-7b": shipped().bar(card_known=True)}
+    assert covering(whole, pair("tinyllama-1.1b:qwen2-7b")) is whole
+    save(both, tmp_path / "p.json")
+    assert load_profile(tmp_path / "p.json") == both
+
+
+def experiment(gpu: str, band: bool = True) -> Experiment:
+    traffic = Traffic(num_prompts=12, max_concurrency=4, input_len=64, output_len=32)
+    return Experiment("pdv", traffic, server=Server(), hardware=Hardware(gpu=gpu, band=band))
+
+
+def test_the_band_is_the_run_at_both_ends_of_the_bar() -> None:
+    chosen = experiment("a100-80gb")
+    metrics = summarise(simulate(chosen))
+    found: Mapping[str, float] = spanned(metrics, ends(chosen))
+    low, high = found["output_throughput_low"], found["output_throughput_high"]
+    assert low < found["output_throughput"] < high
+    bar = max(builtin("a100-80gb").uncertainty[m] for m in ("tinyllama-1.1b", "llama-2-7b"))
+    assert high / low <= (1 + bar) ** 2 * (1 + 1e-9)  # the host's share of the time does not scale
+    assert metrics.items() <= found.items()
+
+
+def test_measured_forwards_have_no_band() -> None:
+    assert ends(experiment("h200")) == []
+    assert ends(experiment("a100-80gb", band=False)) == []
+    assert spanned({"output_throughput": 1.0}, []) == {"output_throughput": 1.0}
+
+
+def test_scaling_a_fit_scales_its_time() -> None:
+    for fit in (builtin("h200").models["llama-2-7b"], roofline(GPUS["h200"]).models["llama-2-7b"]):
+        once, twice = (Latency(MODELS["llama-2-7b"], f).shape(8, 5, 3) for f in (fit, fit.scaled(2.0)))
+        assert twice.solo_0 == pytest.approx(2 * once.solo_0)
+        assert twice.solo_1 == pytest.approx(2 * once.solo_1)
+        assert twice.bytes_0 == once.bytes_0
