@@ -1,12 +1,13 @@
 """The README and the guides: every command and Python block in them runs, every link leads somewhere.
 
 A block's commands run in order in one empty folder, on a reduced budget. A block under `<!-- needs a GPU -->` or
-`<!-- needs your file -->` cannot run here: its first command must say so in one line, with exit code 2.
+`<!-- needs your file -->` cannot run here: each of its commands must say so in one line, with exit code 2.
 """
 
 from __future__ import annotations
 
 import shlex
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
@@ -26,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
-BUDGET = {"num-prompts": 40, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
+BUDGET = {"num-prompts": 16, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -106,6 +107,12 @@ def named(block: Block) -> str:
     return f"{block.page}:{block.line}"
 
 
+def cards(page: str) -> dict[str, str]:
+    """The cards that a page describes in TOML, as files by name."""
+    found = [block.text for block in BLOCKS if (block.page, block.language) == (page, "toml")]
+    return {f"{tomllib.loads(text)['name']}.toml": text for text in found}
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder to run in, with the data that a clone has."""
@@ -114,8 +121,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("quick_plots")
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
 def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, text in cards(block.page).items():
+        (folder / name).write_text(text, encoding="utf-8")
     for line in block.commands:
         assert run(reduced(shlex.split(line))) == 0, capfd.readouterr().err
     assert capfd.readouterr().out
@@ -181,9 +191,9 @@ def test_commands_are_found() -> None:
         f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n"
     )
     found = list(blocks("page", text))
-    assert [(b.language, b.mark, b.commands) for b in found] == [
-        ("", "", ["pdvsim run --arch pd           --seed 1  "]),
-        ("console", FILE, ["realrun --tiny"]),
+    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands]) for b in found] == [
+        ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]]),
+        ("console", FILE, [["realrun", "--tiny"]]),
         ("python", "", []),
     ]
 
