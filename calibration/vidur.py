@@ -1,4 +1,4 @@
-"""A profile from Vidur's published operator profiles: `python -m pdvsim.calibration.vidur DIR --gpu a100-80gb -o FILE`.
+"""A profile from Vidur's published operator profiles: `pdvsim calibrate DIR --from vidur --gpu a100-80gb`.
 
 Vidur (microsoft/vidur, data/profiling/compute, MIT) times every operator of one layer by number of tokens: `mlp.csv`
 holds the products, norms, rope and activation, `attention.csv`, where there is one, attention by batch and cache.
@@ -11,9 +11,7 @@ whose place stand the library's. Tensor parallelism is not read: only one worker
 
 from __future__ import annotations
 
-import argparse
 import re
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +20,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.cards import gpu as card_of
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import MODELS
-from pdvsim.sim.profile import SCHEMA, Profile, builtin, save
+from pdvsim.sim.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.transfer import TOKENS, Prices, Transfer, shipped, sizes_of
 
 if TYPE_CHECKING:
@@ -276,34 +273,3 @@ def report(folder: str | Path, gpus: Sequence[GpuSpec]) -> str:
         figures = [f"{np.median(np.abs(e)):8.1%} {np.percentile(np.abs(e), 95):8.1%}" for e in both]
         lines.append(f"{name:28} {len(both[0]):6} {figures[0]:>20} {figures[1]:>20}")
     return "\n".join(lines)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.vidur", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", help="folder with Vidur's *mlp.csv, and *attention.csv where there are some")
-    parser.add_argument(
-        "--gpu", required=True, help="the card, e.g. a100-80gb, or a card.toml; several for the errors alone"
-    )
-    parser.add_argument("-o", "--output", help="profile to write (JSON)")
-    options = parser.parse_args(argv)
-    from pdvsim.calibration import independent
-
-    try:
-        gpus = [card_of(name) for name in options.gpu.split(",")]
-        if options.output and len(gpus) > 1:
-            raise ValueError(f"--output holds the profile of one card, got {options.gpu}")
-        profiles = [build_vidur(options.folder, gpu) for gpu in gpus]
-        if options.output:
-            save(profiles[0], options.output)
-    except (ValueError, OSError) as error:
-        print(f"vidur: error: {error}", file=sys.stderr)
-        return 2
-    print(report(options.folder, gpus))
-    for gpu, profile in zip(gpus, profiles, strict=True):
-        if rows := independent.compare(gpu.name, profile):
-            print(f"\n{profile.name}: {profile.foundation}\n{independent.table(rows)}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,8 +1,9 @@
 """Who runs the points of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
 
 A backend only decides where a point runs. What comes back is the point's row or the reason why there is none, in the
-order of finishing; a worker that dies costs its point one more try, not the sweep. joblib drives loky only: its Dask
-backend loses a whole sweep with one killed worker, and its Ray backend hands nothing back before the end.
+order of finishing; a worker that dies costs its point one more try, not the sweep. joblib drives loky only; the
+clusters are asked directly: there a death is one point's, not the whole call's, and joblib's Ray backend has no results
+to give before all are there.
 
 Not modelled here: shared files. The workers of a cluster need pdvsim, in the same version, and every file that the
 points name, under the same path.
@@ -14,12 +15,14 @@ import logging
 import os
 import signal
 import threading
+import time
 import traceback
 import warnings
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 Row = dict[str, Any]
@@ -140,12 +143,29 @@ def _pool(
     def calls() -> Iterator[Any]:
         for index, point in items:
             started.add(index)
-            yield delayed(attempt)(task, index, point, version)
+            yield delayed(_in_child)(os.getpid(), task, index, point, version)
 
     pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
     with _deaf_to_ctrl_c():  # workers inherit it: a terminal's Ctrl-C reaches every process, the parent answers it
         outcomes = pool(calls())
     yield from outcomes
+
+
+def _in_child(parent: int, task: Task, index: int, point: Any, version: str) -> Outcome:
+    _die_with(parent)
+    return attempt(task, index, point, version)
+
+
+@cache
+def _die_with(parent: int) -> None:
+    """End this worker once the process that started it is gone, even by kill -9; it would idle on for minutes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _alone(task: Task, index: int, point: Any, version: str) -> Outcome:
@@ -155,7 +175,7 @@ def _alone(task: Task, index: int, point: Any, version: str) -> Outcome:
     pool = ProcessPoolExecutor(max_workers=1)
     try:
         with _deaf_to_ctrl_c():
-            running = pool.submit(attempt, task, index, point, version)
+            running = pool.submit(_in_child, os.getpid(), task, index, point, version)
         outcome: Outcome = running.result()
     except BrokenProcessPool:
         return Outcome(index, None, DIED)
@@ -193,14 +213,22 @@ def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outco
     from distributed import as_completed
 
     with client:
+        points, dead = dict(items), []
         futures = {client.submit(attempt, task, i, point, version, pure=False): i for i, point in items}
         try:
-            for future in as_completed(futures, loop=client.loop):
+            for future in as_completed(list(futures), loop=client.loop):
+                index = futures.pop(future)  # lets the scheduler forget it
                 if future.status == "finished":
                     yield future.result()
-                else:  # Dask has tried it on other workers by then
-                    yield Outcome(futures[future], None, f"{DIED} ({type(future.exception()).__name__})")
-                del futures[future]  # lets the scheduler forget it
+                else:
+                    dead.append(index)
+            # Dask blames everything that was on a worker when it died: each again, with nothing beside it
+            for index in dead:
+                future = client.submit(attempt, task, index, points[index], version, pure=False)
+                futures[future] = index
+                error = future.exception()
+                yield future.result() if error is None else Outcome(index, None, f"{DIED} ({type(error).__name__})")
+                del futures[future]
         finally:
             client.cancel(list(futures))
 

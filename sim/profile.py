@@ -28,7 +28,7 @@ LEAST = {
     "memory_bytes": (1e6, "bytes"),
     "sharpness": (1.0, "a p-norm"),
 }
-ABOVE_ZERO = ("stream_weight", "nimble_weight", "together", "nimble_together", "partition_bandwidth_reach")
+ABOVE_ZERO = ("stream_weight", "crowd_weight", "nimble_weight", "nimble_first_rate", "partition_bandwidth_reach")
 MOST_S = {"launch_s": 1.0, "completion_s": 1.0, "handoff_s": 1.0}
 LONGEST_S = 60.0  # anything else that is a time
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -97,6 +99,22 @@ def test_a_point_that_kills_its_worker_is_found_out(dask: Any) -> None:
 def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
     found = outcomes(deadly_once, str(tmp_path / "marker"), Backend(jobs=2))
     assert [outcome.row for outcome in found] == [{"index": index} for index in range(8)]
+
+
+def test_workers_end_with_a_sweep_that_is_killed(tmp_path: Path) -> None:
+    argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "500", "--jobs", "2", "-o", str(tmp_path)]
+    running = subprocess.Popen([sys.executable, "-m", "pdvsim.cli", *argv], stderr=subprocess.DEVNULL)
+    while not list(tmp_path.glob("parts/*.parquet")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert len(children) >= 2
+    running.kill()
+    running.wait()
+    deadline_s = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
 
 
 def test_a_worker_of_another_version_is_not_trusted() -> None:

@@ -120,7 +120,7 @@ def test_any_bytes_are_a_profile_or_a_line(tmp_path: Path, content: bytes, cut: 
         (("host", "completion_s", math.nan), "host.completion_s: must be a finite number"),
         (("host", "handoff_s", None), "host.handoff_s: Input should be a valid number"),
         (("schema_version", None, 2), "schema_version is 2, this version reads 1"),
-        (("contention", "together", 0.0), "contention.together: must be greater than 0"),
+        (("contention", "stream_weight", 0.0), "contention.stream_weight: must be greater than 0"),
     ],
 )
 def test_a_profile_is_refused_by_file_and_field(change: tuple[str, str | None, Any], says: str, tmp_path: Path) -> None:

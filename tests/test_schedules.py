@@ -81,8 +81,8 @@ def write_profile(
 @pytest.fixture(params=[False, True], ids=["stepped", "foreseen"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs requests through an architecture on the toy GPU."""
-    monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**6))
-    monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**7))
+    monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**7))
+    monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**8))
 
     def runs(
         arch: Arch,
@@ -96,7 +96,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         target_ms: tuple[float, float] = (10.0, 0.1),
         sharpness: float | None = 1.0,
         kv_ms: float = 0.0,
-        bandwidth_bytes_per_s: float = 1.0,  # far below what any work asks: each alone draws all of it
+        bandwidth_bytes_per_s: float = 1e9,  # below what any work asks: each alone draws all of it
         **contention: Any,
     ) -> Result:
         profile = write_profile(
@@ -891,7 +891,7 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
     """Works that draw 3/4 of the bandwidth each; decode weighs four times prefill; prefill+verify leave 3/4 of the GPU.
 
     Here a forward takes the larger of its two terms: a draft step 1 ms, a verify 10, a prompt of 100 tokens 10 and 1;
-    each moves 6e6 bytes a ms (0.75 of 8e9 bytes/s).
+    each moves 6e7 bytes a ms (0.75 of 8e10 bytes/s).
     Draft beside prefill: rates rise 4:1 until the draft is at 1 (4 * 0.25 * 0.75 + 0.25 * 0.75 < 1); prefill goes on
     to the bandwidth left: 0.25 / 0.75 = 1/3. Verify beside prefill: 4x * 0.75 + x * 0.75 = 0.75 at x = 0.2, so 0.8
     and 0.2.
@@ -905,7 +905,7 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
         "pd",
         [(0, 100, 3, {1: 1}), (12.3, 100, 3, {1: 1})],
         sharpness=None,
-        bandwidth_bytes_per_s=8e9,
+        bandwidth_bytes_per_s=8e10,
         stream_weight=4,
         efficiency={"prefill+verify": 0.75},
     )

@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from pdvsim.calibration import independent, vidur
+from pdvsim.cli import main
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.profile import builtin
+from pdvsim.sim.profile import builtin, load
 from pdvsim.sim.transfer import TOKENS, Prices, shipped, sizes_of
 
 A100 = GPUS["a100-80gb"]
@@ -137,11 +138,22 @@ def test_a_bad_file_is_refused_in_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Callable[[pd.DataFrame], pd.DataFrame], says: str
 ) -> None:
     change(mlp()).to_csv(tmp_path / "mlp.csv", index=False)
-    assert vidur.main([str(tmp_path), "--gpu", "a100-80gb", "-o", str(tmp_path / "out.json")]) == 2
+    out = tmp_path / "out.json"
+    assert main(["calibrate", str(tmp_path), "--from", "vidur", "--gpu", "a100-80gb", "-o", str(out)]) == 2
     said = capsys.readouterr().err
     assert says in said
     assert said.count("\n") == 1
-    assert not (tmp_path / "out.json").exists()
+    assert not out.exists()
+
+
+def test_the_command_writes_a_profile_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mlp().to_csv(tmp_path / "mlp.csv", index=False)
+    out = tmp_path / "a100.json"
+    assert main(["calibrate", str(tmp_path), "--from=vidur", "--gpu", "a100-80gb", "-o", str(out)]) == 0
+    assert "gpt-fast" in capsys.readouterr().out
+    assert load(out) == vidur.build_vidur(tmp_path, A100)
+    assert main(["calibrate", str(tmp_path), "--from", "vidur"]) == 2
+    assert main(["calibrate", str(tmp_path), "--gpu", "a100-80gb"]) == 2
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])

@@ -1,10 +1,10 @@
-"""`pdvsim calibrate`: a profile from measured samples, with its held-out errors and their plots."""
+"""`pdvsim calibrate`: a profile from measured samples, or from kernels that others published, with its errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -22,7 +22,12 @@ class CalibrateCommand:
     """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
 
     samples: tyro.conf.Positional[str]
-    """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet."""
+    """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet; with --from
+    vidur a folder of Vidur's mlp.csv, and attention.csv where there are some."""
+    source: Annotated[Literal["samples", "vidur"], tyro.conf.arg(aliases=["--from"])] = "samples"
+    """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of a card named by --gpu."""
+    gpu: tuple[str, ...] = ()
+    """Only with --from vidur: the card, e.g. a100-80gb, or a card.toml; several for the errors alone."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "profile.json"
     """Profile to write, for --profile of `pdvsim run`."""
     name: str | None = None
@@ -35,7 +40,12 @@ class CalibrateCommand:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    args = parse(CalibrateCommand, argv, "pdvsim calibrate")
+    spelt = [arg.replace("--from", "--source", 1) if arg.partition("=")[0] == "--from" else arg for arg in argv]
+    args = parse(CalibrateCommand, spelt, "pdvsim calibrate")
+    if args.source == "vidur":
+        return _vidur(args)
+    if args.gpu:
+        raise ValueError("--gpu goes with --from vidur; samples know their card")
 
     from pdvsim import output
     from pdvsim.calibration import build
@@ -53,6 +63,35 @@ def main(argv: list[str]) -> int:
     document = found.document() | {"files": [str(file) for file in saved]}
     print(output.dumps(document) if args.json else _table(document))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _vidur(args: CalibrateCommand) -> int:
+    """Published kernels where there are some, the rest transferred; beside figures of others, where there are some."""
+    from dataclasses import asdict
+
+    from pdvsim import output
+    from pdvsim.calibration import independent, vidur
+    from pdvsim.sim.models import gpu
+    from pdvsim.sim.profile import save
+
+    if not args.gpu:
+        raise ValueError("--from vidur needs --gpu: the card that its files were measured on, e.g. a100-80gb")
+    cards = [gpu(name) for name in args.gpu]
+    profiles = [vidur.build_vidur(args.samples, card) for card in cards]
+    saved = []
+    if len(cards) == 1:
+        saved = [output.check_file(Path(args.output))]
+        save(profiles[0], saved[0])
+    against = {card.name: independent.compare(card.name, found) for card, found in zip(cards, profiles, strict=True)}
+    if args.json:
+        print(output.dumps({name: [asdict(row) for row in rows] for name, rows in against.items()}))
+    else:
+        print(vidur.report(args.samples, cards))
+        for found, rows in zip(profiles, against.values(), strict=True):
+            print(f"\n{found.name}: {found.foundation}" + (f"\n{independent.table(rows)}" if rows else ""))
+    if saved:
+        say("pdvsim", f"saved {saved[0]}")
     return 0
 
 

@@ -57,7 +57,8 @@ def main() -> None:
 
     def watch() -> None:
         while True:
-            memory.append((len(list(folder.glob("parts/*.parquet"))), rss_mb()))
+            mb = rss_mb()  # before counting: the figure is of then or earlier
+            memory.append((len(list(folder.glob("parts/*.parquet"))), mb))
             time.sleep(2)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -75,14 +76,14 @@ def main() -> None:
     shutil.rmtree(folder.parent)
     assert code == 0
     early = next((mb for done, mb in memory if done >= args.points // 4), memory[-1][1])
-    late = [mb for done, mb in memory if done < args.points][-1]
+    late = next((mb for done, mb in memory if done >= 0.9 * args.points), memory[-1][1])
     lines = (
         f"{args.points} points of {args.num_prompts} requests on {args.jobs} of {os.cpu_count()} cores",
         f"  processor time  {here_s + there_s:8.1f} s: {inside_s:.1f} s in simulation = "
         f"{100 * inside_s / (here_s + there_s):.1f}%",
         f"  of it: workers  {there_s:8.1f} s, parent {here_s:.1f} s ({1e3 * here_s / args.points:.1f} ms a point)",
         f"  wall time       {wall_s:8.1f} s: simulation kept {inside_s / wall_s:.2f} of {args.jobs} cores busy",
-        f"  parent's memory {early:8.1f} MB after a quarter of the points, {late:.1f} MB before the end",
+        f"  parent's memory {early:8.1f} MB after a quarter of the points, {late:.1f} MB after nine tenths",
         f"  workers' peak   {workers.ru_maxrss / 1024:8.1f} MB",
     )
     print("\n".join(lines), file=sys.stderr)
