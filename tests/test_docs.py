@@ -6,19 +6,22 @@ A block's commands run in order in one empty folder, on a reduced budget. A bloc
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import pyarrow.parquet as pq
 import pytest
 from markdown_it import MarkdownIt
 
 import pdvsim
-from pdvsim.args import flags
+from pdvsim.args import flags, parse
 from pdvsim.cli import COMMANDS, main
 from pdvsim.realrun.command import RealCommand
 from pdvsim.realrun.command import main as realrun
@@ -28,6 +31,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 BUDGET = {"num-prompts": 16, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
+MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -73,6 +77,18 @@ def command_of(argv: list[str]) -> type | None:
     return next(value for name, value in module.items() if name.endswith("Command"))
 
 
+def names(command: type) -> set[str]:
+    """Every spelling of its flags."""
+    given = [part for hint in get_type_hints(command, include_extras=True).values() for part in _metadata(hint)]
+    aliases = {alias for part in given for alias in getattr(part, "aliases", None) or ()}
+    known = flags(command)
+    return {f"--{name}" for name in known} | {f"--no-{name}" for name in known if known[name] is bool} | aliases
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
+
+
 def reduced(argv: list[str]) -> list[str]:
     """The command line with no more than BUDGET of each flag that it knows."""
     command = command_of(argv)
@@ -83,9 +99,17 @@ def reduced(argv: list[str]) -> list[str]:
         if flag in argv:
             at = argv.index(flag)
             argv = [*argv[: at + 1], str(min(most, float(argv[at + 1]))).removesuffix(".0"), *argv[at + 2 :]]
-        else:
+        elif accepted(command, [*argv, flag, str(most)]):
             argv = [*argv, flag, str(most)]
     return argv
+
+
+def accepted(command: type, argv: list[str]) -> bool:
+    """Whether the flags go together."""
+    with contextlib.suppress(ValueError):
+        parse(command, argv[1 if argv[0] == "realrun" else 2 :])
+        return True
+    return False
 
 
 def run(argv: list[str]) -> int:
@@ -113,11 +137,30 @@ def cards(page: str) -> dict[str, str]:
     return {f"{tomllib.loads(text)['name']}.toml": text for text in found}
 
 
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`calibration` as a clone has it, with the samples of one model and a few runs: all of them take a minute."""
+    source = ROOT / "calibration" / "data" / "h200"
+    target = tmp_path_factory.mktemp("clone") / "calibration"
+    folder = target / "data" / "h200"
+    folder.mkdir(parents=True)
+    samples = pq.read_table(source / "samples.parquet")
+    rows = samples.select(["section", "model"]).to_pylist()
+    kept = samples.filter([row["section"] == "host" or tuple(row.values()) == ("solo", MODEL) for row in rows])
+    pq.write_table(kept, folder / "samples.parquet")
+    header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
+    (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
+    runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
+    return target
+
+
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder to run in, with the data that a clone has."""
-    (tmp_path / "calibration").symlink_to(ROOT / "calibration")
+def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in that holds nothing else."""
+    (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pdvsim.commands.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
     return tmp_path
 
 
@@ -178,10 +221,8 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         argv = code.content.split()
         if code.content.startswith(PROGRAMS[:2]) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
             assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
-            known = flags(command_of(argv))  # type: ignore[arg-type]
-            for token in argv:
-                name = token.removeprefix("--").partition("=")[0]
-                assert not token.startswith("--") or {name, name.removeprefix("no-")} & set(known), code.content
+            known = names(command_of(argv))  # type: ignore[arg-type]
+            assert {token.partition("=")[0] for token in argv if token.startswith("--")} <= known, code.content
 
 
 def test_commands_are_found() -> None:
