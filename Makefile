@@ -4,7 +4,7 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: sweep test bench clean chromium
+.PHONY: sweep test bench notebooks clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
@@ -24,6 +24,10 @@ chromium:
 
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/bench.py
+
+# The notebooks with their outputs, at the full budget: a few minutes.
+notebooks: $(VENV)/.installed-dev
+	$(BIN)/python tests/notebookfiles.py
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,54 @@
+"""The notebooks: run from top to bottom, and kept free of what differs from one machine or run to the next.
+
+`python tests/notebookfiles.py` runs them all at their full budget and writes them back with their outputs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[1] / "notebooks"
+BUDGET = "PDVSIM_NOTEBOOK_PROMPTS"
+WIDGET = "application/vnd.jupyter.widget-view+json"
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
+
+def paths() -> list[Path]:
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def execute(path: Path, prompts: int | None = None) -> Any:
+    """Run a notebook in its own folder, on its full budget or a reduced one; an error in a cell is raised."""
+    notebook = nbformat.read(path, as_version=4)
+    env = {key: value for key, value in os.environ.items() if key != BUDGET}
+    env |= {BUDGET: str(prompts)} if prompts else {}
+    client = NotebookClient(notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": FOLDER}})
+    client.execute(env=env)
+    return notebook
+
+
+def clean(notebook: Any) -> Any:
+    """Leave out times, versions and sliders: without a kernel a slider shows nothing."""
+    notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+    for number, cell in enumerate(notebook.cells):
+        cell.metadata = {}
+        cell.id = f"cell-{number}"
+        if cell.cell_type == "code":
+            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+    return notebook
+
+
+def main() -> None:
+    for path in paths():
+        nbformat.write(clean(execute(path)), path)
+        print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

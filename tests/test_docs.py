@@ -1,0 +1,249 @@
+"""The README and the guides: every command and Python block in them runs, every link leads somewhere.
+
+A block's commands run in order in one empty folder, on a reduced budget. A block under `<!-- needs a GPU -->` or
+`<!-- needs your file -->` cannot run here: each of its commands must say so in one line, with exit code 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pyarrow.parquet as pq
+import pytest
+from markdown_it import MarkdownIt
+
+import pdvsim
+from pdvsim.args import flags, parse
+from pdvsim.cli import COMMANDS, main
+from pdvsim.realrun.command import RealCommand
+from pdvsim.realrun.command import main as realrun
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
+GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
+BUDGET = {"num-prompts": 16, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
+MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
+MARKDOWN = MarkdownIt("commonmark").enable("table")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of code: where it stands, in which language, and the comment right above it."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+    mark: str
+
+    @property
+    def commands(self) -> list[str]:
+        """Its commands, each on one line."""
+        lines = (line.strip() for line in self.text.replace("\\\n", " ").splitlines())
+        return [line.split(" # ")[0] for line in lines if line.startswith(PROGRAMS)]
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    mark = ""
+    for token in MARKDOWN.parse(text):
+        if token.type in ("fence", "code_block"):
+            assert token.map is not None
+            yield Block(page, token.map[0] + 1, token.info.strip(), token.content, mark)
+        mark = token.content.strip() if token.type == "html_block" else ""
+
+
+def inline(text: str, kind: str) -> Iterator[Any]:
+    """The pieces of a kind inside paragraphs, lists and tables."""
+    for token in MARKDOWN.parse(text):
+        yield from (child for child in token.children or () if child.type == kind)
+
+
+def command_of(argv: list[str]) -> type | None:
+    """The dataclass behind a command line; None for a module's own parser."""
+    if argv[0] == "realrun":
+        return RealCommand
+    if argv[0] != "pdvsim":
+        return None
+    module = vars(import_module(f"pdvsim.commands.{argv[1]}"))
+    return next(value for name, value in module.items() if name.endswith("Command"))
+
+
+def names(command: type) -> set[str]:
+    """Every spelling of its flags."""
+    given = [part for hint in get_type_hints(command, include_extras=True).values() for part in _metadata(hint)]
+    aliases = {alias for part in given for alias in getattr(part, "aliases", None) or ()}
+    known = flags(command)
+    return {f"--{name}" for name in known} | {f"--no-{name}" for name in known if known[name] is bool} | aliases
+
+
+def _metadata(hint: Any) -> tuple[Any, ...]:
+    return getattr(hint, "__metadata__", ())
+
+
+def reduced(argv: list[str]) -> list[str]:
+    """The command line with no more than BUDGET of each flag that it knows."""
+    command = command_of(argv)
+    for name, most in BUDGET.items():
+        if command is None or name not in flags(command):
+            continue
+        flag = f"--{name}"
+        if flag in argv:
+            at = argv.index(flag)
+            argv = [*argv[: at + 1], str(min(most, float(argv[at + 1]))).removesuffix(".0"), *argv[at + 2 :]]
+        elif accepted(command, [*argv, flag, str(most)]):
+            argv = [*argv, flag, str(most)]
+    return argv
+
+
+def accepted(command: type, argv: list[str]) -> bool:
+    """Whether the flags go together."""
+    with contextlib.suppress(ValueError):
+        parse(command, argv[1 if argv[0] == "realrun" else 2 :])
+        return True
+    return False
+
+
+def run(argv: list[str]) -> int:
+    """Run a command line in this process; returns its exit code."""
+    if argv[0] == "pdvsim":
+        return main(argv[1:])
+    if argv[0] == "realrun":
+        return realrun(argv[1:])
+    code: int = import_module(argv[2]).main(argv[3:])
+    return code
+
+
+BLOCKS = [block for page in PAGES for block in blocks(page.name, page.read_text(encoding="utf-8"))]
+WITH_COMMANDS = [block for block in BLOCKS if block.commands]
+IN_PYTHON = [block for block in BLOCKS if block.language == "python"]
+
+
+def named(block: Block) -> str:
+    return f"{block.page}:{block.line}"
+
+
+def cards(page: str) -> dict[str, str]:
+    """The cards that a page describes in TOML, as files by name."""
+    found = [block.text for block in BLOCKS if (block.page, block.language) == (page, "toml")]
+    return {f"{tomllib.loads(text)['name']}.toml": text for text in found}
+
+
+@pytest.fixture(scope="session")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`calibration` as a clone has it, with the samples of one model and a few runs: all of them take a minute."""
+    source = ROOT / "calibration" / "data" / "h200"
+    target = tmp_path_factory.mktemp("clone") / "calibration"
+    folder = target / "data" / "h200"
+    folder.mkdir(parents=True)
+    samples = pq.read_table(source / "samples.parquet")
+    rows = samples.select(["section", "model"]).to_pylist()
+    kept = samples.filter([row["section"] == "host" or tuple(row.values()) == ("solo", MODEL) for row in rows])
+    pq.write_table(kept, folder / "samples.parquet")
+    header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
+    (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
+    runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
+    return target
+
+
+@pytest.fixture
+def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to run in that holds nothing else."""
+    (tmp_path / "calibration").symlink_to(measured)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("pdvsim.commands.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
+    return tmp_path
+
+
+@pytest.mark.usefixtures("quick_plots")
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
+def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for name, text in cards(block.page).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    for line in block.commands:
+        assert run(reduced(shlex.split(line))) == 0, capfd.readouterr().err
+    assert capfd.readouterr().out
+
+
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark in (GPU, FILE)], ids=named)
+def test_what_cannot_run_here_says_so(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    if block.mark == GPU and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    for line in block.commands:
+        argv = shlex.split(line)
+        assert run(reduced(argv)) == 2
+        captured = capfd.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert "error: " in captured.err
+        missing = ["CUDA"] if block.mark == GPU else [word for word in argv[2:] if not word.startswith("-")]
+        assert any(word in captured.err for word in missing), captured.err
+        assert [path.name for path in folder.iterdir()] == ["calibration"], "it wrote something"
+
+
+@pytest.mark.parametrize("block", IN_PYTHON, ids=named)
+def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("run", "sweep", "capacity", "advise", "winner_map"):
+        monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
+    exec(compile(block.text, named(block), "exec"), {})
+
+
+def _with_budget(call: Any, name: str) -> Any:
+    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name)]))  # type: ignore[arg-type]
+    most = {flag.replace("-", "_"): value for flag, value in BUDGET.items() if flag in known}
+
+    def smaller(**options: Any) -> Any:
+        return call(**options | {flag: min(options.get(flag, value), value) for flag, value in most.items()})
+
+    return smaller
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_resolve(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    links = [link.attrGet("href") for link in inline(text, "link_open")]
+    for where in [*links, *(picture.attrGet("src") for picture in inline(text, "image"))]:
+        if not where.startswith(("http://", "https://", "#")):
+            assert (page.parent / where.partition("#")[0]).exists(), f"{page.name} links to {where}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for code in inline(page.read_text(encoding="utf-8"), "code_inline"):
+        argv = code.content.split()
+        if code.content.startswith(PROGRAMS[:2]) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
+            assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
+            known = names(command_of(argv))  # type: ignore[arg-type]
+            assert {token.partition("=")[0] for token in argv if token.startswith("--")} <= known, code.content
+
+
+def test_commands_are_found() -> None:
+    """The reader of pages, on a page made by hand."""
+    text = (
+        "    pdvsim run --arch pd \\\n        --seed 1   # why\n    make test\n\n"
+        f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n"
+    )
+    found = list(blocks("page", text))
+    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands]) for b in found] == [
+        ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]]),
+        ("console", FILE, [["realrun", "--tiny"]]),
+        ("python", "", []),
+    ]
+
+
+def test_the_budget_is_a_ceiling() -> None:
+    shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "10"]
+    assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "10", "--jobs", "1"]
+    assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
+    assert reduced(["python", "-m", "pdvsim.calibration.build"]) == ["python", "-m", "pdvsim.calibration.build"]
