@@ -13,6 +13,7 @@ from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.tables import alike_text, margin_text, place_text
 from pdvsim.decide.winners import WinnerMap
+from pdvsim.look import ARCH_COLOURS, STRANGER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,7 +47,7 @@ def capacity_figure(found: Capacities) -> Figure:
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure = Figure(figsize=(7.5 * len(panels), 5.5), layout="constrained")
         FigureCanvasAgg(figure)
-        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
         for axes, (key, title, unit) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
             _bars(axes, entries, archs, key, colours)
             axes.set_title(title, fontweight="bold", loc="left")
@@ -111,7 +112,7 @@ def flips_figure(advice: Advice) -> Figure:
     with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
         figure = Figure(figsize=(7.5 * len(advice.flips), 5.5), layout="constrained")
         FigureCanvasAgg(figure)
-        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
         for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
             _lines(axes, found, archs, colours, str(best.arch))
             axes.set_ylabel(NAMES[goal.objective])
@@ -172,7 +173,7 @@ def map_figure(found: WinnerMap) -> Figure:
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
-    palette = sns.color_palette("colorblind", len(archs))
+    palette = [ARCH_COLOURS.get(arch, STRANGER) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     with sns.axes_style("white"), sns.plotting_context("notebook"):
