@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.runs import ORDER, TOKENS, Load
 from pdvsim.sim.config import Experiment, Hardware, Host
+from pdvsim.sim.files import write_whole
 from pdvsim.sim.models import pair as named_pair
 
 if TYPE_CHECKING:
@@ -259,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
     def save(document: Row) -> None:
-        options.file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_whole(options.file, (json.dumps(document, indent=1) + "\n").encode())
 
     print(table(measured(options.pair, options.repeats, options.tiny, save)))
     return 0

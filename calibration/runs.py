@@ -90,8 +90,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _done(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
-    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return {json.dumps(line["load"], sort_keys=True): line for line in lines}
+    done: dict[str, dict[str, Any]] = {}
+    text = path.read_text(encoding="utf-8")
+    for number, line in enumerate(text.splitlines(), 1):
+        try:
+            run = json.loads(line)
+            done[json.dumps(run["load"], sort_keys=True)] = run
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}: line {number} is no run; remove it to go on") from None
+    return done
 
 
 def _serve_all(

@@ -21,6 +21,7 @@ from pdvsim.calibration.points import Array, Points, medians, points_of
 from pdvsim.profiler.samples import Samples
 from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.files import write_whole
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.transfer import COMPUTE_TOKENS, Coefficients, Engine, Prices, Sizes, Transfer, document
 
@@ -215,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.output:
             bar = float(np.percentile(np.abs(np.log1p(every)), 95))
             text = json.dumps(document(replace(whole, model_bar=bar)), indent=1)
-            Path(options.output).write_text(text + "\n", encoding="utf-8")
+            write_whole(Path(options.output), f"{text}\n".encode())
     except (ValueError, OSError) as error:
         print(f"transfer: error: {error}", file=sys.stderr)
         return 2

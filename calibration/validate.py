@@ -95,7 +95,7 @@ def validate(
     for contention in contentions:
         for load in distinct:
             experiment = load.experiment()
-            hardware = replace(experiment.hardware, contention=contention, profile=profile)
+            hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
             experiment = replace(experiment, hardware=hardware)
             closed = load.concurrency is not None
             at = load.concurrency if closed else load.request_rate
@@ -113,7 +113,7 @@ def validate(
             if row is not None:
                 predicted = {name: float(row[name]) for name in METRICS}
                 checked[contention].append(Checked(Load(**line["load"]), line["metrics"], predicted))
-    foundation = str(rows["foundation"].iloc[0]) if len(rows) else ""
+    foundation = "; ".join(map(str, rows["foundation"].unique())) if len(rows) else ""
     return Validation(checked, foundation, complete)
 
 

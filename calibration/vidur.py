@@ -75,6 +75,8 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
         if names.count(name) > 1:
             raise ValueError(f"{folder}: {name} is there twice; leave one of its files")
     for layer in found:
+        if len(layer.at(TOKENS)) < 2:
+            raise ValueError(f"{folder}: {layer.spec.name}: too few num_tokens to tell how times grow with them")
         _check_units(folder, layer, gpu)
     return found
 
@@ -150,7 +152,7 @@ def _preset(heads: int, kv_heads: int, hidden: int, intermediate: int) -> ModelS
 def _of_card(path: Path, card: str) -> bool:
     """Whether a path names this card, or none."""
     named = set(DEVICE.findall(path.as_posix().lower()))
-    return not named or card.split("-")[0] in named
+    return not named or not named.isdisjoint(card.lower().split("-"))
 
 
 def _check_units(folder: str | Path, layer: Layer, gpu: GpuSpec) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from pdvsim.sim.compare import COST
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics import percentile_name
-from pdvsim.table import cell, load_name, load_text, rows_table
+from pdvsim.table import cell, founded, load_name, load_text, rows_table
 
 
 def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
@@ -27,7 +27,7 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
         }
         for entry in entries
     ]
-    notes = list(dict.fromkeys(f"{e['gpu']}, profile {e.get('profile', '?')}: {e.get('foundation')}" for e in entries))
+    notes = list(dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries))
     replications = max(int(entry["replications"]) for entry in entries)
     if replications > 1:
         notes.append(f"±: 95% confidence over {replications} replications")

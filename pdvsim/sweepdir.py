@@ -17,7 +17,6 @@ import contextlib
 import hashlib
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim import Run, __version__
 from pdvsim.output import DETAILS, dumps, plain, setting, settings
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
+from pdvsim.sim.files import write_whole
 from pdvsim.sim.run import simulate
 from pdvsim.sim.sweep import Point, PointFailed, Sweep, frame_of, row_of, run_point
 
@@ -217,24 +217,6 @@ def read_config(path: Path) -> dict[str, Any]:
         if not isinstance(document.get(name), kind):
             raise ValueError(f"{file}: {name} is missing or broken; give another folder")
     return document
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, even if the machine stops; an OSError names it."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temp, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temp.unlink(missing_ok=True)
-        raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:  # Ctrl-C
-        temp.unlink(missing_ok=True)
-        raise
 
 
 @contextmanager

@@ -128,7 +128,7 @@ def comparison_table(
         ]
         for entry in entries
     ]
-    notes = [_founded(entries[0])]
+    notes = list(dict.fromkeys(map(founded, entries)))
     if any("output_throughput_low" in entry for entry in entries):
         notes.append("in brackets: forward times at both ends of the profile's error bar")
     replications = max(int(entry.get("replications", 1)) for entry in entries)
@@ -228,8 +228,12 @@ def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) ->
     return [(label, banded(values, key, decimals)) for label, key, decimals in shown if not _missing(values.get(key))]
 
 
-def _founded(entry: Mapping[str, Any]) -> str:
-    return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}"
+def founded(entry: Mapping[str, Any]) -> str:
+    """What a row or an entry rests on, with the error bar of forward times that are predicted."""
+    bar = entry.get("forward_error_bar")
+    bar = bar.mean if isinstance(bar, Interval) else bar
+    within = "" if bar is None or not bar > 0 else f"; forward times within {bar:.0%}"
+    return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}{within}"
 
 
 def _text(value: Any) -> str:

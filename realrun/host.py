@@ -70,8 +70,6 @@ def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, tor
     By the driver's own calls: `torch.cuda.green_contexts` gives every context the same first multiprocessors.
     """
     refusal = "--priority partition needs green contexts (CUDA 12.5 or newer and a data-centre card): {}; use stream"
-    if device.type != "cuda":
-        raise ValueError(refusal.format("there are none on the CPU"))
     try:
         driver = ctypes.CDLL("libcuda.so.1")
         call = _caller(driver)
@@ -104,6 +102,8 @@ def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, tor
 
 def group_counts(shares: dict[str, float], groups: int) -> dict[str, int]:
     """How many of the `groups` of multiprocessors each share gets: the nearest whole number, at least one."""
+    if groups < len(shares):
+        raise RuntimeError(f"{groups * SM_GROUP} multiprocessors are too few for {len(shares)} lanes")
     counts = {name: max(1, round(share * groups)) for name, share in shares.items()}
     while sum(counts.values()) > groups:
         many = [name for name in counts if counts[name] > 1]

@@ -71,7 +71,7 @@ class Comparison:
             base,
             acceptance=acceptance,
             server=replace(base.server, pair=pair),
-            hardware=replace(base.hardware, gpu=gpu),
+            hardware=replace(base.hardware, gpu=gpu, band=False),  # all share their forward times
         )
 
     def _check_room(self, pair: str, gpu: str) -> None:

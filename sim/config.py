@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Literal
 
 Arch = Literal["autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"]
@@ -299,7 +300,13 @@ class Experiment:
     def files(self) -> tuple[str, ...]:
         """The files it reads."""
         profile = None if self.hardware.profile == "roofline" else self.hardware.profile
-        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile)
+        card = self.hardware.gpu if self.hardware.gpu.endswith(".toml") else None
+        configs = [
+            f"{name}/config.json" if Path(name).is_dir() else name
+            for name in self.server.pair.split(":")
+            if name.endswith(".json") or Path(name).is_dir()
+        ]
+        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile, card, *configs)
         return tuple(path for path in named if path is not None)
 
     def __post_init__(self) -> None:

@@ -21,6 +21,7 @@ MOST_TIMED = 8  # points that are
 
 def core_seconds(points: Sequence[Point]) -> float:
     """Processor time that the points may take, on one core like this one."""
+    from pdvsim.sim.band import wanted
     from pdvsim.sim.run import simulate
 
     if not points:
@@ -37,4 +38,5 @@ def core_seconds(points: Sequence[Point]) -> float:
         simulate(few)
         a_request_s.append((time.process_time() - begin_s) / count)
     mean_s = sum(a_request_s) / len(a_request_s)
-    return mean_s * sum(point.experiment.traffic.num_prompts for point in points)
+    # both ends of an error bar are runs of their own
+    return mean_s * sum((3 if wanted(p.experiment) else 1) * p.experiment.traffic.num_prompts for p in points)

@@ -55,7 +55,7 @@ def model_or_config(name: str) -> ModelSpec:
         return from_config(read_config(path), name)
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"model {name}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
+    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
         said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"model {name}: {said}") from None
 

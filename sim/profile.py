@@ -15,6 +15,7 @@ from typing import Any
 
 from pdvsim.sim.cards import GPUS, gpu
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
+from pdvsim.sim.files import write_whole
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import MODELS
 
@@ -123,7 +124,7 @@ def transferred(spec: GpuSpec) -> Profile:
         host=h200.host,
         contention=h200.contention,
         provenance={"ceilings": spec.source, "kernels": transfer.source, "host": h200.name, "contention": h200.name},
-        uncertainty={name: transfer.bar(spec.measured) for name in MODELS},
+        uncertainty={name: transfer.bar(card_known=False) for name in MODELS},  # no kernel of it was timed
     )
 
 
@@ -203,6 +204,8 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
             at = [tokens for tokens, _ in value]
             if len(at) == 1 or at != sorted(set(at)) or any(not 0 <= s < math.inf for _, s in value):
                 raise ValueError(f"profile {path}: {where}{name}: needs two or more rising (tokens, seconds) pairs")
+            if at and value[-1][1] < value[-2][1]:  # what lies beyond would be less than nothing
+                raise ValueError(f"profile {path}: {where}{name}: the last pair's seconds must not fall")
         if name == "uncertainty":
             for model, bar in value.items():
                 if not 0 <= bar < math.inf:
@@ -215,7 +218,7 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
 
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `load` reads."""
-    Path(path).write_text(json.dumps(asdict(profile), indent=1) + "\n", encoding="utf-8")
+    write_whole(Path(path), (json.dumps(asdict(profile), indent=1) + "\n").encode())
 
 
 def builtin(gpu_name: str) -> Profile:

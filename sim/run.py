@@ -13,7 +13,7 @@ from simpy.events import Event
 
 from pdvsim.sim.acceptance import Coins, accepted_at, rate_at
 from pdvsim.sim.clock import Clock
-from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.config import Acceptance, Experiment, Hardware
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
@@ -137,12 +137,20 @@ def profile_of(experiment: Experiment) -> Profile:
     hardware = experiment.hardware
     if hardware.profile == "roofline":
         return roofline(gpu(hardware.gpu))
-    return load(hardware.profile) if hardware.profile else builtin(hardware.gpu)
+    if not hardware.profile:
+        return builtin(hardware.gpu)
+    found = load(hardware.profile)
+    if hardware.gpu not in (Hardware.gpu, found.gpu.name):
+        raise ValueError(f"--profile {hardware.profile} is of {found.gpu.name}, not of --gpu {hardware.gpu}")
+    return found
 
 
 def covering_profile(experiment: Experiment) -> Profile:
     """The same with both models of the pair, predicted where the profile lacks them."""
-    return covering(profile_of(experiment), named_pair(experiment.server.pair))
+    pair = named_pair(experiment.server.pair)
+    if experiment.arch == "autoregressive":
+        pair = Pair(pair.target, pair.target)  # its drafter is never run
+    return covering(profile_of(experiment), pair)
 
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:

@@ -77,11 +77,12 @@ def _vidur(args: CalibrateCommand) -> int:
 
     if not args.gpu:
         raise ValueError("--from vidur needs --gpu: the card that its files were measured on, e.g. a100-80gb")
+    if args.name or args.plots:
+        raise ValueError("--name and --plots go with samples; --from vidur names its profile after the card")
     cards = [gpu(name) for name in args.gpu]
+    saved = [output.check_file(Path(args.output))] if len(cards) == 1 else []
     profiles = [vidur.build_vidur(args.samples, card) for card in cards]
-    saved = []
-    if len(cards) == 1:
-        saved = [output.check_file(Path(args.output))]
+    if saved:
         save(profiles[0], saved[0])
     against = {card.name: independent.compare(card.name, found) for card, found in zip(cards, profiles, strict=True)}
     if args.json:

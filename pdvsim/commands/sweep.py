@@ -25,8 +25,9 @@ def main(argv: list[str]) -> int:
     from pdvsim import output
     from pdvsim.progress import Progress
     from pdvsim.sim.backends import check_reachable
+    from pdvsim.sim.files import write_whole
     from pdvsim.sim.inputs import check_points
-    from pdvsim.sweepdir import SweepDir, read_config, write_whole
+    from pdvsim.sweepdir import SweepDir, read_config
 
     date = output.now()
     sweep = args.options.sweep()
@@ -111,7 +112,8 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_j
     ]
     if as_json:
         parts = {"points": frame.to_dict("records"), "summary": entries, "paired_differences": differences}
-        print(output.dumps({**config, "foundation": entries[0].get("foundation"), **parts}))
+        foundation = "; ".join(dict.fromkeys(str(entry.get("foundation")) for entry in entries))
+        print(output.dumps({**config, "foundation": foundation, **parts}))
         return
     scoring = sweep.base.scoring
     if len(sweep.archs) == 1 and not names:

@@ -18,7 +18,7 @@ from pdvsim.decide.tables import contest_document, lead_text
 from pdvsim.realrun.command import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval, interval
-from pdvsim.table import cell, grid
+from pdvsim.table import cell, founded, grid
 
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
@@ -329,5 +329,5 @@ def _notes(advice: Advice) -> list[str]:
         + f"; {advice.runs} runs in {advice.spent_s:.0f} s of a budget of {ask.budget_s:g} s",
         f"finalists: {ask.num_runs} seeds of {ask.base.traffic.num_prompts} requests, the first "
         f"{ask.warmup_share:.0%} left out, seeds that the search did not use",
-        f"profile {first['profile']}: {first['foundation']}",
+        founded(first),
     ]

@@ -239,6 +239,7 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         "usd_per_million_output_tokens": usd,
         "profile": run["profile"],
         "foundation": run["foundation"],
+        "forward_error_bar": run.get("forward_error_bar"),
     }
 
 

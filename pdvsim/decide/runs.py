@@ -34,7 +34,7 @@ class Bench:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         # a point's number finds its experiment again, whichever of them finished
-        points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
+        points = [Point("request_rate", e.traffic.request_rate, at, without_band(e)) for at, e in enumerate(new)]
         before = self.runs
         if points:
             try:
@@ -58,6 +58,11 @@ class Bench:
     def _tell(self, done: int) -> None:
         if self.progress:
             self.progress(done)
+
+
+def without_band(experiment: Experiment) -> Experiment:
+    """The same experiment run once: decisions compare runs that share their forward times, whatever their error."""
+    return replace(experiment, hardware=replace(experiment.hardware, band=False))
 
 
 def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:

@@ -10,7 +10,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.winners import Cell, Place, WinnerMap, size_ratio
-from pdvsim.table import cell, grid
+from pdvsim.table import cell, founded, grid
 
 
 def capacity_document(found: Capacities) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def _notes(found: Capacities) -> list[str]:
         notes.append(
             "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
         )
-    return [*notes, f"profile {first['profile']}: {first['foundation']}"]
+    return [*notes, founded(first)]
 
 
 def map_document(found: WinnerMap) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def map_table(found: WinnerMap) -> str:
             f"best {NAMES[grid_.goal.objective]} and its lead over the second",
             f"(in brackets): not told apart from those named, or not by {grid_.indifference:.0%}",
             f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
-            f"profile {first['profile']}: {first['foundation']}",
+            founded(first),
         ]
     )
 

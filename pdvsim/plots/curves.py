@@ -187,8 +187,10 @@ def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
     counted = replications(points, dims)
     sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
     note += f" {sure if counted[0].isdigit() else counted}"
-    if "forward_error_bar" in points and "output_throughput_low" in points:
-        note += f" Hatched areas: forward times {points['forward_error_bar'].max():.0%} slower to as much faster."
+    if "output_throughput_low" in points and points["load"].nunique() > 1:
+        low, high = (f"{bar:.0%}" for bar in (points["forward_error_bar"].min(), points["forward_error_bar"].max()))
+        off = low if low == high else f"{low} to {high}"
+        note += f" Hatched areas: forward times {off} slower to as much faster."
     if points["stability"].map(grew).any():
         note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
     return note
