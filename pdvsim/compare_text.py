@@ -8,7 +8,7 @@ from typing import Any
 from pdvsim.sim.compare import COST
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics import percentile_name
-from pdvsim.table import cell, founded, load_name, load_text, rows_table
+from pdvsim.table import banded, cell, founded, load_name, load_text, rows_table, uncertainty
 
 
 def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
@@ -22,15 +22,14 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
     rows = [
         {
             **_place(entry),
-            **{title: cell(entry.get(key)) for title, key in columns},
+            **{title: banded(entry, key) for title, key in columns},
             "stability": str(entry.get("stability", "")),
         }
         for entry in entries
     ]
     notes = list(dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries))
     replications = max(int(entry["replications"]) for entry in entries)
-    if replications > 1:
-        notes.append(f"±: 95% confidence over {replications} replications")
+    notes += uncertainty(entries)
     if COST not in entries[0]:
         notes.append("no cost: give the price of a card's hour with --gpu-hour-usd")
     blocks = ["\n".join([rows_table(rows), *notes])]

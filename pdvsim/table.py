@@ -40,6 +40,7 @@ TOTALS = (
     ("Peak concurrent requests:", "max_concurrent_requests", 2),
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
+DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
 SPECULATION = (
     ("Acceptance rate (%):", "spec_decode_acceptance_rate", 2),
@@ -129,12 +130,32 @@ def comparison_table(
         for entry in entries
     ]
     notes = list(dict.fromkeys(map(founded, entries)))
-    if any("output_throughput_low" in entry for entry in entries):
+    return "\n".join([grid(header, rows), *notes, *uncertainty(entries)])
+
+
+def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the brackets and the ± of entries mean, or that there are none; and loads that were not kept up."""
+    notes = [note for note in [_draining(entries)] if note]
+    if any(not _missing(entry.get("output_throughput_low")) for entry in entries):
         notes.append("in brackets: forward times at both ends of the profile's error bar")
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
-        notes.append(f"±: 95% confidence over {replications} replications")
-    return "\n".join([grid(header, rows), *notes])
+        return [*notes, f"±: 95% confidence over {replications} replications"]
+    return [*notes, "one replication: no interval, nothing is told apart; --num-runs 5 gives intervals"]
+
+
+def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
+    """A note on closed loops that were long on their way up and down: their throughput is not that of the load."""
+    worst, said = DRAINING, None
+    for entry in entries:
+        rate, stay = (entry.get(key) for key in ("request_throughput", "mean_e2el_ms"))
+        if entry["load_kind"] != "concurrency" or _missing(rate) or _missing(stay):
+            continue
+        there = math.prod(v.mean if isinstance(v, Interval) else float(v) for v in (rate, stay) if v is not None) / 1e3
+        if there < worst * entry["load"]:  # Little's law: so many were there on average
+            worst = there / entry["load"]
+            said = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
+    return said and f"{said}; more --num-prompts come nearer"
 
 
 def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
@@ -237,7 +258,7 @@ def founded(entry: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

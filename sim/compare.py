@@ -71,7 +71,7 @@ class Comparison:
             base,
             acceptance=acceptance,
             server=replace(base.server, pair=pair),
-            hardware=replace(base.hardware, gpu=gpu, band=False),  # all share their forward times
+            hardware=replace(base.hardware, gpu=gpu),
         )
 
     def _check_room(self, pair: str, gpu: str) -> None:
@@ -108,7 +108,11 @@ def _placed(frame: pd.DataFrame, pair: str, gpu: str, prices: Mapping[str, float
     if len(frame):
         frame["pair"], frame["gpu"] = pair, gpu
         if prices:
-            frame[COST] = prices[gpu] * frame["gpus"] / 3600 / frame["output_throughput"] * 1e6
+            hour = prices[gpu] * frame["gpus"] / 3600 * 1e6
+            frame[COST] = hour / frame["output_throughput"]
+            if "output_throughput_low" in frame:  # the slower, the dearer
+                frame[f"{COST}_low"] = hour / frame["output_throughput_high"]
+                frame[f"{COST}_high"] = hour / frame["output_throughput_low"]
     return frame
 
 

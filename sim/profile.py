@@ -155,7 +155,9 @@ def load(path: str | Path) -> Profile:
     """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise ValueError(f"profile {path}: {error.strerror}; a profile is a JSON file, or roofline") from None
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
         raise ValueError(f"profile {path}: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise ValueError(f"profile {path}: expected a JSON object")

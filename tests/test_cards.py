@@ -9,8 +9,10 @@ import pytest
 
 from pdvsim.cli import main
 from pdvsim.sim.cards import GPUS, card_file, gpu
+from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.models import MODELS
-from pdvsim.sim.profile import builtin
+from pdvsim.sim.profile import builtin, save
+from pdvsim.sim.transfer import shipped
 
 CARD = """\
 name = "my-card"
@@ -101,6 +103,35 @@ def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, s
     assert "\n" not in str(refusal.value)
 
 
+def test_a_profile_of_another_card_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(builtin("a100-80gb"), tmp_path / "p.json")
+    assert main(["run", "--gpu", "l40s", "--profile", str(tmp_path / "p.json"), "--num-prompts", "4"]) == 2
+    assert "is of a100-80gb, not of --gpu l40s" in capsys.readouterr().err
+
+
+def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
+    """No kernel of the card was timed."""
+    path = tmp_path / "card.toml"
+    path.write_text(CARD + "measured = true\n")
+    assert set(builtin(str(path)).uncertainty.values()) == {shipped().bar(card_known=False)}
+
+
+def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--jobs", "1", "-o", str(tmp_path / "s")]
+    assert main(["sweep", "--arch", "pd", "--concurrency", "2", "--vary", "gpu=h200,l40s", *small]) == 0
+    said = capsys.readouterr().out
+    assert "measured on NVIDIA H200" in said
+    assert "transferred from the H200's kernels, not measured; forward times within 27%" in said
+
+
+def test_the_files_of_an_experiment_are_all_it_reads(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    experiment = Experiment(
+        server=Server(pair=f"tinyllama-1.1b:{tmp_path}"), hardware=Hardware(gpu="my.toml", profile="p.json")
+    )
+    assert experiment.files == ("p.json", "my.toml", f"{tmp_path}/config.json")
+
+
 def test_a_missing_card_file_is_refused() -> None:
     with pytest.raises(ValueError, match=r"card no\.toml: No such file"):
         gpu("no.toml")
@@ -134,6 +165,7 @@ def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: p
         ({"hidden_size": None}, "model "),
         ({"vocab_size": -1}, "sizes must be at least 1"),
         ({"num_key_value_heads": 3}, "20 heads cannot share 3 kv heads"),
+        ({"hidden_size": float("inf")}, "cannot convert float infinity to integer"),
     ],
 )
 def test_a_bad_configuration_is_refused_in_one_line(

@@ -67,6 +67,7 @@ def small_profile(profile: Profile) -> dict[str, Any]:
     return document  # type: ignore[no-any-return]
 
 
+FALLING = asdict(builtin("h200").models["tinyllama-1.1b"]) | {"layer_knots": [[1, 2e-3], [2, 1e-3]]}
 PROFILES = {"measured": small_profile(builtin("h200")), "roofline": small_profile(roofline(GPUS["h200"]))}
 
 
@@ -121,6 +122,7 @@ def test_any_bytes_are_a_profile_or_a_line(tmp_path: Path, content: bytes, cut: 
         (("host", "handoff_s", None), "host.handoff_s: Input should be a valid number"),
         (("schema_version", None, 2), "schema_version is 2, this version reads 1"),
         (("contention", "stream_weight", 0.0), "contention.stream_weight: must be greater than 0"),
+        (("models", "tinyllama-1.1b", FALLING), "models.tinyllama-1.1b.layer_knots: the last pair's seconds must not"),
     ],
 )
 def test_a_profile_is_refused_by_file_and_field(change: tuple[str, str | None, Any], says: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.stats import interval, over_replications, paired_differences, varied
 from pdvsim.sim.sweep import Point, PointFailed, Sweep, SweepInterrupted, flatten, run_point, run_sweep
+from pdvsim.table import comparison_table
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 
@@ -198,3 +199,14 @@ def test_scoring_reaches_the_rows() -> None:
     base = Experiment(traffic=SMALL.traffic, scoring=Scoring(metric_percentiles=(90.0,), goodput=("ttft:1000",)))
     rows = run_sweep(Sweep(concurrency=(2,), base=base).points(), 1)
     assert {"p90_ttft_ms", "request_goodput"} <= set(rows.columns)
+
+
+@pytest.mark.parametrize(("prompts", "said"), [(10, True), (400, False)])
+def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int, said: bool) -> None:
+    """Ten requests at 8 at once: most of the time fewer are there."""
+    base = Experiment(traffic=Traffic(num_prompts=prompts, input_len=16, output_len=32, dataset_name="random"))
+    entries = over_replications(run_sweep(Sweep(concurrency=(8,), base=base).points(), 1))
+    there = entries[0]["request_throughput"].mean * entries[0]["mean_e2el_ms"].mean / 1e3
+    assert (there < 0.8 * 8) is said
+    assert ("as the loop fills and drains" in comparison_table(entries)) is said
+    assert "one replication: no interval" in comparison_table(entries)

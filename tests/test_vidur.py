@@ -131,6 +131,7 @@ def put(name: str, row: int, value: object) -> Callable[[pd.DataFrame], pd.DataF
         (put("time_stats.add.median", 0, "fast"), "time_stats.add.median: must be numbers"),
         (put("n_embd", 0, 2048), "holds 2 models"),
         (lambda frame: frame.assign(num_tensor_parallel_workers=2), "no row of one worker"),
+        (lambda frame: frame[frame["num_tokens"] == frame["num_tokens"].iloc[0]], "too few num_tokens"),
         (lambda frame: frame.assign(n_embd=999), "no *mlp.csv of a known model on a100-80gb"),
     ],
 )

@@ -32,7 +32,7 @@ def main(argv: list[str]) -> int:
                 "profile": p.name,
                 "foundation": p.foundation,
                 "models": len(p.models),
-                "forward_error_bar": max(p.uncertainty.values(), default=0.0),
+                "forward_error_bar": max(p.uncertainty.values(), default=None),
             }
             for name, p in profiles.items()
         ],

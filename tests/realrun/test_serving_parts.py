@@ -216,6 +216,11 @@ def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
     assert STRETCHES == MAX_CHUNKS
 
 
+def test_lanes_that_outnumber_the_groups_are_refused() -> None:
+    with pytest.raises(RuntimeError, match="16 multiprocessors are too few for 3 lanes"):
+        group_counts({"a": 0.4, "b": 0.3, "c": 0.3}, 2)
+
+
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.integers(3, 40))
 def test_groups_of_multiprocessors_follow_the_shares(weights: list[float], groups: int) -> None:
     shares = {name: weight / sum(weights) for name, weight in zip("abc", weights, strict=True)}
