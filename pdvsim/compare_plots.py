@@ -6,6 +6,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.look import ARCH_COLOURS, STRANGER, counted
+from pdvsim.plots.canvas import DPI, dress, new_figure
 from pdvsim.sim.compare import COST, summary
 from pdvsim.table import load_text
 
@@ -21,31 +23,25 @@ Place = tuple[str, str]  # a pair and a card
 
 def save_comparison(points: pd.DataFrame, path: Path | str) -> None:
     """Draw `points` and write the figure to `path`."""
-    comparison_figure(points).savefig(path, dpi=150)
+    comparison_figure(points).savefig(path, dpi=DPI)
 
 
 def comparison_figure(points: pd.DataFrame) -> Figure:
     """A row of panels a metric, a column a load; groups of bars are pairs (on cards), bars architectures."""
-    import seaborn as sns
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     entries = summary(points)
     archs = list(dict.fromkeys(e["arch"] for e in entries))
     loads = list(dict.fromkeys(e["load"] for e in entries))
     places = list(dict.fromkeys((e["pair"], e["gpu"]) for e in entries))
     metrics = _metrics(points)
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+    with dress():
         width = max(6.0, 2.3 * len(places) + 1.5) * len(loads)
-        figure = Figure(figsize=(min(width, 40), 3.3 * len(metrics) + 1), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(min(width, 40), 3.3 * len(metrics) + 1, _footnote(entries))
         grid = figure.subplots(len(metrics), len(loads), squeeze=False, sharey="row", sharex=True)
-        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
         for column, load in enumerate(loads):
             here = [e for e in entries if e["load"] == load]
             for row, (metric, title) in enumerate(metrics):
                 for arch in archs:
-                    _bars(grid[row][column], [e for e in here if e["arch"] == arch], metric, archs, places, colours)
+                    _bars(grid[row][column], [e for e in here if e["arch"] == arch], metric, archs, places)
                 grid[row][column].grid(False, axis="x")
                 grid[row][0].set_ylabel(title)
             kind = "requests at once" if here[0]["load_kind"] == "concurrency" else "requests/s"
@@ -53,7 +49,6 @@ def comparison_figure(points: pd.DataFrame) -> Figure:
             grid[-1][column].set_xticks(range(len(places)), [_name(place, entries, places) for place in places])
         handles, labels = grid[0][0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(archs), frameon=False)
-        figure.supxlabel(_footnote(entries), fontsize=10, color="0.35", x=0.01, ha="left")
     return figure
 
 
@@ -70,7 +65,6 @@ def _bars(
     metric: str,
     archs: list[str],
     places: list[tuple[str, str]],
-    colours: Any,
 ) -> None:
     """One architecture's bars; the whiskers are confidence intervals over replications."""
     if not entries:
@@ -79,12 +73,14 @@ def _bars(
     width = 0.84 / len(archs)
     shift = (archs.index(arch) - (len(archs) - 1) / 2) * width
     at = [places.index((e["pair"], e["gpu"])) + shift for e in entries]
+    means = [e[metric].mean for e in entries]
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width for e in entries]
+    below = [min(h, mean) for h, mean in zip(half, means, strict=True)]  # nothing here can be less than 0
     bars = axes.bar(
-        at, [e[metric].mean for e in entries], 0.92 * width, color=colours[arch], label=arch,
-        yerr=half if any(half) else None, capsize=3, ecolor="0.2",
+        at, means, 0.92 * width, color=ARCH_COLOURS.get(arch, STRANGER), label=arch,
+        yerr=[below, half] if any(half) else None, capsize=3, ecolor="0.2",
     )  # fmt: skip
-    axes.bar_label(bars, [_short(e[metric].mean) for e in entries], padding=2, fontsize=9, color="0.25")
+    axes.bar_label(bars, [_short(mean) for mean in means], padding=2, fontsize=9, color="0.25")
     axes.margins(y=0.15)
 
 
@@ -110,7 +106,8 @@ def _name(place: Place, entries: list[Entry], places: list[Place]) -> str:
 
 def _footnote(entries: list[Entry]) -> str:
     founded = dict.fromkeys(f"{e['gpu']}: {e.get('foundation')}" for e in entries)
-    note = f"Simulated. {'; '.join(founded)}."
-    if max(int(e["replications"]) for e in entries) > 1:
+    replications = [int(e["replications"]) for e in entries]
+    note = f"Simulated. {'; '.join(founded)}. {counted(replications)}"
+    if max(replications) > 1:
         note += " Whiskers: 95% confidence over replications."
     return note

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdvsim.calibration.fair import HEADLINE, Fair
 from pdvsim.calibration.reproduce import Cell, Reproduction
+from pdvsim.look import ARCH_COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,8 +26,8 @@ def save_fair(fair: Fair, path: Path) -> None:
     _fair(fair).savefig(path, dpi=150)
 
 
-def _figure(panels: int, width: float, height: float = 5.2) -> tuple[Figure, Sequence[Axes], Any]:
-    """A figure of panels side by side, and colours that colour-blind readers can tell."""
+def _figure(panels: int, width: float, height: float = 5.2) -> tuple[Figure, Sequence[Axes]]:
+    """A figure of panels side by side."""
     import seaborn as sns
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -35,12 +36,12 @@ def _figure(panels: int, width: float, height: float = 5.2) -> tuple[Figure, Seq
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasAgg(figure)
         axes = figure.subplots(1, panels, squeeze=False)[0]
-    return figure, list(axes), sns.color_palette("colorblind")
+    return figure, list(axes)
 
 
 def _three_way(reproduction: Reproduction) -> Figure:
     """Bars are published, diamonds simulated."""
-    figure, panels, palette = _figure(2, 13)
+    figure, panels = _figure(2, 13)
     archs = list(dict.fromkeys(c.arch for c in reproduction.cells))
     loads = list(dict.fromkeys(c.requests for c in reproduction.cells))
     for axes, (metric, title) in zip(
@@ -49,7 +50,8 @@ def _three_way(reproduction: Reproduction) -> Figure:
         for i, arch in enumerate(archs):
             row = [c for c in reproduction.cells if c.metric == metric and c.arch == arch]
             at = [loads.index(c.requests) + (i - 1) * 0.27 for c in row]
-            published = axes.bar(at, [c.published / 1e3 for c in row], 0.24, color=palette[i], label=arch, alpha=0.75)
+            colour = ARCH_COLOURS[arch]
+            published = axes.bar(at, [c.published / 1e3 for c in row], 0.24, color=colour, label=arch, alpha=0.75)
             errors = ["fitted" if c.requests == 1 else f"{c.error:+.0%}" for c in row]
             axes.bar_label(published, errors, padding=9, fontsize=9, color="0.25")
             axes.plot(at, [c.simulated / 1e3 for c in row], "D", color="black", markersize=6, label="_")
@@ -76,12 +78,12 @@ def _three_way(reproduction: Reproduction) -> Figure:
 def _poisson(reproduction: Reproduction) -> Figure:
     """Marks are published, lines simulated; the band is one standard deviation of single runs."""
     labels = list(dict.fromkeys(c.pair for c in reproduction.cells))
-    figure, panels, palette = _figure(len(labels), 16)
+    figure, panels = _figure(len(labels), 16)
     cells = [c for c in reproduction.cells if c.metric == "throughput_completed_only"]
     for axes, label in zip(panels, labels, strict=True):
-        for i, arch in enumerate(("pd", "pdv-unified")):
+        for arch in ("pd", "pdv-unified"):
             row = [c for c in cells if c.pair == label and c.arch == arch]
-            _curve(axes, row, palette[i], arch)
+            _curve(axes, row, arch)
         _dress(axes, "Concurrency level C (0.05 C requests/s for 30 s)", "tok/s of completed requests", label)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
@@ -93,7 +95,8 @@ def _poisson(reproduction: Reproduction) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, row: list[Cell], colour: Any, name: str) -> None:
+def _curve(axes: Axes, row: list[Cell], name: str) -> None:
+    colour = ARCH_COLOURS[name]
     x = [c.concurrency for c in row]
     axes.plot(x, [c.simulated for c in row], color=colour, linewidth=2, label=f"{name}, simulated")
     low, high = [max(0.0, c.simulated - c.spread) for c in row], [c.simulated + c.spread for c in row]
@@ -117,7 +120,7 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str) -> None:
 def _fair(fair: Fair) -> Figure:
     """Throughput to the end, and mean latency, of the published programs and of pdvsim's policies."""
     poisson = fair.table == "poisson-30s"
-    figure, panels, palette = _figure(3 if poisson else 2, 16 if poisson else 13)
+    figure, panels = _figure(3 if poisson else 2, 16 if poisson else 13)
     who = list(dict.fromkeys((row.engine, row.arch) for row in fair.rows))
     loads = list(dict.fromkeys(row.concurrency for row in fair.rows))
     named = {
@@ -131,8 +134,8 @@ def _fair(fair: Fair) -> Figure:
         for i, (engine, arch) in enumerate(programs):
             rows = [fair.row(engine, arch, c) for c in loads]
             at = [j + (i - 0.5) * 0.4 for j in range(len(loads))]
-            panels[0].bar(at, [r.all_tokens or 0.0 for r in rows], 0.36, color=palette[i], alpha=0.35)
-            panels[0].bar(at, [r.completed_only or 0.0 for r in rows], 0.36, color=palette[i])
+            panels[0].bar(at, [r.all_tokens or 0.0 for r in rows], 0.36, color=ARCH_COLOURS[arch], alpha=0.35)
+            panels[0].bar(at, [r.completed_only or 0.0 for r in rows], 0.36, color=ARCH_COLOURS[arch])
         panels[0].set_title("By the cut-off: completed (solid), all (pale)", fontweight="bold", loc="left")
         panels[0].set_ylabel("tok/s")
     for axes, (metric, title, unit) in zip(
@@ -148,7 +151,7 @@ def _fair(fair: Fair) -> Figure:
             style = "o-" if engine == "published" else "s--"
             size = 14 - 2 * i  # rings, so that what coincides is seen to
             axes.plot(
-                range(len(loads)), values, style, color=palette[i], linewidth=2, markersize=size,
+                range(len(loads)), values, style, color=ARCH_COLOURS[arch], linewidth=2, markersize=size,
                 markerfacecolor="none", markeredgewidth=2, label=name,
             )  # fmt: skip
             shown += values

@@ -53,6 +53,7 @@ class SweepHeader(Header):
     """sweep.json."""
 
     sweep: SweepSettings
+    num_points: int | None = None  # that were asked for
 
 
 class RunDocument(Header):

@@ -8,8 +8,8 @@ apart, so that nothing is paired or averaged that does not belong together.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,17 +38,26 @@ class Source:
     config: Config  # of the experiment, or of the one a sweep varies
     vary: tuple[str, ...]  # columns of the sweep's varied flags
     provenance: dict[str, Any] | None
+    incomplete: str = ""  # of a sweep that lacks points: how many it has
 
     @property
     def pair(self) -> str:
         return str(self.config.server.get("pair", "?"))
 
-    @property
-    def workload(self) -> dict[str, Any]:
-        """Everything that two results must share to be compared seed by seed."""
-        traffic = {k: v for k, v in self.config.traffic.items() if k not in LOAD_SETTINGS}
+    def workload(self, columns: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Everything that two results must share to be compared seed by seed, but for what stands in `columns`."""
         config = self.config
-        return traffic | {"parts": (config.acceptance, config.hardware, config.scoring)}
+        traffic = {k: v for k, v in config.traffic.items() if k not in LOAD_SETTINGS}
+        parts = (traffic, config.acceptance, config.hardware, config.scoring)
+        return [{k: v for k, v in part.items() if k not in columns} for part in parts]
+
+    def setting(self, name: str) -> Any:
+        """A setting of the configuration as a sweep that varies it writes it into its table."""
+        groups = (group for group in self.config.model_dump().values() if isinstance(group, dict))
+        value = next((group[name] for group in groups if name in group), "not said")
+        if isinstance(value, list):
+            return "+".join(map(str, value))
+        return "none" if value is None else value
 
 
 @dataclass(frozen=True)
@@ -84,6 +93,15 @@ class Results:
             return [({}, self.points)]
         grouped = self.points.groupby(by, sort=False, dropna=False)
         return [(dict(zip(by, key, strict=True)), group) for key, group in grouped]
+
+    def by_load_kind(self) -> dict[str, Results]:
+        """The points by kind of load: a concurrency and a rate have no axis in common."""
+        return {str(kind): replace(self, points=group) for kind, group in self.points.groupby("load_kind", sort=False)}
+
+    @property
+    def incomplete(self) -> list[str]:
+        """A line for each sweep that lacks points."""
+        return [source.incomplete for source in self.sources if source.incomplete]
 
     def source(self, row: pd.Series[Any]) -> Source:
         """Where a point comes from."""
@@ -127,12 +145,15 @@ def load(paths: Sequence[Path | str]) -> Results:
         source, table = _sweep(path) if path.is_dir() else _run(path)
         tables.append(table.assign(source=number, results=source.name))
         sources.append(source)
+    asked = list(dict.fromkeys(name for source in sources for name in source.vary))
+    for source, table in zip(sources, tables, strict=True):
+        for name in (name for name in asked if name not in table):
+            table[name] = source.setting(name)
     points = pd.concat(tables, ignore_index=True)
     points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
-    vary = [name for name in dict.fromkeys(name for source in sources for name in source.vary) if name in points]
-    first = [*KEYS, "pair", "run", "seed", *vary, "profile", "foundation"]  # as a sweep orders them
+    first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
     points = points[list(dict.fromkeys([*first, *points.columns]))]
-    candidates = [name for name in dict.fromkeys(("pair", *vary)) if points[name].nunique(dropna=False) > 1]
+    candidates = [name for name in dict.fromkeys(("pair", *asked)) if points[name].nunique(dropna=False) > 1]
     dims = tuple(candidates)
     if len(sources) > 1 and _mixed(points, sources, candidates):
         dims = ("results", *candidates)
@@ -151,7 +172,8 @@ def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str])
     if points.duplicated([*KEYS, *dims, "seed"]).any():
         return True
     groups = points.groupby(list(dims), dropna=False)["source"] if dims else [((), points["source"])]
-    return any(sources[i].workload != sources[int(g.iloc[0])].workload for _, g in groups for i in g.unique())
+    workloads = [source.workload(dims) for source in sources]
+    return any(workloads[i] != workloads[int(g.iloc[0])] for _, g in groups for i in g.unique())
 
 
 def records(row: pd.Series[Any]) -> Records | None:
@@ -198,10 +220,21 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     source = Source(
         folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
         tuple(name for name in vary if name not in KEYS), header.provenance,
+        _incomplete(folder, len(table), header.num_points),
     )  # fmt: skip
     stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
     saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
     return source, _filled(table, source).assign(records=saved or "")
+
+
+def _incomplete(folder: Path, done: int, asked: int | None) -> str:
+    """How many points an interrupted sweep, or one with failures, has; nothing of a complete one."""
+    failed = sum(1 for _ in folder.glob("failed/*.json"))
+    if asked is None:
+        asked = done + failed
+    if done >= asked and not failed:
+        return ""
+    return f"{folder.resolve().name}: {done} of {asked} points" + (f", {failed} failed" if failed else "")
 
 
 def _run(path: Path) -> tuple[Source, pd.DataFrame]:

@@ -10,10 +10,13 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
 from pdvsim.cli import main
+from pdvsim.compare_plots import comparison_figure
 from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, tail
+from pdvsim.plots import standing
 from pdvsim.plots.custom import Axis, custom_figure
 from pdvsim.plots.heatmap import cells, improvement_figure
 from pdvsim.plots.pictures import latency_figure, sweep_figure, throughput_figure
@@ -82,6 +85,21 @@ def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -
     assert "interval includes 0" in figure.get_supxlabel().replace("\n", " ")
 
 
+def test_every_kind_of_load_has_its_own_heatmap() -> None:
+    """A concurrency and a rate of the same number are no column in common."""
+    one = made_up()
+    rates = one.points.assign(load_kind="request_rate", load=2 * one.points["load"])
+    results = Results(pd.concat([one.points, rates], ignore_index=True), one.sources, ())
+    heatmaps = {name: figure for name, figure in standing(results, "output_throughput", "pd") if "improve" in name}
+    names = {name: figure.axes[0].get_xlabel() for name, figure in heatmaps.items()}
+    assert names == {
+        "improvement-output-throughput-by-concurrency": "Concurrent requests",
+        "improvement-output-throughput-by-request-rate": "Request rate (req/s)",
+    }
+    ticks = [[t.get_text() for t in figure.axes[0].get_xticklabels()] for figure in heatmaps.values()]
+    assert ticks == [["1", "2", "4"], ["2", "4", "8"]]
+
+
 def test_one_replication_claims_nothing() -> None:
     results = made_up(seeds=1, gain=5.0)
     assert not any(cell.told_apart for cell in cells(results, "output_throughput", "pd"))
@@ -91,6 +109,17 @@ def test_one_replication_claims_nothing() -> None:
     curves = throughput_figure(results.points)
     assert not any(axes.collections for axes in curves.axes)  # no band
     assert "no significance" in curves.get_supxlabel().replace("\n", " ")
+    assert "no significance" in comparison_figure(results.points.assign(gpu="g")).get_supxlabel().replace("\n", " ")
+
+
+def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
+    points = made_up().points.assign(forward_error_bar=0.5)
+    for metric in ("output_throughput", "mean_tpot_ms"):
+        points = points.assign(**{f"{metric}_low": points[metric] / 2, f"{metric}_high": points[metric] * 2})
+    for axes in sweep_figure(points).axes:
+        highest = max((c.get_datalim(axes.transData).y1 for c in axes.collections if c.get_hatch()), default=0.0)
+        assert axes.get_ylim()[1] > highest
+        assert bool(highest) is (axes.get_title(loc="left") in ("Output throughput", "Mean TPOT"))
 
 
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("backlogged", True)])
@@ -129,6 +158,9 @@ def test_settings_in_one_picture_have_a_curve_each() -> None:
 def test_every_architecture_has_its_own_look() -> None:
     assert set(ARCH_COLOURS) == set(ARCH_MARKERS) == set(ARCHS)
     assert len(set(ARCH_COLOURS.values())) == len(set(ARCH_MARKERS.values())) == len(ARCHS)
+    bars = comparison_figure(made_up().points.assign(gpu="g")).axes[0].containers
+    drawn = {bar.get_label(): to_hex(bar.patches[0].get_facecolor()) for bar in bars if hasattr(bar, "patches")}
+    assert drawn == {arch: ARCH_COLOURS[arch] for arch in ("pd", "pdv", "colocated")}
     assert tail(pd.DataFrame(columns=["p9_ttft_ms", "p99.9_ttft_ms", "p99_ttft_ms"])) == "p99.9"
 
 

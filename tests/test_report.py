@@ -37,7 +37,7 @@ COUNTED = BASE.traffic.num_prompts - WARMUP
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of three architectures; pdv is labelled overloaded at the higher load, the foundation is no friend."""
-    made = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS)
+    made = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS, num_points=15)
     points = pd.read_parquet(made / "summary.parquet")
     points["stability"] = np.where((points["arch"] == "pdv") & (points["load"] == 400.0), "overloaded", "stable")
     points.assign(foundation=HOSTILE).to_parquet(made / "summary.parquet", index=False)
@@ -215,6 +215,28 @@ def test_overloaded_points_are_marked(shown: Page) -> None:
     assert [label.inner_text() for label in shown.query_selector_all(".label.grew")] == ["overloaded"]
     assert "1 of 6 points overloaded" in shown.inner_text("#latency-note")
     assert "2 replications" in shown.inner_text("#latency-note")
+
+
+def test_a_sweep_that_lacks_points_is_said_to(shown: Page) -> None:
+    assert shown.inner_text("#incomplete") == "Not complete. sweep: 12 of 15 points."
+
+
+def test_no_whisker_reaches_below_zero(shown: Page, document: dict[str, Any]) -> None:
+    wide = [e["values"]["p99_ttft_ms"] for e in document["entries"]]
+    assert any(half > mean for mean, half, _ in wide)  # two replications
+    down = shown.evaluate("() => document.getElementById('latency-chart').data.map(t => [t.y, t.error_y.arrayminus])")
+    assert all(minus <= mean for means, below in down for mean, minus in zip(means, below, strict=True))
+
+
+def test_the_toolbar_hides_no_legend(shown: Page) -> None:
+    for chart in CHARTS:
+        shown.hover(f"#{chart}")
+        lowest = max(box["y"] + box["height"] for box in boxes(shown, f"#{chart} .modebar-btn"))
+        assert all(box["y"] >= lowest for box in boxes(shown, f"#{chart} .legend .traces")), chart
+
+
+def boxes(shown: Page, selector: str) -> list[Any]:
+    return [box for found in shown.query_selector_all(selector) if (box := found.bounding_box())]
 
 
 def test_controls_change_what_is_shown(shown: Page) -> None:

@@ -83,6 +83,38 @@ def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
     ]  # fmt: skip
 
 
+def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tmp_path: Path) -> None:
+    points = pd.read_parquet(copy / "summary.parquet")
+    varied = {"acceptance_rate": 0.5, "acceptance_concentration": 9.0, "partition": "0.5+0.3+0.2"}
+    points.assign(**varied).to_parquet(copy / "summary.parquet", index=False)
+    sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
+    edited(copy / "sweep.json", sweep=sweep | {"vary": {name: [value] for name, value in varied.items()}})
+    assert main([*RUN, "--max-concurrency", "2", "-o", str(tmp_path / "r.json")]) == 0
+    results = load([copy, tmp_path / "r.json"])
+    assert results.dims == tuple(varied)
+    [by_rate, by_concurrency] = [label(setting) for setting, _ in results.settings()]
+    assert by_rate.startswith("acceptance rate 0.5, acceptance concentration 9, partition 0.5+0.3+0.2")
+    assert by_concurrency.startswith("acceptance rate 0.6, acceptance concentration none, partition 0.4+0.4+0.2")
+
+
+@pytest.mark.parametrize(
+    ("asked", "failed", "says"),
+    [(8, 0, []), (20, 0, ["copy: 8 of 20 points"]), (20, 2, ["copy: 8 of 20 points, 2 failed"])],
+)
+def test_a_sweep_that_lacks_points_is_said_to(
+    copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    edited(copy / "sweep.json", num_points=asked)
+    (copy / "failed").mkdir()
+    for index in range(failed):
+        (copy / "failed" / f"{index:05}.json").write_text("{}")
+    assert load([copy]).incomplete == says
+    for argv in (["plot", str(copy)], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
+        assert main(argv) == 0
+        said = capsys.readouterr().err.splitlines()
+        assert [line for line in said if " points" in line] == [f"pdvsim: {line}" for line in says]
+
+
 def spoil_json(folder: Path) -> None:
     path = folder / "sweep.json"
     path.write_text(path.read_text()[:40])

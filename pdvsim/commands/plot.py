@@ -50,6 +50,8 @@ def main(argv: list[str]) -> int:
     from pdvsim.results import load
 
     results = load(args.results)
+    for line in results.incomplete:
+        say("pdvsim", line)
     given = {"x": args.var_x, "y": args.var_y, "curve": args.curve_by, "row": args.row_by, "column": args.col_by}
     chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
     against, metric = args.against or results.archs[0], args.metric.replace("-", "_")

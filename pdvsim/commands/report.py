@@ -33,6 +33,8 @@ def main(argv: list[str]) -> int:
     from pdvsim.results import load
 
     results = load(args.results)
+    for line in results.incomplete:
+        say("pdvsim", line)
     path = check_file(Path(args.output))
     with Progress(results.detailed, "records") as progress:
         document = build(results, progress.update)

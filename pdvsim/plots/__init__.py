@@ -39,7 +39,7 @@ def sweep_png(points: pd.DataFrame) -> bytes:
 
 
 def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:
-    """The pictures every result has, by name: one of each a setting, and one heatmap for all settings."""
+    """The pictures every result has, by name: one of each a setting, one heatmap a kind of load."""
     settings = results.settings()
     for setting, points in settings:
         words = label(setting)
@@ -48,9 +48,12 @@ def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str,
             figure = picture(points, words)
             if figure is not None:
                 yield name + suffix, figure
-    figure = improvement_figure(results, metric, against)
-    if figure is not None:
-        yield f"improvement-{metric.removesuffix('_ms').replace('_', '-')}", figure
+    kinds = results.by_load_kind()
+    for kind, mine in kinds.items():
+        figure = improvement_figure(mine, metric, against) if against in mine.archs else None
+        if figure is not None:
+            suffix = f"-by-{kind}" if len(kinds) > 1 else ""
+            yield slug(f"improvement-{metric.removesuffix('_ms')}{suffix}"), figure
 
 
 def own(results: Results, axis: Axis) -> tuple[str, Figure]:

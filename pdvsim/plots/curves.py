@@ -24,6 +24,7 @@ Entry = dict[str, Any]
 
 CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
 WHISKER_DODGE = 0.05
+BAND = ("low", "high")  # ends of a metric's error bar, as columns are called
 LEGEND_INCHES = 0.28  # a line
 
 
@@ -86,7 +87,7 @@ def draw(
         high = [a + h for a, h in zip(y, half, strict=True)]
         axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
     if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
-        low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in ("low", "high"))
+        low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in BAND)
         axes.fill_between(x, low, high, facecolor="none", edgecolor=look.colour, hatch="///", alpha=0.35, linewidth=0.5)
     for hollow in (False, True):
         chosen = [i for i, (e, _) in enumerate(shown) if grew(e.get("stability")) is hollow]
@@ -129,7 +130,8 @@ def panel(
     dodge = dodge or (WHISKER_DODGE if len(curves) > CLEAR else 0.0)
     title, unit, _ = name_of(metric)
     at = dict(zip((e["load"] for e in entries), places(entries), strict=True))
-    if len(at) == 1:
+    banded = len(at) > 1
+    if not banded:
         bars(axes, entries, metric)
         axes.set_xlabel(load_line(entries))
     else:
@@ -138,7 +140,7 @@ def panel(
             aside = 2 ** aside_of(number, len(curves), dodge)
             draw(axes, mine, metric, look, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
-    frame(axes, [e[metric] for e in entries if has(e, metric)], name_of(metric)[2], log)
+    frame(axes, entries, metric, log, banded)
     axes.set_title(title, fontweight="bold", loc="left")
     axes.set_ylabel(unit)
 
@@ -164,11 +166,17 @@ def load_axis(axes: Axes, entries: Sequence[Entry]) -> None:
     axes.set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
 
 
-def frame(axes: Axes, found: Sequence[Interval], scale: float, log: bool) -> None:
-    """Means and, within reason, their intervals set the frame: two replications make bands without end."""
+def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: bool = True) -> None:
+    """Means, their error bars if `banded` and, within reason, their intervals set the frame.
+
+    Two replications make intervals without end.
+    """
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    means = [f.mean * scale for f in found]
+    scale = name_of(metric)[2]
+    found = [e[metric] for e in entries if has(e, metric)]
+    ends = [e[f"{metric}_{end}"] for e in entries for end in BAND if banded and has(e, f"{metric}_{end}")]
+    means = [f.mean * scale for f in (*found, *ends)]
     low, high = min(means, default=0), max(means, default=0)
     if log and high > 10 * low > 0:
         axes.set_yscale("log")

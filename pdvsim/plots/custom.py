@@ -78,8 +78,7 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
                 names = [(axis.row, row), (axis.column, column)]
                 title = ", ".join(f"{k.replace('_', ' ')}: {_text(v)}" for k, v in names if k)
                 axes.set_title(title, loc="left", fontweight="bold")
-        scale = name_of(axis.y)[2]
-        frame(grid[0, 0], [e[axis.y] for e in entries if has(e, axis.y)], scale, axis.y.endswith("_ms"))
+        frame(grid[0, 0], entries, axis.y, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
         legend(figure, list(curves.values()), None if axis.curve == "arch" else axis.curve.replace("_", " "))
     return figure

@@ -68,7 +68,10 @@ def cells(results: Results, metric: str, against: str) -> list[Cell]:
 
 
 def improvement_figure(results: Results, metric: str, against: str) -> Figure | None:
-    """Rows are settings, one panel an architecture; with one setting, one panel whose rows are the architectures."""
+    """Rows are settings, one panel an architecture; with one setting, one panel whose rows are the architectures.
+
+    The results are of one kind of load, which is along x.
+    """
     found = cells(results, metric, against)
     if not found:
         return None
@@ -92,7 +95,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
             _panel(axes, panel, rows, loads, one, lower_is_better(metric), limit)
             if not one:
                 axes.set_title(arch, fontweight="bold", loc="left", fontsize=12)
-        kind = found[0].load_kind
+        [kind] = {cell.load_kind for cell in found}
         grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
         _bar(figure, list(grid), lower_is_better(metric), limit)
     return figure

@@ -51,7 +51,7 @@ function overLoads(id, doc, chosen, metric) {
     const colour = colourOf(doc, arch);
     const value = at.map(([, e]) => e.values[metric]);
     const common = {
-      name: escapeText(arch), y: value.map((v) => v[0]), error_y: { array: value.map((v) => v[1] || 0), color: colour, thickness: 1.3, width: 3 },
+      name: escapeText(arch), y: value.map((v) => v[0]), error_y: { symmetric: false, array: value.map((v) => v[1] || 0), arrayminus: value.map((v) => Math.min(v[0], v[1] || 0)), color: colour, thickness: 1.3, width: 3 },
       text: at.map(([, e]) => escapeText(`${e.stability}, ${e.n} replication${e.n > 1 ? "s" : ""}`)),
       hovertemplate: `<b>${escapeText(arch)}</b> at %{customdata}: %{y:,.4~g} ${named.unit}<br>%{text}<extra></extra>`, customdata: at.map(([l]) => l.text),
     };

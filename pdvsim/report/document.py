@@ -60,6 +60,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         "archs": [{"name": arch, "colour": ARCH_COLOURS.get(arch, STRANGER)} for arch in results.archs],
         "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
         "settings": settings,
+        "incomplete": results.incomplete,
         "loads": _loads(points, kinds),
         "metrics": {name: dict(zip(("title", "unit"), name_of(name)[:2], strict=True)) for name in metrics},
         "marks": {mark: word for mark, word in MARKS.items() if any(m.startswith(f"{mark}_") for m in metrics)},

@@ -38,6 +38,8 @@ function start() {
   const watched = doc.entries.find((e) => e.series);
   if (watched) $("watched").value = watched.arch;
   $("lead").textContent = lead();
+  $("incomplete").textContent = `Not complete. ${doc.incomplete.join("; ")}.`;
+  $("incomplete").hidden = !doc.incomplete.length;
   provenance();
   $("controls").addEventListener("change", (event) => {
     if (event.target.id === "setting") fillLoads();
