@@ -20,7 +20,7 @@ from pdvsim.args import RunCommand, parse
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import advice_document
-from pdvsim.decide.advise import Advice
+from pdvsim.decide.advise import Advice, Question, _affordable
 from pdvsim.decide.commandline import command_line
 from pdvsim.decide.contest import contest
 from pdvsim.decide.flips import Rivalry, find_flips
@@ -285,14 +285,55 @@ def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
     """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 24 of them allow under 14 a second."""
     found = pdvsim.advise(
         arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1, try_max_num_seqs=[1],
-        budget_s=0.01, **OPTIONS,
+        budget_s=1000, **OPTIONS,
     )  # fmt: skip
     assert not found.met
+    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; least bad:\n")
+    assert "Recommendation" not in str(found)
     assert found.capacity is not None
     held = found.capacity.summary()[0]["rate"].mean
     assert 0 < held < 14
     assert f"it holds {held:.3g} req/s: {math.ceil(100 / held)} would be needed" in str(found)
-    assert "one request at a time" in found.left_out  # the budget was spent before
+    assert f"the load is {100 / held:.3g} times that" in str(found)
+
+
+def test_without_time_the_least_is_run_and_the_rest_is_named() -> None:
+    found = pdvsim.advise(arch=["autoregressive", "pd"], request_rate=500, goodput=["ttft:1"], budget_s=0.01, **OPTIONS)
+    assert {len(rows) for rows in found.finals.values()} == {2}
+    assert {candidate.traffic.num_prompts for candidate in found.finals} == {10}  # as in the search
+    assert {"distance to capacity", "one request at a time", "flips with the load"} <= set(found.left_out)
+    text = str(found)
+    assert f"only {len(found.search.figures)} of {found.question.space.size} settings were tried" in text
+    assert "2 seeds of 10 requests (no time for 3 of 40)" in text
+    assert "saturation" not in text  # it was not looked for, and a busy lane is none
+
+
+class Paced(Bench):
+    """A bench by whose record a request takes 10 ms."""
+
+    def seconds(self, requests: int) -> float:
+        return requests / 100
+
+
+@pytest.mark.parametrize(
+    ("left_s", "affordable"), [(20.0, (5, 100)), (13.0, (3, 100)), (6.0, (2, 75)), (1.0, (2, 25)), (-1.0, (2, 25))]
+)
+def test_finals_cost_what_is_left_but_for_the_least(left_s: float, affordable: tuple[int, int]) -> None:
+    """Four finalists, 5 seeds of 100 requests: 20 s."""
+    ask = Question(Experiment(traffic=Traffic(num_prompts=100, request_rate=1.0)), Space(), Goal("e2el"))
+    assert _affordable(ask, 4, Paced(), left_s) == affordable
+
+
+def test_saturation_is_the_distance_to_capacity() -> None:
+    found = advice()
+    assert found.capacity is not None
+    [line] = [line for line in str(found).splitlines() if line.startswith("saturation: ")]
+    assert f"of which the load is {20 / found.capacity.summary()[0]['rate'].mean:.0%}" in line
+    assert "busy" not in line
+
+
+def test_a_notebook_shows_the_text() -> None:
+    assert repr(advice()) == str(advice())
 
 
 def test_architectures_that_refuse_an_option_are_left_out() -> None:

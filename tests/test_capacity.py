@@ -13,12 +13,14 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from matplotlib.text import Text
 
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.capacity import Bracket, Capacities, Plan, Search, find_capacities, search
 from pdvsim.decide.contest import contest
+from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
@@ -182,6 +184,24 @@ def test_a_lead_within_the_tolerance_is_none(one_by_one: Experiment) -> None:
             for rate in (10.0, 11.0, 12.0)
         ]
         assert (found.contests()[1].best, found.contests()[1].sure) == ("colocated", sure)
+
+
+def test_a_rate_is_not_less_than_nothing(one_by_one: Experiment) -> None:
+    """In the table an interval that would be starts at 0; in the picture it is cut at the frame, which says so."""
+    plan = Plan(one_by_one, ("autoregressive", "colocated"), (1,), 2, Goal("throughput", ("ttft:15",), 0.9), 0.05)
+    row = {"gpus": 1, "output_tokens_per_s": 1.0, "usd_per_million_output_tokens": 1.0, "attainment": 1.0}
+    row |= {"limited_by": "queue", "profile": "a profile whose name is long"}
+    rates = (("autoregressive", (10.0, 30.0)), ("colocated", (20.0, 20.1)))
+    found = Capacities(plan, rows=[row | {"arch": arch, "rate": rate} for arch, both in rates for rate in both])
+    assert "20.00 (0 to 147.06)" in str(found)  # t(1) = 12.7062
+    assert "20.05 ±0.64" in str(found)
+    assert "tell little" in str(found)
+    assert repr(found) == str(found)
+    figure = capacity_figure(found)
+    figure.canvas.draw()
+    [note] = [text for text in figure.findobj(Text) if "Whiskers" in text.get_text()]
+    assert "(cut at the frame)" in note.get_text()
+    assert note.get_window_extent().x1 <= figure.bbox.x1
 
 
 def test_one_seed_claims_nothing() -> None:

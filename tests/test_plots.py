@@ -17,6 +17,7 @@ from pdvsim.cli import main
 from pdvsim.compare_plots import comparison_figure
 from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, tail
 from pdvsim.plots import standing
+from pdvsim.plots.canvas import WHITEGRID
 from pdvsim.plots.custom import Axis, custom_figure
 from pdvsim.plots.heatmap import cells, improvement_figure
 from pdvsim.plots.pictures import latency_figure, sweep_figure, throughput_figure
@@ -210,3 +211,12 @@ def test_the_command_saves_what_it_names(tmp_path: Path, capsys: pytest.CaptureF
         assert main(["plot", str(folder), *argv, "-o", str(tmp_path / "none")]) == 2
         assert says in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
+
+
+def test_the_dress_is_seaborns() -> None:
+    import matplotlib as mpl
+    import seaborn as sns
+
+    theirs = {**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}
+    del theirs["image.cmap"]  # of heatmaps, which name their own
+    assert {name: value for name, value in theirs.items() if mpl.rcParamsDefault[name] != value} == WHITEGRID

@@ -104,6 +104,7 @@ def test_over_sizes() -> None:
     assert [cell.place for cell in found.cells] == pairs[::-1]  # the smaller ratio first
     assert {cell.winner for cell in found.cells} == {"pd"}
     assert "tinyllama-1.1b:codellama-34b (0.03)" in str(found)
+    assert repr(found) == str(found)
 
 
 def test_the_picture_hatches_what_is_not_sure() -> None:

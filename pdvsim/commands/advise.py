@@ -139,8 +139,10 @@ def main(argv: list[str]) -> int:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
     started_s = time.monotonic()
-    with Progress(math.ceil(question.budget_s), "seconds of the budget", args.json, after_s=0) as progress:
-        bench = Bench(args.options.jobs, lambda done: progress.update(int(time.monotonic() - started_s)))
+    budget_s = math.ceil(question.budget_s)
+    with Progress(budget_s, "seconds of the budget", args.json, after_s=0) as progress:
+        # what has begun is finished, which may take longer than there is
+        bench = Bench(args.options.jobs, lambda done: progress.update(min(budget_s, int(time.monotonic() - started_s))))
         advice = advise(question, bench)
     document = output.dumps(advice_document(advice))
     print(document if args.json else advice_text(advice))

@@ -12,9 +12,9 @@ from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line
 from pdvsim.decide.contest import Contest, shares
 from pdvsim.decide.flips import Edge, Flips
-from pdvsim.decide.goal import NAMES, attained
+from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.space import described
-from pdvsim.decide.tables import contest_document, lead_text
+from pdvsim.decide.tables import contest_document, lead_text, positive
 from pdvsim.realrun.command import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval, interval
@@ -40,7 +40,7 @@ def advice_text(advice: Advice) -> str:
     if advice.recommended is None:
         return "\n".join(_unfinished(advice))
     sections = (
-        ("Recommendation", _recommendation(advice)),
+        ("Recommendation" if advice.met else _nothing(advice), _recommendation(advice)),
         ("Expected", [_expected(advice)]),
         ("How sure", _how_sure(advice)),
         ("Where the decision flips", _where(advice)),
@@ -77,6 +77,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
             "arch": best.arch,
             "described": described(best),
             "meets": advice.met,
+            "replications": len(rows),
             "server": output.settings(best.server),
             "command": command_line("pdvsim run", best),
             "realrun": _realrun(best),
@@ -129,15 +130,30 @@ def _recommendation(advice: Advice) -> list[str]:
     lines = [f"{described(best)}", f"for {ask.base.server.pair} on {best.hardware.gpu} at {rate:g} req/s"]
     if goal.levels:
         share = interval(map(attained, advice.rows))
-        levels = " and ".join(f"{name.upper()} <= {level:g} ms" for name, level in goal.levels_ms.items())
         verb = "meets" if advice.met else "does NOT meet"
-        lines.append(f"{verb} {levels} for {goal.attainment:.0%} of the requests: {cell(share, 1, 100)} % are in time")
+        lines.append(
+            f"{verb} {_levels(goal)} for {goal.attainment:.0%} of the requests: {cell(share, 1, 100)} % are in time"
+        )
         room = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
         parts = (f"{name.upper()} {cell(value, 1)} times" for name, value in room.items())
         lines.append(f"head-room of the {goal.percentile.upper()} under its level: {', '.join(parts)}")
     if not advice.met:
         lines.append(_not_met(advice))
+        tried, possible = len(advice.search.figures), ask.space.size
+        if advice.search.skipped:
+            lines.append(f"only {tried} of {possible} settings were tried; others may do: give more --budget-s")
     return lines
+
+
+def _nothing(advice: Advice) -> str:
+    """The heading where none of the finalists will do."""
+    goal, rate = advice.question.goal, advice.question.base.traffic.request_rate
+    missed = f"meets {_levels(goal)}" if goal.levels else "keeps up"
+    return f"Nothing {missed} at {rate:g} req/s; least bad:"
+
+
+def _levels(goal: Goal) -> str:
+    return " and ".join(f"{name.upper()} <= {level:g} ms" for name, level in goal.levels_ms.items())
 
 
 def _not_met(advice: Advice) -> str:
@@ -163,7 +179,7 @@ def _expected(advice: Advice) -> str:
         values = [row.get(key) for row in rows]
         if values[0] is None or (isinstance(values[0], float) and math.isnan(values[0])):
             continue
-        body.append([label, cell(interval(values)), cell(values[0])])  # type: ignore[arg-type]
+        body.append([label, positive(interval(values)), cell(values[0])])  # type: ignore[arg-type]
     seed = advice.question.base.traffic.seed
     return grid(["metric", f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"], body)
 
@@ -177,8 +193,9 @@ def _how_sure(advice: Advice) -> list[str]:
         mine = interval(map(goal.value, rows))
         gap = interval(shares([*map(goal.value, rows)], [*map(goal.value, advice.rows)]))
         state = "" if goal.met(rows) else ("misses the levels" if goal.levels else "does not keep up")
-        against = "recommended" if candidate == best else f"{cell(gap, 1, 100, '+')} %"
-        body.append([described(candidate), cell(mine), against, state])
+        chosen = "recommended" if advice.met else "least bad"
+        against = chosen if candidate == best else f"{cell(gap, 1, 100, '+')} %"
+        body.append([described(candidate), positive(mine), against, state])
     lines = [grid(["finalist", NAMES[goal.objective], f"against {best.arch}", ""], body)]
     tied = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
     if not held.behind:
@@ -244,7 +261,7 @@ def _failure_modes(advice: Advice) -> list[str]:
         share = advice.memory.peak_tokens / advice.memory.capacity_tokens
         tokens = f"{advice.memory.peak_tokens} of {advice.memory.capacity_tokens} tokens"
         lines.append(f"KV cache: at most {share:.0%} reserved ({tokens})")
-    lines.append("saturation: " + _saturation(advice))
+    lines.append(_saturation(advice))
     named = [what for what in advice.left_out if not what.startswith("flips")]
     return lines + [f"no time within the budget: {what}" for what in named]
 
@@ -288,19 +305,21 @@ def _balance(found: hazards.Balance) -> str:
 
 
 def _saturation(advice: Advice) -> str:
-    lane, busy = hazards.busiest_lane(advice.rows)
-    text = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
+    """The distance to capacity, where that was looked for. How busy a lane is does not tell it: batches grow."""
     found = advice.capacity
     if found is None or not found.rows:
-        return text
+        lane, busy = hazards.busiest_lane(advice.rows)
+        share = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
+        return f"lanes: {share}; a lane is busy whenever anyone decodes, so that is no distance to capacity"
     entry = found.summary()[0]
     rate: Interval = entry["rate"]
     if not rate.mean:
-        return text + "; no rate holds the service levels"
+        return "saturation: no rate holds the service levels"
     used = advice.question.base.traffic.request_rate / rate.mean
-    text += f"; it holds {cell(rate, 1)} req/s within the levels, of which the load is {used:.0%}"
+    load = f"of which the load is {used:.0%}" if used <= 1 else f"the load is {used:.3g} times that"
+    text = f"saturation: it holds {positive(rate, 1)} req/s within the levels, {load}"
     cost = entry["usd_per_million_output_tokens"]
-    return text if math.isnan(cost.mean) else text + f"; there a million output tokens cost ${cell(cost, 3)}"
+    return text if math.isnan(cost.mean) else text + f"; there a million output tokens cost ${positive(cost, 3)}"
 
 
 def _commands(advice: Advice) -> list[str]:
@@ -319,6 +338,9 @@ def _realrun(experiment: Experiment) -> str:
 
 def _notes(advice: Advice) -> list[str]:
     ask, first = advice.question, advice.rows[0]
+    assert advice.recommended is not None
+    asked = (ask.num_runs, ask.base.traffic.num_prompts)
+    made = (len(advice.rows), advice.recommended.traffic.num_prompts)
     best = "the least" if ask.goal.sign < 0 else "the most"
     first_of_all = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     return [
@@ -327,7 +349,8 @@ def _notes(advice: Advice) -> list[str]:
         f"searched {len(advice.search.figures)} of {ask.space.size} settings in short runs"
         + (f" (no time for {advice.search.skipped} more that were planned)" if advice.search.skipped else "")
         + f"; {advice.runs} runs in {advice.spent_s:.0f} s of a budget of {ask.budget_s:g} s",
-        f"finalists: {ask.num_runs} seeds of {ask.base.traffic.num_prompts} requests, the first "
-        f"{ask.warmup_share:.0%} left out, seeds that the search did not use",
+        f"{len(advice.finals)} finalists: {made[0]} seeds of {made[1]} requests"
+        + (f" (no time for {asked[0]} of {asked[1]})" if made != asked else "")
+        + f", the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
         founded(first),
     ]

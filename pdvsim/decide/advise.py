@@ -2,27 +2,29 @@
 
 The decision: of the finalists that meet the service levels and keep up (all of them where none does), the one with the
 best figure of the objective; but if others are not told apart from it, by paired differences over replications, the
-simplest of these. Time goes to what matters first; what there was no time for is named.
+simplest of these. Time goes to what matters first; what there was no time for is named. What a step will take is
+estimated from the runs so far, by their requests.
 """
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.flips import Flips, Rivalry, find_flips
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.race import Race, finalists, race
+from pdvsim.decide.race import SHORT, Race, finalists, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
 
-FINALISTS = 4
-SEARCH_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.9  # of the budget: when each should be done
+FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any
+SEARCH_SHARE, FINALS_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.7, 0.9  # of the budget: when each is to be done
+CAPACITY_SHARE = 0.25  # of the budget: the most that is set aside for the distance to capacity
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
 LOADS = (0.25, 0.5, 2.0, 4.0)  # times the rate asked about
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
@@ -60,7 +62,7 @@ class Question:
         return not given.synthetic_acceptance_rates and given.acceptance_trace is None
 
 
-@dataclass
+@dataclass(repr=False)
 class Advice:
     """The answer, as far as it got."""
 
@@ -80,7 +82,7 @@ class Advice:
     spent_s: float = 0.0
     interrupted: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from pdvsim.decide.advice import advice_text
 
         return advice_text(self)
@@ -102,12 +104,12 @@ class Advice:
 
 
 def advise(question: Question, bench: Bench) -> Advice:
-    """Answer within the budget, more or less: the finals are always run, and what has begun is finished."""
+    """Answer within the budget, more or less: a few finals are always run, and what has begun is finished."""
     started_s = time.monotonic()
     advice = Advice(question, Race(question.base, question.goal, question.warmup_share, question.indifference))
     try:
         race(advice.search, question.space, bench, started_s + SEARCH_SHARE * question.budget_s)
-        _finals(advice, bench)
+        _finals(advice, bench, started_s + FINALS_SHARE * question.budget_s)
         _surroundings(advice, bench, started_s)
     except KeyboardInterrupt:
         advice.interrupted = True
@@ -115,17 +117,37 @@ def advise(question: Question, bench: Bench) -> Advice:
     return advice
 
 
-def _finals(advice: Advice, bench: Bench) -> None:
+def _finals(advice: Advice, bench: Bench, until_s: float) -> None:
     """Replicate the finalists on seeds the search has not seen, and decide."""
-    ask = advice.question
-    chosen = [ask.goal.prepared(c, ask.warmup_share) for c in finalists(advice.search, FINALISTS)]
-    rows = bench.rows([run for candidate in chosen for run in replications(candidate, ask.num_runs)])
-    advice.finals = {c: rows[i * ask.num_runs : (i + 1) * ask.num_runs] for i, c in enumerate(chosen)}
+    ask, found = advice.question, finalists(advice.search, FINALISTS)
+    left_s = until_s - time.monotonic()
+    if bench.seconds(int(2 * SHORT * ask.base.traffic.num_prompts * len(found))) > left_s:
+        found = finalists(advice.search, FEWEST)
+    num_runs, num_prompts = _affordable(ask, len(found), bench, left_s)
+    sized = [replace(c, traffic=replace(c.traffic, num_prompts=num_prompts)) for c in found]
+    chosen = [ask.goal.prepared(c, ask.warmup_share) for c in sized]
+    rows = bench.rows([run for candidate in chosen for run in replications(candidate, num_runs)])
+    advice.finals = {c: rows[i * num_runs : (i + 1) * num_runs] for i, c in enumerate(chosen)}
     able = {c: mine for c, mine in advice.finals.items() if ask.goal.met(mine)} or advice.finals
     figures = {str(c.arch): [ask.goal.value(row) for row in mine] for c, mine in able.items()}
     held = advice.held = contest(figures, ask.goal.sign, indifference=ask.indifference)
     tied = [advice.finalist(arch) for arch in (held.best, *held.unsure)]
     advice.recommended = min(tied, key=lambda c: complexity(c, ask.base))
+
+
+def _affordable(ask: Question, entrants: int, bench: Bench, left_s: float) -> tuple[int, int]:
+    """Replications and requests of a final run: those asked for, or what the time left allows.
+
+    Fewer replications first: they only widen the intervals, while a shorter run also starts emptier than it ends. At
+    least two, of runs as short as those of the search.
+    """
+    num_prompts = ask.base.traffic.num_prompts
+    run_s = bench.seconds(entrants * num_prompts)  # a replication of everyone
+    if ask.num_runs * run_s <= left_s:
+        return ask.num_runs, num_prompts
+    num_runs = max(2, int(left_s / run_s))
+    share = min(1.0, max(SHORT, left_s / (num_runs * run_s)))
+    return num_runs, max(1, int(share * num_prompts))
 
 
 def _surroundings(advice: Advice, bench: Bench, started_s: float) -> None:
@@ -138,13 +160,16 @@ def _surroundings(advice: Advice, bench: Bench, started_s: float) -> None:
     drafting = next((c for c in (best, *others) if c.arch != "autoregressive"), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)))
+    who = Rivalry(best, rivals, ask.goal, len(advice.rows), ask.indifference, max(1, len(rivals)))
     advice.memory = hazards.memory(best)
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
 
-    def in_time(what: str, share: float = 1.0) -> bool:
-        if time.monotonic() < started_s + share * ask.budget_s:
+    def until_s(share: float) -> float:
+        return started_s + share * ask.budget_s - aside_s
+
+    def in_time(what: str, requests: int, share: float = 1.0) -> bool:
+        if time.monotonic() + bench.seconds(requests) < until_s(share):
             return True
         advice.left_out.append(what)
         return False
@@ -155,17 +180,27 @@ def _surroundings(advice: Advice, bench: Bench, started_s: float) -> None:
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
 
-    if ask.goal.levels and not advice.met:  # how many GPUs it takes is then the first question
-        capacity()
-    if in_time("one request at a time"):
+    aside_s, to_capacity = 0.0, hazards.saturation_requests(who)
+    if ask.goal.levels and advice.met:
+        capacity_s = bench.seconds(to_capacity)
+        aside_s = capacity_s if capacity_s <= CAPACITY_SHARE * ask.budget_s else 0.0
+    elif ask.goal.levels and in_time("distance to capacity", to_capacity):
+        capacity()  # how many GPUs it takes is then the first question
+    if in_time("one request at a time", hazards.alone_requests(who)):
         advice.alone = hazards.alone(who, bench)
-    if ask.varies_acceptance and drafting and plain and in_time("break-even acceptance"):
+    if (
+        ask.varies_acceptance
+        and drafting
+        and plain
+        and in_time("break-even acceptance", hazards.break_even_requests(who))
+    ):
         advice.break_even = hazards.break_even(drafting, plain, who, bench)
-    if rivals and in_time("flips with the load", LOAD_SHARE):
-        here, until_s = best.traffic.request_rate, started_s + LOAD_SHARE * ask.budget_s
-        advice.flips.append(find_flips("load", here, [here * x for x in LOADS], at_rate, who, bench, until_s))
-    if rivals and ask.varies_acceptance and in_time("flips with acceptance", ACCEPTANCE_SHARE):
-        here, until_s = best.acceptance.acceptance_rate, started_s + ACCEPTANCE_SHARE * ask.budget_s
-        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, until_s))
-    if ask.goal.levels and advice.capacity is None and in_time("distance to capacity"):
+    if rivals and in_time("flips with the load", who.requests, LOAD_SHARE):
+        here, places = best.traffic.request_rate, [best.traffic.request_rate * x for x in LOADS]
+        advice.flips.append(find_flips("load", here, places, at_rate, who, bench, until_s(LOAD_SHARE)))
+    if rivals and ask.varies_acceptance and in_time("flips with acceptance", who.requests, ACCEPTANCE_SHARE):
+        here, last_s = best.acceptance.acceptance_rate, until_s(ACCEPTANCE_SHARE)
+        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, last_s))
+    aside_s = 0.0
+    if ask.goal.levels and advice.met and in_time("distance to capacity", to_capacity):
         capacity()

@@ -115,7 +115,7 @@ class Plan:
         return at_rate(self.goal.prepared(scaled, self.warmup_share), rate)
 
 
-@dataclass
+@dataclass(repr=False)
 class Capacities:
     """What a search found: one row per architecture, number of GPUs and seed."""
 
@@ -125,7 +125,7 @@ class Capacities:
     runs: int = 0
     interrupted: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from pdvsim.decide.tables import capacity_table
 
         return capacity_table(self)

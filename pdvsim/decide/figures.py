@@ -14,11 +14,15 @@ from pdvsim.decide.goal import NAMES
 from pdvsim.decide.tables import alike_text, margin_text, place_text
 from pdvsim.decide.winners import WinnerMap
 from pdvsim.look import ARCH_COLOURS, STRANGER
+from pdvsim.plots.canvas import dress, new_figure
+from pdvsim.sim.stats import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LEGEND_INCHES = 2.0  # an entry: a long name and its patch
+CROWDED = 12  # bars in a panel; beyond that their figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
 
 
@@ -29,10 +33,6 @@ def save_capacity(found: Capacities, path: Path | str) -> None:
 
 def capacity_figure(found: Capacities) -> Figure:
     """The rate held by each architecture over the GPUs, and beside it what a million output tokens cost, if priced."""
-    import seaborn as sns
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     entries = found.summary()
     archs = list(dict.fromkeys(str(entry["arch"]) for entry in entries))
     panels = [("rate", "Rate held within the service levels", "req/s")]
@@ -44,9 +44,9 @@ def capacity_figure(found: Capacities) -> Figure:
                 "$ per million output tokens",
             )
         )
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure = Figure(figsize=(7.5 * len(panels), 5.5), layout="constrained")
-        FigureCanvasAgg(figure)
+    cut = any(_upper(entry[key]) > _frame(entries, key) for key, *_ in panels for entry in entries)
+    with dress():
+        figure = new_figure(7.5 * len(panels), 5.2, _footnote(found, cut))
         colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
         for axes, (key, title, unit) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
             _bars(axes, entries, archs, key, colours)
@@ -54,9 +54,13 @@ def capacity_figure(found: Capacities) -> Figure:
             axes.set_ylabel(unit)
             axes.grid(visible=False, axis="x")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 8), frameon=False)
-        figure.supxlabel(_footnote(found), fontsize=9, color="0.35", x=0.01, ha="left")
+        figure.legend(handles, labels, loc="outside upper center", ncols=_across(figure), frameon=False)
     return figure
+
+
+def _across(figure: Figure) -> int:
+    """Entries of a legend that fit side by side."""
+    return max(1, int(figure.get_figwidth() / LEGEND_INCHES))
 
 
 def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str, colours: dict[str, Any]) -> None:
@@ -67,27 +71,39 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
         mine = {entry["gpus"]: entry[key] for entry in entries if entry["arch"] == arch}
         x = [counts.index(gpus) + (at - (len(archs) - 1) / 2) * width for gpus in mine]
         means = [0.0 if math.isnan(value.mean) else value.mean for value in mine.values()]
-        half = [0.0 if math.isnan(value.half_width) else value.half_width for value in mine.values()]
+        above = [_upper(value) - mean for value, mean in zip(mine.values(), means, strict=True)]
+        below = list(map(min, above, means))  # neither a rate nor a cost is less than nothing
         axes.bar(x, means, 0.92 * width, color=colours[arch], label=arch)
-        axes.errorbar(x, means, half, fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
-        for place, mean in zip(x, means, strict=True):  # at the foot, where no interval covers it
-            text, colour = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}", "white") if mean else ("none", "0.15")
+        axes.errorbar(x, means, [below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
+        for place, mean in zip(x, means, strict=True):  # on a plate of its own: an interval may reach anywhere
+            text = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}") if mean else "none"
             axes.annotate(
-                text, (place, 0), xytext=(0, 6), textcoords="offset points", ha="center",
-                color=colour, fontweight="bold", size=11,
+                text, (place, 0), xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
+                fontweight="bold", size=11, rotation=90 if len(archs) * len(counts) > CROWDED else 0,
+                bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
     axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])
+    axes.set_ylim(0, _frame(entries, key))
+
+
+def _frame(entries: list[dict[str, Any]], key: str) -> float:
+    """Where the picture ends: two replications make intervals without end."""
     top = max((entry[key].mean for entry in entries if entry[key].mean > 0), default=1.0)
-    reach = [entry[key].mean + entry[key].half_width for entry in entries if entry[key].half_width > 0]
-    axes.set_ylim(0, 1.08 * min(max([top, *reach]), 2 * top))  # two replications make intervals without end
+    return 1.08 * min(max([top, *(_upper(entry[key]) for entry in entries)]), 2 * top)
 
 
-def _footnote(found: Capacities) -> str:
+def _upper(value: Interval) -> float:
+    """The end of an interval; of one run, its figure."""
+    return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
+
+
+def _footnote(found: Capacities, cut: bool) -> str:
     goal, first = found.plan.goal, found.rows[0]
     levels = ", ".join(f"{name.upper()} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     note = f"{levels} for {goal.attainment:.0%} of the requests. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
-        note += f" Bars: 95% confidence over {found.plan.num_runs} replications."
+        note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
+        note += " (cut at the frame)." if cut else "."
     return note
 
 
@@ -101,39 +117,32 @@ def save_flips(advice: Advice, path: Path | str) -> bool:
 
 def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
-    import seaborn as sns
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
     compared = {arch for found in advice.flips for probe in found.probes.values() for arch in probe.values}
     archs = [str(candidate.arch) for candidate in advice.finals if candidate.arch in compared]
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure = Figure(figsize=(7.5 * len(advice.flips), 5.5), layout="constrained")
-        FigureCanvasAgg(figure)
+    note = f"Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
+    note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
+    with dress():
+        figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
         for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
-            _lines(axes, found, archs, colours, str(best.arch))
+            _lines(axes, found, archs, colours, str(best.arch), "recommended" if advice.met else "least bad")
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=min(len(archs), 6), frameon=False)
-        row = advice.rows[0]
-        note = f"Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
-        note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
-        figure.supxlabel(note + f"Profile {row['profile']}.", fontsize=9, color="0.35", x=0.01, ha="left")
+        figure.legend(handles, labels, loc="outside upper center", ncols=_across(figure), frameon=False)
     return figure
 
 
-def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str) -> None:
+def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:
     """A curve an architecture over one axis, the place asked about, and how far the recommendation stands."""
     for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
         at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
         values = [found.probes[x].values[arch] for x in at]
         half = [0.0 if math.isnan(v.half_width) else v.half_width for v in values]
-        label = f"{arch} (recommended)" if arch == best else arch
+        label = f"{arch} ({chosen})" if arch == best else arch
         axes.errorbar(
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
             linewidth=3 if arch == best else 1.8, linestyle=dashes,
@@ -166,9 +175,7 @@ def map_figure(found: WinnerMap) -> Figure:
     """Cells in the winner's colour with its lead over the second; pale and hatched where it is not told apart."""
     import numpy as np
     import seaborn as sns
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
     from matplotlib.patches import Patch, Rectangle
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
@@ -176,9 +183,11 @@ def map_figure(found: WinnerMap) -> Figure:
     palette = [ARCH_COLOURS.get(arch, STRANGER) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
+    whose = "the whole map" if grid.family == "map" else "each cell alone"
+    note = f"Lead over the second. {grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+    note += f" Simulated, profile {found.rows[0]['profile']}."
     with sns.axes_style("white"), sns.plotting_context("notebook"):
-        figure = Figure(figsize=(3.5 + 1.7 * len(loads), 2.6 + 0.85 * len(places)), layout="constrained")
-        FigureCanvasAgg(figure)
+        figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
         unsure: list[tuple[int, int]] = []
         for i, place in enumerate(places):
@@ -211,9 +220,5 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
-        whose = "the whole map" if grid.family == "map" else "each cell alone"
-        note = f"Lead over the second. {grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
-        note += f"\nSimulated, profile {found.rows[0]['profile']}."
-        figure.supxlabel(note, fontsize=9, color="0.35", x=0.01, ha="left")
+        figure.legend(handles=handles, loc="outside upper center", ncols=_across(figure), frameon=False)
     return figure

@@ -69,6 +69,11 @@ class Rivalry:
     indifference: float
     comparisons: int  # over how many the 5% chance of error is spread
 
+    @property
+    def requests(self) -> int:
+        """Of all runs at one place."""
+        return (1 + len(self.rivals)) * self.num_runs * self.recommended.traffic.num_prompts
+
     def only(self, arch: str | None) -> Rivalry:
         """Without the rivals but one, at the price of all."""
         return self if arch is None else replace(self, rivals=tuple(r for r in self.rivals if r.arch == arch))
@@ -132,11 +137,14 @@ def _outward(
     """Look at the places until one has a challenger, then narrow it down; a step a place."""
     stands, hopeless = found.here, not found.probes[found.here].able
 
+    def late() -> bool:
+        return time.monotonic() + bench.seconds(who.requests) > until_s
+
     def unchallenged(probe: Probe) -> bool:
         return probe.challenger is None and (bool(probe.able) or hopeless)  # where none was able, that is no change
 
     for place in places:
-        if time.monotonic() > until_s:
+        if late():
             return Edge(stands, None, None, math.nan, "no time")
         probe = look(found, place, move, who, bench)
         yield
@@ -145,7 +153,7 @@ def _outward(
             continue
         falls = probe
         for _ in range(STEPS):
-            if time.monotonic() > until_s:
+            if late():
                 break
             between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
             yield

@@ -25,6 +25,7 @@ from pdvsim.sim.stats import Interval, interval
 ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5
 FEW_RUNS = 3  # replications of what is looked for by bisection
+SEARCH_RUNS = 5  # what the search for a capacity takes, more or less
 SERVER_PROMPTS = 1000  # requests a server, for its capacity: a shorter run starts emptier than it ends
 
 
@@ -46,6 +47,11 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     if plain is not None and who.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
     return Alone(e2el, gain)
+
+
+def alone_requests(who: Rivalry) -> int:
+    """Of all runs that `alone` takes."""
+    return (1 + len(who.rivals)) * who.num_runs * min(who.recommended.traffic.num_prompts, ALONE_PROMPTS)
 
 
 def _alone(candidate: Experiment) -> Experiment:
@@ -82,6 +88,11 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
         middle = (low + high) / 2
         low, high = (low, middle) if wins(middle) else (middle, high)
     return BreakEven(drafting.arch, low, high)
+
+
+def break_even_requests(who: Rivalry) -> int:
+    """Of all runs that `break_even` takes at most."""
+    return (2 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs) * who.recommended.traffic.num_prompts
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,11 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
     base = replace(who.recommended, traffic=replace(who.recommended.traffic, num_prompts=SERVER_PROMPTS))
     plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, 0.05, warmup_share)
     return find_capacities(plan, bench, usd)
+
+
+def saturation_requests(who: Rivalry) -> int:
+    """Of all runs that `saturation` takes, more or less."""
+    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs) * SERVER_PROMPTS * who.recommended.hardware.replicas
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:

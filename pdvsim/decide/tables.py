@@ -10,6 +10,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.winners import Cell, Place, WinnerMap, size_ratio
+from pdvsim.sim.stats import Interval
 from pdvsim.table import cell, founded, grid
 
 
@@ -49,8 +50,9 @@ def capacity_table(found: Capacities) -> str:
     rows = []
     for entry in found.summary():
         rate, gpus = entry["rate"], entry["gpus"]
-        row = [str(gpus), entry["arch"], cell(rate), cell(rate, scale=1 / gpus), cell(entry["output_tokens_per_s"], 0)]
-        row += [cell(entry["usd_per_million_output_tokens"], 3)] if priced else []
+        row = [str(gpus), entry["arch"], positive(rate), positive(rate, scale=1 / gpus)]
+        row.append(positive(entry["output_tokens_per_s"], 0))
+        row += [positive(entry["usd_per_million_output_tokens"], 3)] if priced else []
         if not entry["held_in"]:
             row[2:] = ["none", *(["-"] * (len(row) - 3))]
         rows.append([*row, _limited(entry)])
@@ -97,6 +99,10 @@ def _notes(found: Capacities) -> list[str]:
             else ""
         )
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
+    if any(vague(entry["rate"]) for entry in found.summary()):
+        notes.append(
+            "(0 to ...): the 95% interval, wider than the mean: these replications tell little; try more --num-runs"
+        )
     if any("queue" in row["limited_by"] for row in found.rows):
         notes.append(
             "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
@@ -165,6 +171,18 @@ def margin_text(cell: Cell) -> str:
     if cell.contest is None or cell.contest.second is None:
         return ""
     return percent(cell.contest.margin)
+
+
+def positive(value: Interval, decimals: int = 2, scale: float = 1.0) -> str:
+    """A cell of what cannot be negative: an interval that would reach below 0 is given by its ends, from 0."""
+    if not vague(value):
+        return cell(value, decimals, scale)
+    return f"{cell(value.mean, decimals, scale)} (0 to {cell(value.mean + value.half_width, decimals, scale)})"
+
+
+def vague(value: Interval) -> bool:
+    """Whether the interval reaches below 0."""
+    return value.half_width > value.mean
 
 
 def lead_text(held: Contest, other: str) -> str:

@@ -126,7 +126,7 @@ class Cell:
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
 
-@dataclass
+@dataclass(repr=False)
 class WinnerMap:
     """The cells whose runs are all done."""
 
@@ -135,7 +135,7 @@ class WinnerMap:
     rows: list[Row] = field(default_factory=list)
     interrupted: bool = False
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         from pdvsim.decide.tables import map_table
 
         return map_table(self)

@@ -55,11 +55,11 @@ def entries_of(points: pd.DataFrame) -> list[Entry]:
 
 def curves_of(entries: Sequence[Entry]) -> list[Curve]:
     """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
-    import seaborn as sns
-
     series = {e["series"]: e["arch"] for e in entries}
     if list(series) == list(series.values()):
         return [arch_curve(arch) for arch in series]
+    import seaborn as sns
+
     colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
     markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
     return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
