@@ -154,6 +154,13 @@ def covering(profile: Profile, pair: Pair) -> Profile:
 def load(path: str | Path) -> Profile:
     """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
     try:
+        return _load(path)
+    except ValueError as error:  # a key of the file may hold anything, a new line too
+        raise ValueError("".join(c if c.isprintable() else "?" for c in str(error))) from None
+
+
+def _load(path: str | Path) -> Profile:
+    try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"profile {path}: {error.strerror}; a profile is a JSON file, or roofline") from None
