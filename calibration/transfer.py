@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
@@ -95,50 +96,71 @@ def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Array]:
     return sizes, points, np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)
 
 
-def seconds(prices: Prices, points: Points) -> Array:
-    """The formula itself at every point, as `predicted` has it from knots."""
+class Parts(Protocol):
+    """Seconds of the parts of a forward: by the formula (`Prices`), or read from the knots of a fit."""
+
+    def layers(self, tokens: Array) -> Array: ...
+    def head(self) -> tuple[Array, Array]: ...
+    def kv(self, width: Array) -> Array: ...
+    def width(self, width: Array) -> Array: ...
+    def row(self) -> Array: ...
+    def prompt_pair(self) -> Array: ...
+    def mixed(self) -> Array: ...
+
+
+class Knots:
+    """The parts as `Latency` reads them from a transferred fit."""
+
+    def __init__(self, fit: ForwardFit) -> None:
+        self.fit = fit
+
+    def layers(self, tokens: Array) -> Array:
+        return _read(self.fit.layer_knots, tokens)
+
+    def head(self) -> tuple[Array, Array]:
+        return np.asarray(self.fit.head_weights_s), np.asarray(self.fit.head_token_s)
+
+    def kv(self, width: Array) -> Array:
+        return _read(self.fit.kv_knots, width)
+
+    def width(self, width: Array) -> Array:
+        return _read(self.fit.width_knots, width)
+
+    def row(self) -> Array:
+        return np.asarray(self.fit.row_s)
+
+    def prompt_pair(self) -> Array:
+        return np.asarray(self.fit.prompt_pair_s or 0.0)
+
+    def mixed(self) -> Array:
+        return np.asarray(self.fit.mixed_s)
+
+
+def _read(knots: Sequence[tuple[int, float]], at: Array) -> Array:
+    return np.asarray(np.interp(at, *np.array(knots).T))
+
+
+def seconds(parts: Parts, draft_ratio: float, points: Points) -> Array:
+    """The time of every point, put together from its parts."""
     rows, padded, later = points.rows, points.padded, points.steps - 1
-    reading, multiplying = prices.head()
+    reading, multiplying = parts.head()
 
     def forward(tokens: Array, logits: Array) -> Array:
         top = np.where(logits > 0, np.maximum(reading, multiplying * logits), 0.0)
-        return np.asarray(prices.layers(np.maximum(tokens, 1)) + top)
+        return np.asarray(parts.layers(np.maximum(tokens, 1)) + top)
 
     def attention(width: Array, context: Array) -> Array:
         width = np.maximum(width, 1)
-        each = (context + rows * width) * prices.kv(width) + rows * prices.row() + prices.width(width)
+        each = (context + rows * width) * parts.kv(width) + rows * parts.row() + parts.width(width)
         return np.where(rows > 0, each, 0.0)
 
     one = np.ones_like(rows)
     total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-    total += points.prompt_read * prices.kv(one) + points.prompt_pairs * prices.prompt_pair()
-    total += np.where((rows > 0) & (points.prompt_read > 0), prices.mixed(), 0.0)
-    grown = points.context + rows * (points.width + (later - 1) / 2)
-    total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
-    return np.asarray(total * np.where(points.steps > 1, prices.c.draft_ratio, 1.0))
-
-
-def predicted(fit: ForwardFit, points: Points) -> Array:
-    """Seconds of every point by the coefficients of `Transfer.fit`: what `Latency` says, for many points at once."""
-    rows, padded, later = points.rows, points.padded, points.steps - 1
-    at, layers = np.array(fit.layer_knots).T
-    widths, kv = np.array(fit.kv_knots).T
-    _, fixed = np.array(fit.width_knots).T
-
-    def forward(tokens: Array, logits: Array) -> Array:
-        top = np.maximum(fit.head_weights_s, fit.head_token_s * logits)
-        return np.asarray(np.interp(tokens, at, layers) + np.where(logits > 0, top, 0.0))
-
-    def attention(width: Array, context: Array) -> Array:
-        reads = (context + rows * width) * np.interp(width, widths, kv) + rows * fit.row_s
-        return np.asarray(reads + np.where(rows > 0, np.interp(width, widths, fixed), 0.0))
-
-    total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-    total += points.prompt_read * kv[0] + points.prompt_pairs * (fit.prompt_pair_s or 0.0)
-    total += np.where((rows > 0) & (points.prompt_read > 0), fit.mixed_s, 0.0)
+    total += points.prompt_read * parts.kv(one) + points.prompt_pairs * parts.prompt_pair()
+    total += np.where((rows > 0) & (points.prompt_read > 0), parts.mixed(), 0.0)
     grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
-    total += later * (forward(np.maximum(padded, 1), padded) + attention(np.ones_like(rows), grown))
-    return np.asarray(total * np.where(points.steps > 1, fit.draft_ratio, 1.0))
+    total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
+    return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
@@ -161,7 +183,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
     def residuals(x: Array) -> Array:
         prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
-        errors = weight * np.log(seconds(prices, points) / points.seconds)
+        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points) / points.seconds)
         return np.concatenate([errors, held * (x - middle)])
 
     found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
@@ -171,7 +193,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Array:
     """Predicted over measured, less one, in the form that the simulator uses."""
     fit = transfer.fit(model.spec, gpu)
-    return np.asarray(predicted(fit, model.points) / model.points.seconds - 1)
+    return np.asarray(seconds(Knots(fit), fit.draft_ratio, model.points) / model.points.seconds - 1)
 
 
 def leave_one_out(

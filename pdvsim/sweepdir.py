@@ -29,7 +29,7 @@ from pdvsim.output import DETAILS, dumps, plain, setting, settings
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.files import write_whole
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sweep import Point, PointFailed, Sweep, frame_of, row_of, run_point
+from pdvsim.sim.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -263,7 +263,7 @@ def _digest(path: str) -> str:
 
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between two configurations, the date apart: "traffic.seed was 0, is 1"."""
-    old, new = _flat(stored), _flat(now)
+    old, new = flatten(stored, joint="."), flatten(now, joint=".")
     names = dict.fromkeys([*old, *new])
     return [
         f"{name.removeprefix('sweep.').removeprefix('base.')} was {_said(old, name)}, is {_said(new, name)}"
@@ -274,16 +274,6 @@ def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def _said(flat: dict[str, Any], name: str) -> str:
     return json.dumps(flat[name]) if name in flat else "not given"
-
-
-def _flat(document: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in document.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat
 
 
 def listed(points: Sequence[Point], done: set[int]) -> list[Row]:

@@ -188,12 +188,12 @@ def row_of(index: int, point: Point, result: Result) -> Row:
     return row | flatten(spanned(summarise(result), ends(point.experiment)))
 
 
-def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:
-    """Nested dictionaries as one level, their keys joined by underscores."""
+def flatten(metrics: dict[str, Any], prefix: str = "", joint: str = "_") -> Row:
+    """Nested dictionaries as one level, their keys joined by underscores or another `joint`."""
     flat: Row = {}
     for name, value in metrics.items():
         if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}_")
+            flat |= flatten(value, f"{prefix}{name}{joint}", joint)
         else:
             flat[prefix + name] = value
     return flat
