@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.look import ARCH_COLOURS, STRANGER, counted
 from pdvsim.plots.canvas import DPI, dress, new_figure
 from pdvsim.sim.compare import COST, summary
-from pdvsim.table import load_text
+from pdvsim.table import founded, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,9 +105,9 @@ def _name(place: Place, entries: list[Entry], places: list[Place]) -> str:
 
 
 def _footnote(entries: list[Entry]) -> str:
-    founded = dict.fromkeys(f"{e['gpu']}: {e.get('foundation')}" for e in entries)
+    rests_on = dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries)
     replications = [int(e["replications"]) for e in entries]
-    note = f"Simulated. {'; '.join(founded)}. {counted(replications)}"
+    note = f"Simulated. {'. '.join(rests_on)}. {counted(replications)}"
     if max(replications) > 1:
         note += " Whiskers: 95% confidence over replications."
     return note
