@@ -30,10 +30,9 @@ from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.realrun.weights import Weights
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.core import Chunk, Request, Role, Work
+from pdvsim.sim.core import Chunk, Role, Work
 from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.host import SimulatedHost
-from pdvsim.sim.node import Maker
 
 Pins = Callable[[Work], "list[int] | None"]
 
@@ -184,16 +183,6 @@ class CudaGPU:
         else:
             self._unwatched[work.lane].append(flight)
         return done
-
-    def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, steady: bool, alone: bool) -> Event:
-        """Draft and verify, launched together: the stream keeps the order."""
-        if k:
-            self.launch(draft(rows, k))
-        return self.launch(verify(rows, k))
-
-    def run_ahead(self, rows: list[Request], k: int, draft: Maker, verify: Maker) -> Event | None:
-        """The future of a real GPU is not known."""
-        return None
 
     # launching ---------------------------------------------------------------------------------------------------
 

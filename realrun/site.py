@@ -36,7 +36,7 @@ from pdvsim.sim.planner import Planner
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.profile import Profile
-from pdvsim.sim.records import Log, Result, launch_columns, request_columns
+from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
     PARTITIONED,
     Client,
@@ -265,7 +265,7 @@ def serve(
 def _result(site: RealSite, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
     """The finished requests' records, and where they came from."""
     requests = request_columns(finished)
-    launches, deliveries = launch_columns(site.log.launches.columns()), site.log.deliveries.columns()
+    launches, deliveries = site.log.launches.drain(), site.log.deliveries.drain()
     by_end = np.argsort(launches["end_s"], kind="stable")
     launches = {name: column[by_end] for name, column in launches.items()}
     kept = np.isin(deliveries["request"], requests["id"])

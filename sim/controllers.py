@@ -18,8 +18,13 @@ class AcceptanceEstimate:
         self._keep = 1 - 1 / memory
         self._accepted, self._tried = 6.0, 10.0
 
-    def observe(self, accepted: int, rejected: int) -> None:
-        """`accepted` drafts passed, `rejected` were the first of their round to fail; those behind had no verdict."""
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int]) -> None:
+        """Take a verdict: those that passed, and the first of each row to fail; those behind it were not judged."""
+        accepted = rejected = 0
+        for row, passed in zip(rows, verdict, strict=True):
+            if row.k:
+                accepted += passed
+                rejected += passed < row.k
         decay = self._keep ** (accepted + rejected)
         self._accepted = self._accepted * decay + accepted
         self._tried = self._tried * decay + accepted + rejected
@@ -32,8 +37,6 @@ class AcceptanceEstimate:
 class Controller:
     """Always the same draft length."""
 
-    steady = True  # never changes its mind, so rounds can be foreseen
-
     def __init__(self, settings: Server) -> None:
         self.k = settings.num_speculative_tokens
         self.temperature = settings.draft_temperature
@@ -42,8 +45,8 @@ class Controller:
         """Draft length for the next draft of `rows`, with that many requests queued for verification."""
         return self.k
 
-    def observe(self, drafted: int, accepted: int, rejected: int, now_s: float) -> None:
-        """A verify judged `drafted` tokens in all: `accepted` passed, and `rejected` rows had one refused."""
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        """A verify has judged these rows' drafts: so many of each passed."""
 
 
 class Feedback(Controller):
@@ -53,7 +56,6 @@ class Feedback(Controller):
     drafts pile up before verify, or when the 95th percentile of the time from draft to verdict is far above its median.
     """
 
-    steady = False
     PATIENCE = 8
     LENGTHEN, SHORTEN = 0.75, 0.45  # share of drafts accepted; between the two nothing changes
     QUEUE = 2.0  # verify queue, in batches, beyond which drafts are too long
@@ -77,8 +79,11 @@ class Feedback(Controller):
         self._drafted_s = now_s
         return self.k
 
-    def observe(self, drafted: int, accepted: int, rejected: int, now_s: float) -> None:
-        self._share += 0.1 * (accepted / drafted - self._share)
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        drafted = sum(row.k for row in rows)
+        if not drafted:
+            return
+        self._share += 0.1 * (sum(verdict) / drafted - self._share)
         self._turns.append(now_s - self._drafted_s)
         self._verdicts += 1
         if self._verdicts < self.PATIENCE:
@@ -105,8 +110,6 @@ class Feedback(Controller):
 class Goodput(Controller):
     """The draft length with the most expected tokens per second for the batch at hand, by the latency model."""
 
-    steady = False
-
     def __init__(self, settings: Server, planner: Planner) -> None:
         super().__init__(settings)
         self.choices = range(settings.min_speculative_tokens, settings.max_speculative_tokens + 1)
@@ -127,8 +130,8 @@ class Goodput(Controller):
             )
         return found
 
-    def observe(self, drafted: int, accepted: int, rejected: int, now_s: float) -> None:
-        self.estimate.observe(accepted, rejected)
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        self.estimate.observe(rows, verdict)
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:

@@ -10,70 +10,58 @@ Not modelled: memory allocation, graph capture, and host costs that depend on th
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 
-from simpy.events import Event
+from simpy.events import NORMAL
 
-from pdvsim.sim.clock import Clock
+from pdvsim.sim.clock import NEVER, Clock, Completion
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.core import KINDS, Role, Work
+from pdvsim.sim.core import Role, Work
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.records import LANES, Table, launch_code
-
-LANE_CODE = {name: i for i, name in enumerate(LANES)}
-KIND_CODE: dict[str, int] = {name: i for i, name in enumerate(KINDS)}
-ROLE_CODE: dict[Role, int] = {"draft": 0, "target": 1}
+from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
 
 Verdict = Callable[[Work], "list[int] | None"]
 
 
-class Job:
+class Job(Completion):
     """A work on its way through a stream."""
 
     __slots__ = (
-        "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane", "nimble",
+        "bandwidth", "bytes", "compute", "device", "flops", "kind", "lane", "nimble",
         "priority", "rate", "ready_s", "remaining_s", "share", "solo_s", "start_s", "turn_s", "work",
     )  # fmt: skip
 
-    def __init__(
-        self, work: Work, done: Event | None, ready_s: float, solo_s: float, moved: float, flops: float
-    ) -> None:
+    device: SimulatedGPU
+    ready_s: float  # launched by the host
+    solo_s: float
+    remaining_s: float  # at rate 1, as of the GPU's state time
+    bytes: float
+    flops: float
+    compute: float  # with the next two, worked out where the GPU is shared
+    bandwidth: float
+    nimble: bool
+
+    def __init__(self, env: Clock, work: Work) -> None:
+        self.env = env
+        self.callbacks = []
         self.work = work
-        self.done = done
         self.kind: str = work.kind
         self.lane = work.lane
         self.priority = work.priority
-        self.ready_s = ready_s  # launched by the host
-        self.solo_s = solo_s
-        self.remaining_s = solo_s  # at rate 1, as of the GPU's state time
-        self.bytes = moved
-        self.flops = flops
-        self.compute = 0.0
-        self.bandwidth = 0.0
-        self.turn_s = 0.0
-        self.nimble = False
-        self.share = 0.0
         self.rate = 0.0
+        self.share = 0.0
         self.start_s = -1.0
-
-
-class Tick(Event):
-    """Wakes a GPU up at its next finish."""
-
-    def __init__(self, gpu: SimulatedGPU) -> None:
-        super().__init__(gpu.env)
-        self.gpu = gpu
-        self.callbacks = [gpu.on_tick]
+        self.turn_s = -1.0  # not worked out yet
 
 
 class SimulatedGPU:
-    """One GPU. A launch's event happens when the host has noticed its completion; its value is the verdict."""
+    """One GPU. A launch happens, as an event, when the host has noticed its completion; its value is the verdict."""
 
     def __init__(
         self,
@@ -81,7 +69,7 @@ class SimulatedGPU:
         host: SimulatedHost,
         models: dict[Role, Latency],
         sharing: Sharing,
-        log: Table,
+        log: Launches,
         verdict: Verdict,
         peak: tuple[float, float],
         replica: int = 0,
@@ -98,28 +86,43 @@ class SimulatedGPU:
         self.replica = replica
         self.gpu = gpu
         self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
-        self.streams: dict[str, deque[Job]] = {}
+        self.streams: dict[str, deque[Job]] = defaultdict(deque)
+        self.fresh: list[Job] = []  # launched, not on their streams yet
         self.running: list[Job] = []  # heads of their streams that have started
         self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
-        self._tick: Tick | None = None
-        self._finish_s = inf
-        self._next: Job | None = None  # finishes at the tick
+        self.due = NEVER  # the next finish
+        self._next: Job | None = None  # which work that is
+        env.machines.append(self)
+
+    def launch(self, work: Work, job: Job | None = None) -> Job:
+        """Put a work on its lane's stream; `job` is it where that is made already."""
+        if job is None:
+            job = Job(self.env, work)
+        host = self.host
+        job.device = self
+        job.ready_s = host.spend(self.env.now, host.times.launch_s) + self.transfer_s
+        job.solo_s, job.bytes, job.flops = self.price(job.work)
+        job.remaining_s = job.solo_s
+        if not self.fresh:
+            self.env.launched.append(self)
+        self.fresh.append(job)
+        return job
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
-        context = 0
-        for row in work.rows:
-            context += row.context
-        model, tokens = self.models[work.role], work.tokens
+        rows, tokens, model = work.rows, work.tokens, self.models[work.role]
         solo = moved = flops = 0.0
         if tokens > 2 and work.role == "draft":
-            solo, _, moved, _, flops, _ = model.behind(work.rows)
-            tokens = 2 if any(row.owed == 1 for row in work.rows) else 1
+            solo, _, moved, _, flops, _ = model.behind(rows)
+            tokens = 2 if any(row.owed == 1 for row in rows) else 1
         if work.chunks:
-            shape = model.carrying(len(work.rows), tokens, work.steps, work.chunks, work.role == "target")
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
         else:
-            shape = model.shape(len(work.rows), tokens, work.steps)
+            shape = model.shape(len(rows), tokens, work.steps)
+        context = 0
+        for row in rows:
+            context += row.context
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,
@@ -127,42 +130,91 @@ class SimulatedGPU:
             flops + flops_0 + flops_1 * context,
         )
 
-    def job(self, work: Work, ready_s: float, done: Event | None = None) -> Job:
-        """The work as it will go through its stream."""
-        solo, moved, flops = self.price(work)
-        job = Job(work, done, ready_s, solo, moved, flops)
-        if solo > 0:
-            job.compute = min(1.0, flops / (solo * self.flops_per_s))
-            job.bandwidth = min(1.0, moved / (solo * self.bytes_per_s))
-        model = self.models[work.role]
-        job.turn_s = solo / (work.steps * model.spec.layers)
-        if model.fit.nimble_tokens:
-            width = work.tokens if work.steps == 1 else 1
-            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
-        return job
+    # as the clock drives it ------------------------------------------------------------------------------------
 
-    def launch(self, work: Work, now_s: float, done: Event | None = None) -> Event:
-        """Put a work on its lane's stream."""
-        if done is None:
-            done = Event(self.env)
-        job = self.job(work, self.host.spend(now_s, self.host.times.launch_s) + self.transfer_s, done)
-        stream = self.streams.get(work.lane)
-        if stream is None:
-            stream = self.streams[work.lane] = deque()
-        stream.append(job)
-        if len(stream) == 1:
-            self.coming.append(job)
-            self._plan()
-        return done
-
-    def resume(self, job: Job, time_s: float, remaining_s: float) -> None:
-        """The only running work has got this far beside rounds that were foreseen."""
-        self.time_s = time_s
-        job.remaining_s = remaining_s
+    def take_in(self) -> None:
+        """Put what was launched on its stream."""
+        for job in self.fresh:
+            stream = self.streams[job.lane]
+            stream.append(job)
+            if len(stream) == 1:
+                self.coming.append(job)
+        self.fresh.clear()
         self._plan()
 
+    def pass_through(self, last: Completion, before_s: float) -> float | None:
+        """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
+        fresh = self.fresh
+        if self.running or self.coming or fresh[-1] is not last or not self.sharing.alone_is_full:
+            return None
+        end, lane = self.time_s, fresh[-1].lane
+        for job in fresh:
+            if job.lane != lane or (job.work.watched and job is not last):
+                return None
+            start = job.start_s = job.ready_s if job.ready_s > end else end
+            end = start + job.solo_s
+        host = self.host
+        noticed_s = host.done_s(end, host.times.completion_s)
+        if noticed_s >= before_s:
+            for job in fresh:
+                job.start_s = -1.0
+            return None
+        host.free_at = noticed_s
+        for job in fresh:
+            self.note(job.work, job.start_s, job.start_s + job.solo_s, job.solo_s, job.bytes, job.flops)
+        fresh.clear()
+        self.time_s = end
+        last._value = self.verdict(job.work)
+        return noticed_s
+
+    def end_next(self) -> tuple[Job | None, float]:
+        """Complete the work that is due, and start the next of its stream."""
+        job, end = self._next, self.due[0]
+        assert job is not None
+        running = self.running
+        if len(running) > 1:
+            self._advance(end)
+            running.remove(job)
+        else:
+            self.time_s = end
+            running.clear()
+        stream = self.streams[job.lane]
+        stream.popleft()
+        work = job.work
+        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        ended, noticed_s = None, end
+        if work.watched:
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completion_s)
+            job._value = self.verdict(work)
+        if stream:
+            following = stream[0]
+            if following.ready_s <= end:
+                running.append(following)
+            else:
+                insort(self.coming, following, key=_ready)
+        self._share()
+        self._plan()
+        return ended, noticed_s
+
+    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+        """Record a finished work, and its time with its requests."""
+        rows = work.rows
+        spent_ns = int((end_s - start_s) * 1e9)
+        if work.chunks and work.role == "target":  # the drafter reads behind it or beside it
+            for chunk in work.chunks:
+                chunk.request.prefill_ns += spent_ns
+        if work.kind == "draft":
+            for row in rows:
+                row.draft_ns += spent_ns
+        else:
+            for row in rows:
+                row.verify_ns += spent_ns
+        self.log.append(self.replica, self.gpu, work, start_s, end_s, solo_s, moved, flops)
+
+    # who runs, and how fast ------------------------------------------------------------------------------------
+
     def _plan(self) -> None:
-        """Run ahead through the coming starts to the next finish, and wake up then."""
+        """Run ahead through the coming starts to the next finish."""
         running, coming = self.running, self.coming
         while True:
             finish, first = inf, None
@@ -178,14 +230,11 @@ class SimulatedGPU:
                 self._advance(job.ready_s)
             running.append(job)
             self._share()
-        if finish == self._finish_s and first is self._next:
-            return
-        self._finish_s, self._next = finish, first
         if first is None:
-            self._tick = None
-            return
-        self._tick = Tick(self)
-        self.env.at(finish, self._tick)
+            self.due = NEVER
+        elif first is not self._next or finish != self.due[0]:
+            self.due = (finish, NORMAL, self.env.number())
+        self._next = first
 
     def _share(self) -> None:
         """What runs has changed: set the rates anew."""
@@ -193,10 +242,25 @@ class SimulatedGPU:
         if len(running) == 1 and self.sharing.alone_is_full:
             running[0].rate = 1.0
         elif running:
+            for job in running:
+                if job.turn_s < 0:
+                    self._demand(job)
             self.sharing.solve(running)
         for job in running:
             if job.start_s < 0 and job.rate > 0:  # at the head of its stream it may still be held back
                 job.start_s = self.time_s
+
+    def _demand(self, job: Job) -> None:
+        """What a work asks of the GPU, for those it shares it with."""
+        work, solo = job.work, job.solo_s
+        job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
+        job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
+        model = self.models[work.role]
+        job.turn_s = solo / (work.steps * model.spec.layers)
+        job.nimble = False
+        if model.fit.nimble_tokens:
+            width = work.tokens if work.steps == 1 else 1
+            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""
@@ -204,57 +268,3 @@ class SimulatedGPU:
         for job in self.running:
             job.remaining_s -= elapsed * job.rate
         self.time_s = time_s
-
-    def on_tick(self, tick: Event) -> None:
-        """The next finish is due, unless it has moved since."""
-        if tick is self._tick:
-            self._finish()
-            self._plan()
-
-    def _finish(self) -> None:
-        """Complete the work that is due, and start the next of its stream."""
-        job, end = self._next, self._finish_s
-        assert job is not None
-        self._finish_s, self._next = inf, None
-        self._advance(end)
-        self.running.remove(job)
-        stream = self.streams[job.lane]
-        stream.popleft()
-        work = job.work
-        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
-        if work.watched:
-            done = self.host.spend(end, self.host.times.completion_s)
-            assert job.done is not None
-            self.env.at(done, job.done, self.verdict(work))
-        if stream:
-            following = stream[0]
-            if following.ready_s <= end:
-                self.running.append(following)
-            else:
-                insort(self.coming, following, key=_ready)
-        self._share()
-
-    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
-        """Record a finished work, and its time with its requests."""
-        rows = work.rows
-        spent_ns = int((end_s - start_s) * 1e9)
-        for chunk in work.chunks:
-            if work.role == "target":  # the drafter reads behind it or beside it
-                chunk.request.prefill_ns += spent_ns
-        if work.kind == "draft":
-            for row in rows:
-                row.draft_ns += spent_ns
-        else:
-            for row in rows:
-                row.verify_ns += spent_ns
-        self.log.append((*self.row(work), start_s, end_s, solo_s, moved, flops))
-
-    def row(self, work: Work) -> tuple[int, int, int, int]:
-        """What a launch record says of a work, apart from its times."""
-        rows = len(work.rows)
-        tokens = rows * (work.tokens + work.steps - 1)
-        for chunk in work.chunks:
-            tokens += chunk.tokens
-        kind, role = KIND_CODE[work.kind], ROLE_CODE[work.role]
-        code = launch_code(self.replica, self.gpu, LANE_CODE[work.lane], kind, role, work.steps)
-        return code, rows, tokens, work.queue_depth

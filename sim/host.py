@@ -25,20 +25,21 @@ class SimulatedHost:
     def __init__(self, times: HostTimes) -> None:
         self.times = times
         self.free_at = 0.0
-        self.busy_s = 0.0
         self._idle_lanes = 0
         # an idle lane that polls holds the thread for cost out of every period + cost
         period = times.idle_poll_s + times.idle_poll_cost_s
         self._tax = times.idle_poll_cost_s / period if times.idle_poll_s > 0 else 0.0
 
     def spend(self, now_s: float, cost_s: float) -> float:
-        """When an operation asked for now will be done."""
+        """Do an operation that is asked for now; when it will be done."""
+        self.free_at = done = self.done_s(now_s, cost_s)
+        return done
+
+    def done_s(self, now_s: float, cost_s: float) -> float:
+        """When an operation asked for now would be done."""
         if self._tax and self._idle_lanes:
             cost_s /= max(1.0 - self._tax * self._idle_lanes, 0.01)
-        done = (now_s if now_s > self.free_at else self.free_at) + cost_s
-        self.free_at = done
-        self.busy_s += cost_s
-        return done
+        return (now_s if now_s > self.free_at else self.free_at) + cost_s
 
     def idle(self, lanes: int) -> None:
         """One more lane (+1) or one fewer (-1) is waiting for work."""

@@ -58,8 +58,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
 def _server(experiment: Experiment) -> KvCache:
     """The KV cache of the server, which is built for it: pair, GPU and profile are known and go together."""
     from pdvsim.sim.clock import Clock
-    from pdvsim.sim.ledger import Ledger
     from pdvsim.sim.records import Log
     from pdvsim.sim.run import Site, covering_profile
 
-    return Site(Clock(), experiment, covering_profile(experiment), Log(), Ledger(), foresee=False).servers[0].kv
+    return Site(Clock(), experiment, covering_profile(experiment), Log()).servers[0].kv

@@ -7,19 +7,21 @@ received `tokens` tokens at `time_s`.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
+from struct import Struct
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import KINDS, Request, Work
 
 Columns = dict[str, NDArray[Any]]
 
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
+ROLES = ("draft", "target")
 
 REQUEST_DTYPES: dict[str, str] = {
     "id": "i8",
@@ -58,38 +60,51 @@ LAUNCH_DTYPES: dict[str, str] = {
     "flops": "f8",
 }
 
-# launches as they are written; see `launch_code`
-WRITTEN_DTYPES: dict[str, str] = {"code": "i8"} | {
-    name: LAUNCH_DTYPES[name]
-    for name in ("rows", "tokens", "queue_depth", "start_s", "end_s", "solo_s", "bytes", "flops")
-}
+_ROW = np.dtype(list(LAUNCH_DTYPES.items()))
+_HEAD, _TAIL = Struct("=5h"), Struct("=iihi5d")  # of a row: what it is, and the rest
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
 
-class Table:
-    """Rows of numbers, appended one by one into one flat array."""
+class Launches:
+    """One row a launch, packed as its columns are, so that they need no copy."""
 
-    __slots__ = ("_flat", "append", "dtypes")
+    def __init__(self) -> None:
+        self._packed = bytearray()
+        self._heads: dict[tuple[int, int, str, str, str], bytes] = {}
 
-    def __init__(self, dtypes: dict[str, str]) -> None:
-        self.dtypes = dtypes
-        self._flat = array("d")  # doubles hold every count exactly, and packing a row is one call
-        self.append: Callable[[tuple[float, ...]], None] = self._flat.extend  # the hottest call of a run
+    def append(
+        self,
+        replica: int,
+        gpu: int,
+        work: Work,
+        start_s: float,
+        end_s: float,
+        solo_s: float,
+        moved: float,
+        flops: float,
+    ) -> None:
+        key = (replica, gpu, work.lane, work.kind, work.role)
+        head = self._heads.get(key)
+        if head is None:
+            codes = (replica, gpu, LANES.index(work.lane), KINDS.index(work.kind), ROLES.index(work.role))
+            head = self._heads[key] = _HEAD.pack(*codes)
+        rows = len(work.rows)
+        tokens = rows * (work.tokens + work.steps - 1)
+        for chunk in work.chunks:
+            tokens += chunk.tokens
+        self._packed += head + _TAIL.pack(
+            rows, tokens, work.steps, work.queue_depth, start_s, end_s, solo_s, moved, flops
+        )
 
     def __len__(self) -> int:
-        return len(self._flat) // len(self.dtypes)
+        return len(self._packed) // _ROW.itemsize
 
-    def clear(self) -> None:
-        del self._flat[:]
-
-    def columns(self) -> Columns:
-        grid = (
-            np.frombuffer(self._flat, "f8").reshape(-1, len(self.dtypes))
-            if self._flat
-            else np.empty((0, len(self.dtypes)))
-        )
-        return {name: grid[:, i].astype(dtype) for i, (name, dtype) in enumerate(self.dtypes.items())}
+    def drain(self) -> Columns:
+        """The rows so far as columns; they are no longer held here."""
+        rows = np.frombuffer(self._packed, _ROW)
+        self._packed = bytearray()
+        return {name: rows[name] for name in LAUNCH_DTYPES}
 
 
 class Deliveries:
@@ -115,19 +130,19 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._requests)
 
-    def clear(self) -> None:
-        del self._requests[:], self._tokens[:], self._times_s[:]
-
-    def columns(self) -> Columns:
+    def drain(self) -> Columns:
+        """The rows so far as columns; they are no longer held here."""
         parts = zip(DELIVERY_DTYPES.items(), (self._requests, self._tokens, self._times_s), strict=True)
-        return {name: np.array(values, dtype) for (name, dtype), values in parts}
+        columns: Columns = {name: np.frombuffer(values, dtype) for (name, dtype), values in parts}
+        self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
+        return columns
 
 
 @dataclass
 class Log:
     """The tables a run fills."""
 
-    launches: Table = field(default_factory=lambda: Table(WRITTEN_DTYPES))
+    launches: Launches = field(default_factory=Launches)
     deliveries: Deliveries = field(default_factory=Deliveries)
 
 
@@ -143,44 +158,13 @@ class Result:
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
 
 
-def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]] | None = None) -> Columns:
-    """The requests as columns, in their order; `more_ns` is time by stage that is not in their own books."""
+def request_columns(requests: Sequence[Request]) -> Columns:
+    """The requests as columns, in their order."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
         if name in STAGES:
             stage = name.removesuffix("_s") + "_ns"
-            spent = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests))
-            columns[name] = (spent + more_ns[stage] if more_ns and stage in more_ns else spent) * 1e-9
+            columns[name] = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests)) * 1e-9
         else:
             columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
-
-
-def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: int) -> int:
-    """What a launch is, in one number: rows are written by the million."""
-    return ((((replica * 4 + gpu) * 8 + lane) * 8 + kind) * 2 + role) * 64 + steps
-
-
-def launch_columns(columns: Columns) -> Columns:
-    """Launches as they were written, with their codes read."""
-    code = columns.pop("code")
-    for name, base in (("steps", 64), ("role", 2), ("kind", 8), ("lane", 8), ("gpu", 4)):
-        columns[name] = (code % base).astype(LAUNCH_DTYPES[name])
-        code //= base
-    columns["replica"] = code.astype(LAUNCH_DTYPES["replica"])
-    return {name: columns[name] for name in LAUNCH_DTYPES}
-
-
-def by_time(parts: Sequence[Columns], order: tuple[str, ...]) -> Columns:
-    """Rows of all parts sorted by the last of the columns in `order`, ties by those before it."""
-    names = list(parts[0])
-
-    def joined(name: str) -> NDArray[Any]:
-        return np.concatenate([part.pop(name) for part in parts])  # freed as they are joined
-
-    keys = {name: joined(name) for name in order}
-    time = keys[order[-1]]
-    rank = np.argsort(time, kind="stable")
-    if np.any(np.diff(time[rank]) == 0):
-        rank = np.lexsort([keys[name] for name in order])
-    return {name: (keys.pop(name) if name in keys else joined(name))[rank] for name in names}

@@ -18,11 +18,9 @@ from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.foresight import Foresight
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.kv import KvCache, capacity_tokens
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.ledger import Ledger, SumLedger
 from pdvsim.sim.models import gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.node import Node
@@ -31,14 +29,9 @@ from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.records import (
-    LAUNCH_DTYPES,
     REQUEST_DTYPES,
-    Deliveries,
     Log,
     Result,
-    Table,
-    by_time,
-    launch_columns,
     request_columns,
 )
 from pdvsim.sim.streaming import Tally
@@ -50,11 +43,11 @@ PARTITIONED = ("decode", "verify", "prefill")
 def simulate(
     experiment: Experiment,
     progress: Callable[[int], None] | None = None,
-    foresee: bool = True,
+    direct: bool = True,
     requests: list[Request] | Workload | None = None,
     profile: Profile | None = None,
 ) -> Result:
-    """Run an experiment; `foresee=False` steps every round singly, with the same result.
+    """Run an experiment; `direct=False` sends everything through the event queue, with the same result.
 
     `profile` stands in for the experiment's own, as when its error bar is asked for.
     """
@@ -63,24 +56,16 @@ def simulate(
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
     if not experiment.scoring.detailed:
-        return stream(experiment, profile, requests, progress, foresee)
+        return stream(experiment, profile, requests, progress, direct)
     if isinstance(requests, Workload):
         requests = requests.all()
-    log, ledger = Log(), Ledger(len(requests))
-    env = Clock()
-    site = Site(env, experiment, profile, log, ledger, foresee)
+    log, env = Log(), Clock(direct)
+    site = Site(env, experiment, profile, log)
     check_kv(site.servers[0].kv, requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
         env.run_to(client.all_done)
-    ledger.pack()
-    return Result(
-        experiment=experiment,
-        requests=request_columns(requests, ledger.spent_ns),
-        deliveries=by_time([log.deliveries.columns(), *ledger.deliveries], ("request", "time_s")),
-        launches=launch_columns(by_time([log.launches.columns(), *ledger.launches], ("code", "end_s"))),
-        meta=site.meta(),
-    )
+    return Result(experiment, request_columns(requests), log.deliveries.drain(), log.launches.drain(), site.meta())
 
 
 def stream(
@@ -88,19 +73,19 @@ def stream(
     profile: Profile,
     requests: list[Request] | Workload,
     progress: Callable[[int], None] | None = None,
-    foresee: bool = True,
+    direct: bool = True,
 ) -> Result:
     """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
-    log, ledger = Log(), SumLedger(experiment.scoring.warmup_requests)
-    env = Clock()
-    site = Site(env, experiment, profile, log, ledger, foresee)
+    log, env = Log(), Clock(direct)
+    site = Site(env, experiment, profile, log)
     check_kv(site.servers[0].kv, [requests.largest()] if isinstance(requests, Workload) else requests)
-    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
+    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         env.run_to(client.all_done)
     empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
-    return Result(experiment, empty, Deliveries().columns(), Table(LAUNCH_DTYPES).columns(), site.meta(), tally.close())
+    metrics = tally.close()
+    return Result(experiment, empty, log.deliveries.drain(), log.launches.drain(), site.meta(), metrics)
 
 
 class Door:
@@ -218,9 +203,7 @@ def check_kv(kv: KvCache, requests: list[Request]) -> None:
 class Site:
     """The servers behind the router."""
 
-    def __init__(
-        self, env: Clock, experiment: Experiment, profile: Profile, log: Log, ledger: Ledger, foresee: bool
-    ) -> None:
+    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log) -> None:
         self.experiment = experiment
         self.profile = profile
         self.log = log
@@ -231,9 +214,9 @@ class Site:
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         for replica in range(experiment.hardware.replicas):
-            self.servers.append(self._server(env, replica, ledger, foresee))
+            self.servers.append(self._server(env, replica))
 
-    def _server(self, env: Clock, replica: int, ledger: Ledger, foresee: bool) -> Policy:
+    def _server(self, env: Clock, replica: int) -> Policy:
         experiment, profile = self.experiment, self.profile
         settings, hardware = experiment.server, experiment.hardware
         times = host_times(experiment, profile)
@@ -252,12 +235,11 @@ class Site:
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
-        foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
         planner = Planner(models, sharing, peak, times)
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
-            device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}, foresight),
+            device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}),
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
@@ -266,11 +248,6 @@ class Site:
             on_finish=lambda request: self.on_finish(request),
         )
         return POLICIES[experiment.arch](context)
-
-    @property
-    def foreseeable(self) -> bool:
-        """Whether acceptance is settled before the run."""
-        return not self.experiment.acceptance.acceptance_temperature_slope
 
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""

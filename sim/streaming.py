@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.ledger import SumLedger
 from pdvsim.sim.metrics import STEPS, judged, percentile_name, rate, reached, speculation
-from pdvsim.sim.records import LANES, Columns, Log, by_time, launch_columns, request_columns
+from pdvsim.sim.records import LANES, Columns, Log, request_columns
 from pdvsim.sim.sketch import Moments, Spread
 
 Array = NDArray[Any]
@@ -146,9 +145,9 @@ class Lanes:
 class Tally:
     """Books a run while it goes on."""
 
-    def __init__(self, experiment: Experiment, bandwidth: float, log: Log, ledger: SumLedger) -> None:
+    def __init__(self, experiment: Experiment, bandwidth: float, log: Log) -> None:
         self.experiment, self.bandwidth = experiment, bandwidth
-        self.log, self.ledger = log, ledger
+        self.log = log
         self.warmup = experiment.scoring.warmup_requests
         self.start_s, self.end_s = math.inf, -math.inf  # first counted arrival, last counted finish
         self.census, self.peak, self.works = BinnedCensus(), Peak(), Lanes()
@@ -176,9 +175,8 @@ class Tally:
         if request.id >= self.warmup:
             self.end_s = request.finish_s
             self.peak.moved(request.finish_s, -1)
-        log, ledger = self.log, self.ledger
-        rows = max(len(log.launches), len(log.deliveries), len(ledger.gains), len(ledger.rounds))
-        if len(self._served) >= REQUESTS or rows >= ROWS or ledger.launches:
+        rows = max(len(self.log.launches), len(self.log.deliveries))
+        if len(self._served) >= REQUESTS or rows >= ROWS:
             self._book(math.inf)
 
     def close(self) -> dict[str, Any]:
@@ -208,10 +206,7 @@ class Tally:
             metrics |= dict(zip(keys, marks, strict=True))
         metrics |= speculation(sums["rounds"], sums["drafted"], sums["accepted"], self._per_position)
         metrics["stability"] = judged(self.experiment.traffic, self.census)
-        steps_s = self.steps_s | {
-            step: self.steps_s[step] + self.ledger.total_ns.get(f"{step}_ns", 0) * 1e-9 for step in STEPS[1:-1]
-        }
-        means = {step: seconds / count * 1e3 for step, seconds in steps_s.items()}
+        means = {step: seconds / count * 1e3 for step, seconds in self.steps_s.items()}
         metrics["breakdown_ms"] = means | {"other": self.spreads["e2el"].mean * 1e3 - sum(means.values())}
         metrics["launches"] = self.works.launches
         metrics["lanes"] = self.works.lanes(span_s, self.bandwidth, self.experiment.hardware.replicas)
@@ -220,18 +215,9 @@ class Tally:
 
     def _book(self, end_s: float) -> None:
         """Take what has happened out of the log and into the sums."""
-        log, ledger = self.log, self.ledger
-        ledger.pack()
-        deliveries = by_time([log.deliveries.columns(), *ledger.deliveries], ("request", "time_s"))
-        written = by_time([log.launches.columns(), *ledger.launches], ("code", "end_s"))
-        for rows in (log.deliveries, log.launches, ledger.deliveries, ledger.launches):
-            rows.clear()
-        if math.isinf(self.start_s):  # the warm-up is on: only what was run ahead may reach beyond it
-            ahead = written["end_s"] > self._now_s
-            if ahead.any():
-                ledger.launches.append({name: column[ahead] for name, column in written.items()})
-        else:
-            self.works.add(launch_columns(written), self.start_s, end_s)
+        deliveries, launches = self.log.deliveries.drain(), self.log.launches.drain()
+        if not math.isinf(self.start_s):  # the warm-up is over
+            self.works.add(launches, self.start_s, end_s)
         self._deliveries(deliveries)
         served, self._served = self._served, []
         if served:

@@ -98,6 +98,8 @@ class Policy:
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
         """Prompt stretches for the next forward, within a token budget: unfinished prompts, then new admissions."""
+        if not self.prefilling and not self.waiting:
+            return ()
         chunks: list[Chunk] = []
         most = self.settings.max_prompts_per_forward
         for request in self.prefilling:
@@ -162,6 +164,12 @@ class Policy:
             self.controller.temperature,
         )  # fmt: skip
 
+    def draft_and_verify(self, rows: list[Request], k: int) -> Event:
+        """Both, one behind the other on one lane: the stream keeps the order. The verdict."""
+        if k:
+            self.device.launch(self.draft(rows, k))
+        return self.device.launch(self.verify(rows, k))
+
     def backlog(self, lane: str) -> int:
         """Requests waiting in front of a lane, when a work is launched on it."""
         raise NotImplementedError
@@ -169,19 +177,20 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
-        deliver = self.deliveries.append
-        going = []
+        over = False
+        gains = []
         for row, accepted in zip(rows, verdict, strict=True):
-            deliver((row.id, row.book(accepted), now))
+            gains.append(row.book(accepted))
+            if row.emitted == row.output_tokens:
+                over = True
+        self.deliveries.extend([row.id for row in rows], gains, now)
+        self.controller.observe(rows, verdict, now)
+        if not over:
+            return rows
+        going = [row for row in rows if row.emitted < row.output_tokens]
+        for row in rows:
             if row.emitted == row.output_tokens:
                 self.finish(row)
-            else:
-                going.append(row)
-        if not self.controller.steady:
-            drafted = sum(row.k for row in rows)
-            if drafted:
-                rejected = sum(accepted < row.k for row, accepted in zip(rows, verdict, strict=True))
-                self.controller.observe(drafted, sum(verdict), rejected, now)
         return going
 
     def finish(self, request: Request) -> None:

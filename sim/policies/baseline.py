@@ -37,7 +37,7 @@ class Baseline(Policy):
             rows = yield from self.read_prompt(request)
             while rows:
                 k = self.controller.draft_length(rows, 0, self.env.now)
-                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
+                verdict = yield self.draft_and_verify(rows, k)
                 rows = self.settle(rows, verdict)
 
     def read_prompt(self, request: Request) -> Generator[Event, Any, list[Request]]:

@@ -33,7 +33,7 @@ class Colocated(Policy):
             k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
-                verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=True)
+                verdict = yield self.draft_and_verify(rows, k)
                 self.running = self.settle(rows, verdict)
             elif chunks:
                 if self.speculates:

@@ -25,7 +25,9 @@ class Hybrid(PDV):
         if k is None:
             yield from self.draft_in_lanes(rows)
             return
-        verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.steady, alone=False)
+        if k:
+            self.device.launch(self.draft_here(rows, k))
+        verdict = yield self.device.launch(self.verify_here(rows, k))
         going = self.settle(rows, verdict)
         self.decode.queue.extendleft(reversed(going))
 
@@ -65,10 +67,6 @@ class Adaptive(Hybrid):
         self.estimate = AcceptanceEstimate()
         super().__init__(context)
 
-    @property
-    def steady(self) -> bool:
-        return False
-
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         if len(rows) > self.LARGE and self.mode == "plain" and (self.plain_batches + 1) % self.PROBE == 0:
             rows, rest = rows[: self.PROBE_ROWS], rows[self.PROBE_ROWS :]
@@ -100,6 +98,5 @@ class Adaptive(Hybrid):
         return max(speeds, key=lambda mode: speeds[mode])
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]
-        self.estimate.observe(sum(a for a, _ in judged), sum(a < k for a, k in judged))
+        self.estimate.observe(rows, verdict)
         return super().settle(rows, verdict)

@@ -56,5 +56,5 @@ class PD(Lanes):
                 yield self.decode.wait()
                 continue
             k = self.controller.draft_length(rows, 0, self.env.now)
-            verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
+            verdict = yield self.draft_and_verify(rows, k)
             rows = self.settle(rows, verdict)

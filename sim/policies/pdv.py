@@ -48,25 +48,9 @@ class PDV(Lanes):
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.check), self.env.now)
-        if self.steady and len(rows) + len(self.prefilling) == self.in_flight:
-            ahead = self.device.run_ahead(rows, k, self.draft, self.verify)
-            if ahead is not None:
-                verdict = yield ahead
-                if verdict is None:
-                    self.decode.queue.extendleft(reversed(rows))
-                else:  # as the verify lane would
-                    going = self.settle(rows, verdict)
-                    if going:
-                        yield self.env.at(self.decode.put(going), Event(self.env))
-                return
         self.drafting = rows
         yield self.device.launch(self.draft(rows, k))
         self.hand_over(rows)
-
-    @property
-    def steady(self) -> bool:
-        """Whether a batch, left to itself, goes on as it is."""
-        return self.controller.steady
 
     def gathers(self) -> bool:
         """Whether verify should wait for the requests in the decode lane and take all in one batch.
