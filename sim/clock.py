@@ -14,6 +14,7 @@ from math import inf
 from typing import Any, Protocol
 
 import simpy
+from simpy.core import EmptySchedule
 from simpy.events import NORMAL, URGENT, Event, Process, ProcessGenerator
 
 Due = tuple[float, int, int]  # as the queue is ordered: time, priority, number
@@ -91,25 +92,36 @@ class Clock(simpy.Environment):
 
     def run_to(self, last: Event) -> None:
         """Run until `last` has happened; a RuntimeError where nothing is due before that."""
-        queue = self._queue
-        while last.callbacks is not None:
-            machine = self._first_machine()
-            if machine is not None and (not queue or machine.due < queue[0]):
-                self._now = machine.due[0]
-                work, noticed_s = machine.end_next()
-                if work is not None:
-                    self.at(noticed_s, work, work._value)
-                continue
-            if not queue:
-                raise RuntimeError("nothing is due: the processes wait for each other")
-            self._now, _, _, event = heappop(queue)
-            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-            for callback in callbacks:
-                callback(event)
-            if not event._ok and not event.defused:
-                raise event._value
-            while self.launched:
-                self.launched.pop().take_in()
+        try:
+            while last.callbacks is not None:
+                self.step()
+        except EmptySchedule:
+            raise RuntimeError("nothing is due: the processes wait for each other") from None
+
+    def peek(self) -> float:
+        """When the next thing is due."""
+        machine = self._first_machine()
+        return min(super().peek(), inf if machine is None else machine.due[0])
+
+    def step(self) -> None:
+        """Let the next thing happen: a work ends, or an event."""
+        queue, machine = self._queue, self._first_machine()
+        if machine is not None and (not queue or machine.due < queue[0]):
+            self._now = machine.due[0]
+            work, noticed_s = machine.end_next()
+            if work is not None:
+                self.at(noticed_s, work, work._value)
+            return
+        if not queue:
+            raise EmptySchedule
+        self._now, _, _, event = heappop(queue)
+        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+        for callback in callbacks:
+            callback(event)
+        if not event._ok and not event.defused:
+            raise event._value
+        while self.launched:
+            self.launched.pop().take_in()
 
     def reach(self, work: Completion) -> bool:
         """Go to where `work` is noticed, if nothing else happens before; else it is on its way as ever."""

@@ -149,23 +149,6 @@ class Request:
         self.wait_ns = 0
         self.verify_ns = 0
 
-    def book(self, accepted: int) -> int:
-        """Take a verdict: the accepted drafts and one token of the target's, up to the end. Returns the gain."""
-        k = self.k
-        gained, left = accepted + 1, self.output_tokens - self.emitted
-        if gained > left:
-            gained = left
-        self.emitted += gained
-        self.context += gained
-        self.rounds += 1
-        if k:
-            self.drafted += k
-            self.accepted += accepted
-            self.owed = 1 if accepted == k else 0
-        else:
-            self.owed += gained
-        return gained
-
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
 

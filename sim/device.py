@@ -19,10 +19,10 @@ from simpy.events import NORMAL
 
 from pdvsim.sim.clock import NEVER, Clock, Completion
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.core import Role, Work
+from pdvsim.sim.core import KINDS, Role, Work
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.records import Launches
+from pdvsim.sim.records import LANES, ROLES, Launches
 
 _ready = attrgetter("ready_s")
 
@@ -32,32 +32,27 @@ Verdict = Callable[[Work], "list[int] | None"]
 class Job(Completion):
     """A work on its way through a stream."""
 
-    __slots__ = (
-        "bandwidth", "bytes", "compute", "device", "flops", "kind", "lane", "nimble",
-        "priority", "rate", "ready_s", "remaining_s", "share", "solo_s", "start_s", "turn_s", "work",
-    )  # fmt: skip
-
     device: SimulatedGPU
-    ready_s: float  # launched by the host
-    solo_s: float
     remaining_s: float  # at rate 1, as of the GPU's state time
-    bytes: float
-    flops: float
-    compute: float  # with the next two, worked out where the GPU is shared
+    rate = 0.0
+    start_s = -1.0
+    # what those that share the GPU with it need to know; worked out where any does
+    kind: str
+    lane: str
+    priority: int
+    compute: float
     bandwidth: float
     nimble: bool
+    turn_s = -1.0
+    share = 0.0
 
-    def __init__(self, env: Clock, work: Work) -> None:
-        self.env = env
+    def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
+        self.env = device.env
         self.callbacks = []
+        self.device = device
         self.work = work
-        self.kind: str = work.kind
-        self.lane = work.lane
-        self.priority = work.priority
-        self.rate = 0.0
-        self.share = 0.0
-        self.start_s = -1.0
-        self.turn_s = -1.0  # not worked out yet
+        self.ready_s = ready_s  # launched by the host
+        self.solo_s, self.bytes, self.flops = device.price(work)
 
 
 class SimulatedGPU:
@@ -93,25 +88,30 @@ class SimulatedGPU:
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
         self._next: Job | None = None  # which work that is
+        # of its rows in the log
+        self._heads = {
+            (lane, kind, role): log.head(replica, gpu, lane, kind, role)
+            for lane in LANES
+            for kind in KINDS
+            for role in ROLES
+        }
         env.machines.append(self)
 
-    def launch(self, work: Work, job: Job | None = None) -> Job:
-        """Put a work on its lane's stream; `job` is it where that is made already."""
-        if job is None:
-            job = Job(self.env, work)
-        host = self.host
-        job.device = self
-        job.ready_s = host.spend(self.env.now, host.times.launch_s) + self.transfer_s
-        job.solo_s, job.bytes, job.flops = self.price(job.work)
-        job.remaining_s = job.solo_s
+    def launch(self, work: Work) -> Job:
+        """Put a work on its lane's stream."""
+        host, env = self.host, self.env
+        job = Job(self, work, host.spend(env._now, host.times.launch_s) + self.transfer_s)
         if not self.fresh:
-            self.env.launched.append(self)
+            env.launched.append(self)
         self.fresh.append(job)
         return job
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
         rows, tokens, model = work.rows, work.tokens, self.models[work.role]
+        context = 0
+        for row in rows:
+            context += row.context
         solo = moved = flops = 0.0
         if tokens > 2 and work.role == "draft":
             solo, _, moved, _, flops, _ = model.behind(rows)
@@ -120,9 +120,6 @@ class SimulatedGPU:
             shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
         else:
             shape = model.shape(len(rows), tokens, work.steps)
-        context = 0
-        for row in rows:
-            context += row.context
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,
@@ -135,36 +132,37 @@ class SimulatedGPU:
     def take_in(self) -> None:
         """Put what was launched on its stream."""
         for job in self.fresh:
-            stream = self.streams[job.lane]
+            stream = self.streams[job.work.lane]
             stream.append(job)
+            job.remaining_s = job.solo_s
             if len(stream) == 1:
                 self.coming.append(job)
         self.fresh.clear()
         self._plan()
 
-    def pass_through(self, last: Completion, before_s: float) -> float | None:
+    def pass_through(self, last: Job, before_s: float) -> float | None:
         """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
         fresh = self.fresh
         if self.running or self.coming or fresh[-1] is not last or not self.sharing.alone_is_full:
             return None
-        end, lane = self.time_s, fresh[-1].lane
+        end, lane, spans = self.time_s, last.work.lane, []
         for job in fresh:
-            if job.lane != lane or (job.work.watched and job is not last):
+            work = job.work
+            if work.lane != lane or (work.watched and job is not last):
                 return None
-            start = job.start_s = job.ready_s if job.ready_s > end else end
+            start = job.ready_s if job.ready_s > end else end
             end = start + job.solo_s
+            spans.append((work, start, end, job.solo_s, job.bytes, job.flops))
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
-            for job in fresh:
-                job.start_s = -1.0
             return None
         host.free_at = noticed_s
-        for job in fresh:
-            self.note(job.work, job.start_s, job.start_s + job.solo_s, job.solo_s, job.bytes, job.flops)
         fresh.clear()
         self.time_s = end
-        last._value = self.verdict(job.work)
+        for span in spans:
+            self.note(*span)
+        last._value = self.verdict(last.work)
         return noticed_s
 
     def end_next(self) -> tuple[Job | None, float]:
@@ -178,9 +176,9 @@ class SimulatedGPU:
         else:
             self.time_s = end
             running.clear()
-        stream = self.streams[job.lane]
-        stream.popleft()
         work = job.work
+        stream = self.streams[work.lane]
+        stream.popleft()
         self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
         ended, noticed_s = None, end
         if work.watched:
@@ -200,16 +198,19 @@ class SimulatedGPU:
         """Record a finished work, and its time with its requests."""
         rows = work.rows
         spent_ns = int((end_s - start_s) * 1e9)
-        if work.chunks and work.role == "target":  # the drafter reads behind it or beside it
-            for chunk in work.chunks:
-                chunk.request.prefill_ns += spent_ns
         if work.kind == "draft":
             for row in rows:
                 row.draft_ns += spent_ns
         else:
             for row in rows:
                 row.verify_ns += spent_ns
-        self.log.append(self.replica, self.gpu, work, start_s, end_s, solo_s, moved, flops)
+        tokens = len(rows) * (work.tokens + work.steps - 1)
+        for chunk in work.chunks:
+            tokens += chunk.tokens
+            if work.role == "target":  # the drafter reads behind it or beside it
+                chunk.request.prefill_ns += spent_ns
+        head = self._heads[work.lane, work.kind, work.role]
+        self.log.append(head, len(rows), tokens, work.steps, work.queue_depth, start_s, end_s, solo_s, moved, flops)
 
     # who runs, and how fast ------------------------------------------------------------------------------------
 
@@ -253,6 +254,7 @@ class SimulatedGPU:
     def _demand(self, job: Job) -> None:
         """What a work asks of the GPU, for those it shares it with."""
         work, solo = job.work, job.solo_s
+        job.kind, job.lane, job.priority = work.kind, work.lane, work.priority
         job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
         model = self.models[work.role]

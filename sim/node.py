@@ -32,24 +32,22 @@ class Node:
         self.host = host
         self.gpus = gpus
         self._by_role = {role: gpus[at] for role, at in placement.items()}
+        if len(gpus) == 1:
+            self.launch = gpus[0].launch
         self._latest: dict[str, Job] = {}  # on each lane
 
     def launch(self, work: Work) -> Event:
-        if len(self.gpus) == 1:
-            return self.gpus[0].launch(work)
-        return self._across(work)
-
-    def _across(self, work: Work) -> Event:
-        """The same on two GPUs: a verify waits for the draft of its rows on the other, which the host sees through."""
-        gpu, before, job = self._by_role[work.role], self._latest.get(work.lane), Job(self.env, work)
-        self._latest[work.lane] = job
-        job.device = gpu
+        """A verify waits for the draft of its rows on the other GPU, which the host sees through."""
+        gpu, before = self._by_role[work.role], self._latest.get(work.lane)
         if before is None or before.callbacks is None or before.device is gpu or before.work.rows is not work.rows:
-            return gpu.launch(work, job)
+            job = self._latest[work.lane] = gpu.launch(work)
+            return job
         before.work.watched = True
+        verdict = Event(self.env)
 
         def drafted(_: Event) -> None:
-            gpu.launch(work, job)
+            verified = self._latest[work.lane] = gpu.launch(work)
+            verified.callbacks.append(verdict.trigger)
 
         before.callbacks.append(drafted)
-        return job
+        return verdict

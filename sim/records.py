@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import KINDS, Request, Work
+from pdvsim.sim.core import KINDS, Kind, Request, Role
 
 Columns = dict[str, NDArray[Any]]
 
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
-ROLES = ("draft", "target")
+ROLES: tuple[Role, ...] = ("draft", "target")
 
 REQUEST_DTYPES: dict[str, str] = {
     "id": "i8",
@@ -71,31 +71,15 @@ class Launches:
 
     def __init__(self) -> None:
         self._packed = bytearray()
-        self._heads: dict[tuple[int, int, str, str, str], bytes] = {}
 
-    def append(
-        self,
-        replica: int,
-        gpu: int,
-        work: Work,
-        start_s: float,
-        end_s: float,
-        solo_s: float,
-        moved: float,
-        flops: float,
-    ) -> None:
-        key = (replica, gpu, work.lane, work.kind, work.role)
-        head = self._heads.get(key)
-        if head is None:
-            codes = (replica, gpu, LANES.index(work.lane), KINDS.index(work.kind), ROLES.index(work.role))
-            head = self._heads[key] = _HEAD.pack(*codes)
-        rows = len(work.rows)
-        tokens = rows * (work.tokens + work.steps - 1)
-        for chunk in work.chunks:
-            tokens += chunk.tokens
-        self._packed += head + _TAIL.pack(
-            rows, tokens, work.steps, work.queue_depth, start_s, end_s, solo_s, moved, flops
-        )
+    @staticmethod
+    def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:
+        """What a launch is, as its row begins."""
+        return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
+
+    def append(self, head: bytes, *figures: float) -> None:
+        """A row: its head, and the columns from `rows` on."""
+        self._packed += head + _TAIL.pack(*figures)
 
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize

@@ -19,7 +19,7 @@ from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.latency import ForwardFit, Latency
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.profile import ContentionFit
-from pdvsim.sim.records import LANES, WRITTEN_DTYPES, Table, launch_columns
+from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9
 PRIORITIES: tuple[Priority, ...] = ("none", "stream", "preemptive", "partition")
@@ -231,7 +231,7 @@ class Bench:
         self, contention: Contention, priority: Priority, bound: str = "memory", launch_s: float = 0.0
     ) -> None:
         self.env = Clock()
-        self.log = Table(WRITTEN_DTYPES)
+        self.log = Launches()
         sharing = Sharing(contention, priority, ContentionFit(stream_weight=3.0), SHARES)
         model = Latency(MODELS["llama-2-7b"], ForwardFit(0.0, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0))
         self.gpu = SimulatedGPU(
@@ -252,12 +252,12 @@ class Bench:
         work = Work("verify", "target", lane, [request], tokens=milliseconds, priority=priority)
         at = self.env.timeout(at_s)
         assert at.callbacks is not None
-        at.callbacks.append(lambda _: self.gpu.launch(work, self.env.now))
+        at.callbacks.append(lambda _: self.gpu.launch(work))
 
     def run(self) -> list[tuple[str, float, float]]:
         """Lane, start and end in milliseconds, in order of ending."""
         self.env.run()
-        c = launch_columns(self.log.columns())
+        c = self.log.drain()
         rows = zip(c["lane"].tolist(), (c["start_s"] * 1e3).tolist(), (c["end_s"] * 1e3).tolist(), strict=True)
         return [(LANES[lane], pytest.approx(start), pytest.approx(end)) for lane, start, end in rows]
 

@@ -458,5 +458,5 @@ def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -
 def test_adaptive_speculates_again_when_drafts_get_better() -> None:
     """A poor first request must not settle the matter: the ones after it accept every draft."""
     requests = [Request(i, 0.3 * i, 64, 200, bytes([0 if i < 2 else 255]) * 200) for i in range(30)]
-    result = simulate(Experiment("adaptive", Traffic(num_prompts=30)), foresee=False, requests=requests)
+    result = simulate(Experiment("adaptive", Traffic(num_prompts=30)), direct=False, requests=requests)
     assert result.requests["rounds"][-5:].mean() < 100  # plain decoding takes 199

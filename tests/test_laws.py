@@ -53,9 +53,9 @@ class Scenario:
     experiment: Experiment
     workload: Workload
 
-    def run(self, foresee: bool = True) -> Result:
+    def run(self, direct: bool = True) -> Result:
         requests = self.workload.requests(self.experiment.acceptance)
-        return simulate(self.experiment, foresee=foresee, requests=requests)
+        return simulate(self.experiment, direct=direct, requests=requests)
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -311,23 +311,23 @@ def assert_same(one: Result, other: Result) -> None:
 
 
 @pytest.mark.parametrize("arch", POLICIES)
-def test_foresight_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
+def test_the_direct_way_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     """Several rounds stepped as one give the same records, to the last bit, as each singly; so does a second run."""
 
     @given(scenario=scenarios(arch, profiles))
     @settings(max_examples=40)
     def check(scenario: Scenario) -> None:
-        singly = scenario.run(foresee=False)
-        foreseen = scenario.run()
-        assert_same(foreseen, singly)
-        assert_same(foreseen, scenario.run())
+        singly = scenario.run(direct=False)
+        directly = scenario.run()
+        assert_same(directly, singly)
+        assert_same(directly, scenario.run())
 
     check()
 
 
 @pytest.mark.parametrize("arch", POLICIES)
-def test_foresight_is_cut_anywhere(arch: Arch) -> None:
-    """The same where foresight has most to do, few requests with long outputs, and arrivals cut it at every stage."""
+def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
+    """The same where the clock goes furthest at once, few requests with long outputs, and arrivals cut it at every stage."""
 
     @given(
         rate=st.sampled_from([5.0, 30.0, 200.0]),
@@ -366,13 +366,13 @@ def test_foresight_is_cut_anywhere(arch: Arch) -> None:
             host=Host(launch_s=host, completion_s=host, handoff_s=host),
         )
         scenario = Scenario(experiment, workload)
-        assert_same(scenario.run(), scenario.run(foresee=False))
+        assert_same(scenario.run(), scenario.run(direct=False))
 
     check()
 
 
 @pytest.mark.parametrize("arch", POLICIES)
-def test_foresight_is_cut_at_an_instant(arch: Arch) -> None:
+def test_the_direct_way_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 
     @given(
@@ -386,19 +386,19 @@ def test_foresight_is_cut_at_an_instant(arch: Arch) -> None:
     def check(moment: float, column: str, first: int, host: float | None, seed: int) -> None:
         experiment = Experiment(arch=arch, host=Host(launch_s=host, completion_s=host, handoff_s=host))
         early = Workload((0.0,) * first, (50,) * first, (60,) * first, seed)
-        before = Scenario(experiment, early).run(foresee=False)
+        before = Scenario(experiment, early).run(direct=False)
         instants = np.sort((before.deliveries if column == "time_s" else before.launches)[column])
         instant = float(instants[int(moment * (len(instants) - 1))])
         late = Workload((*early.arrival_s, instant), (*early.prompts, 80), (*early.outputs, 40), seed)
         scenario = Scenario(experiment, late)
-        assert_same(scenario.run(), scenario.run(foresee=False))
+        assert_same(scenario.run(), scenario.run(direct=False))
 
     check()
 
 
 @pytest.mark.parametrize("host_s", [None, 0.0])
 @pytest.mark.parametrize("arch", POLICIES)
-def test_foresight_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
+def test_the_direct_way_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
     """The same where replicas are in lockstep, so that one sends a new request to another at a round's very end."""
     host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
     for replicas, concurrency, outputs in ((2, 3, (25,)), (3, 5, (41, 61, 81, 101)), (2, 4, (30, 60))):
@@ -409,7 +409,7 @@ def test_foresight_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -
             "hardware.router": "least-loaded",
         }
         scenario = Scenario(_settled(arch, options), Workload((0.0,) * 24, (50,) * 24, (outputs * 24)[:24]))
-        assert_same(scenario.run(), scenario.run(foresee=False))
+        assert_same(scenario.run(), scenario.run(direct=False))
 
 
 @pytest.mark.parametrize("verify_gpu", [0, 1])

@@ -12,7 +12,7 @@ The toy GPU (times in ms):
   `stream_weight` to 1; with priority none they split it evenly.
 
 An expected launch is (lane, kind, rows, start, end); a request's deliveries are [(time, tokens)]. Each scenario runs
-twice: with every round stepped singly, and with rounds foreseen; both must give the schedule worked out here.
+twice: through the event queue, and directly where nothing lies between; both must give the schedule worked out here.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def write_profile(
     return str(path)
 
 
-@pytest.fixture(params=[False, True], ids=["stepped", "foreseen"])
+@pytest.fixture(params=[False, True], ids=["queued", "direct"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs requests through an architecture on the toy GPU."""
     monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**7))
@@ -119,7 +119,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             hardware=Hardware(**placed | (hardware or {})),
             host=Host(**host or {}),
         )
-        return simulate(experiment, foresee=request.param, requests=requests)
+        return simulate(experiment, direct=request.param, requests=requests)
 
     return runs
 

@@ -176,22 +176,30 @@ class Policy:
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
-        now = self.env.now
-        over = False
-        gains = []
+        now, gains, over = self.env.now, [], False
         for row, accepted in zip(rows, verdict, strict=True):
-            gains.append(row.book(accepted))
-            if row.emitted == row.output_tokens:
-                over = True
+            k, left = row.k, row.output_tokens - row.emitted
+            gained = accepted + 1
+            if gained >= left:  # what is accepted beyond the end is not delivered
+                gained, over = left, True
+            gains.append(gained)
+            row.emitted += gained
+            row.context += gained
+            row.rounds += 1
+            if k:
+                row.drafted += k
+                row.accepted += accepted
+                row.owed = 1 if accepted == k else 0
+            else:
+                row.owed += gained
         self.deliveries.extend([row.id for row in rows], gains, now)
         self.controller.observe(rows, verdict, now)
         if not over:
             return rows
-        going = [row for row in rows if row.emitted < row.output_tokens]
         for row in rows:
             if row.emitted == row.output_tokens:
                 self.finish(row)
-        return going
+        return [row for row in rows if row.emitted < row.output_tokens]
 
     def finish(self, request: Request) -> None:
         """A request has all its tokens."""

@@ -20,7 +20,6 @@ import numpy as np
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.ledger import SumLedger
 from pdvsim.sim.metrics import summarise
 from pdvsim.sim.records import Log
 from pdvsim.sim.run import Client, Door, Site, no_collector, profile_of, simulate
@@ -69,9 +68,9 @@ def steady_day(hours: float) -> dict[str, float]:
     traffic = Traffic(num_prompts=int(rate * hours * 3600), request_rate=rate, seed=0)
     experiment = replace(experiment, traffic=traffic)
     profile = profile_of(experiment)
-    log, ledger, env = Log(), SumLedger(0), Clock()
-    site = Site(env, experiment, profile, log, ledger, foresee=True)
-    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
+    log, env = Log(), Clock()
+    site = Site(env, experiment, profile, log)
+    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log)
     client = Client(env, Workload(traffic, experiment.acceptance), experiment, Door(site, tally), None)
     area = occupancy(site, env)
     with no_collector():
