@@ -15,6 +15,7 @@ from time import perf_counter
 from types import FrameType
 from typing import Protocol
 
+from simpy.core import EmptySchedule
 from simpy.events import NORMAL, Event, EventPriority
 
 from pdvsim.sim.clock import Clock
@@ -68,7 +69,7 @@ class WallClock(Clock):
                     for source in sources:
                         source.rest()
                 else:
-                    raise RuntimeError("nothing is under way and nothing is due: the processes wait for each other")
+                    raise EmptySchedule
                 if self._interrupted:
                     raise KeyboardInterrupt
 

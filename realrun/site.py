@@ -124,6 +124,7 @@ class RealSite:
         self.env, self.experiment, self.profile, self.rig, self.log = env, experiment, profile, rig, Log()
         self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
         self.on_finish: Callable[[Request], None] = lambda request: None
+        self.servers: list[Policy] = []
         self.slots = Slots(rig.needs.slots)
         settings, gpu = experiment.server, profile.gpu
         models = {role: model.arch.spec for role, model in rig.models.items()}
@@ -161,10 +162,10 @@ class RealSite:
         self.env.start()
         self.device.begin()
         self.device.telemetry.restart()
-        self.server: Policy = POLICIES[self.experiment.arch](self.context)
+        self.servers = [POLICIES[self.experiment.arch](self.context)]
 
     def route(self, request: Request) -> Policy:
-        return self.server
+        return self.servers[0]
 
     def _finished(self, request: Request) -> None:
         if self.outputs is not None:
@@ -250,7 +251,7 @@ def serve(
         client = Client(env, requests, experiment, site, progress.update)
         stopped = False
         try:
-            env.run_to(client.all_done)
+            client.run()
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()

@@ -91,12 +91,9 @@ class Clock(simpy.Environment):
         return next(self._eid)
 
     def run_to(self, last: Event) -> None:
-        """Run until `last` has happened; a RuntimeError where nothing is due before that."""
-        try:
-            while last.callbacks is not None:
-                self.step()
-        except EmptySchedule:
-            raise RuntimeError("nothing is due: the processes wait for each other") from None
+        """Run until `last` has happened; an EmptySchedule where nothing is due before that."""
+        while last.callbacks is not None:
+            self.step()
 
     def peek(self) -> float:
         """When the next thing is due."""

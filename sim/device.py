@@ -140,15 +140,16 @@ class SimulatedGPU:
         self.fresh.clear()
         self._plan()
 
-    def pass_through(self, last: Job, before_s: float) -> float | None:
+    def pass_through(self, last: Completion, before_s: float) -> float | None:
         """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
         fresh = self.fresh
-        if self.running or self.coming or fresh[-1] is not last or not self.sharing.alone_is_full:
+        final = fresh[-1]
+        if self.running or self.coming or final is not last or not self.sharing.alone_is_full:
             return None
-        end, lane, spans = self.time_s, last.work.lane, []
+        end, lane, spans = self.time_s, final.work.lane, []
         for job in fresh:
             work = job.work
-            if work.lane != lane or (work.watched and job is not last):
+            if work.lane != lane or (work.watched and job is not final):
                 return None
             start = job.ready_s if job.ready_s > end else end
             end = start + job.solo_s
@@ -162,7 +163,7 @@ class SimulatedGPU:
         self.time_s = end
         for span in spans:
             self.note(*span)
-        last._value = self.verdict(last.work)
+        final._value = self.verdict(final.work)
         return noticed_s
 
     def end_next(self) -> tuple[Job | None, float]:

@@ -1,8 +1,7 @@
-"""A server's GPUs as its policy sees them: works are launched on lanes."""
+"""What a policy sees of its hardware: works are launched on lanes. And a server of two GPUs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 from simpy.events import Event
@@ -23,22 +22,17 @@ class Device(Protocol):
 
 
 class Node:
-    """The simulated GPUs of one server, driven by one host thread."""
+    """The simulated GPUs of one server, driven by one host thread, as one device."""
 
-    def __init__(
-        self, env: Clock, host: SimulatedHost, gpus: Sequence[SimulatedGPU], placement: dict[Role, int]
-    ) -> None:
+    def __init__(self, env: Clock, host: SimulatedHost, gpus: dict[Role, SimulatedGPU]) -> None:
         self.env = env
         self.host = host
         self.gpus = gpus
-        self._by_role = {role: gpus[at] for role, at in placement.items()}
-        if len(gpus) == 1:
-            self.launch = gpus[0].launch
         self._latest: dict[str, Job] = {}  # on each lane
 
     def launch(self, work: Work) -> Event:
         """A verify waits for the draft of its rows on the other GPU, which the host sees through."""
-        gpu, before = self._by_role[work.role], self._latest.get(work.lane)
+        gpu, before = self.gpus[work.role], self._latest.get(work.lane)
         if before is None or before.callbacks is None or before.device is gpu or before.work.rows is not work.rows:
             job = self._latest[work.lane] = gpu.launch(work)
             return job

@@ -116,8 +116,11 @@ class Deliveries:
 
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""
-        parts = zip(DELIVERY_DTYPES.items(), (self._requests, self._tokens, self._times_s), strict=True)
-        columns: Columns = {name: np.frombuffer(values, dtype) for (name, dtype), values in parts}
+        parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
+        columns: Columns = {
+            name: np.frombuffer(values, dtype)
+            for (name, dtype), values in zip(DELIVERY_DTYPES.items(), parts, strict=True)
+        }
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
         return columns
 

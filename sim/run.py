@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
+from simpy.core import EmptySchedule
 from simpy.events import Event
 
 from pdvsim.sim.acceptance import Coins, accepted_at, rate_at
@@ -37,6 +38,7 @@ from pdvsim.sim.records import (
 from pdvsim.sim.streaming import Tally
 from pdvsim.sim.workload import Workload
 
+STUCK_SHOWN = 10  # requests named when nothing moves any more
 PARTITIONED = ("decode", "verify", "prefill")
 
 
@@ -64,7 +66,7 @@ def simulate(
     check_kv(site.servers[0].kv, requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
-        env.run_to(client.all_done)
+        client.run()
     return Result(experiment, request_columns(requests), log.deliveries.drain(), log.launches.drain(), site.meta())
 
 
@@ -82,7 +84,7 @@ def stream(
     tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
-        env.run_to(client.all_done)
+        client.run()
     empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
     metrics = tally.close()
     return Result(experiment, empty, log.deliveries.drain(), log.launches.drain(), site.meta(), metrics)
@@ -93,7 +95,7 @@ class Door:
 
     def __init__(self, site: Site, tally: Tally) -> None:
         self.on_finish: Callable[[Request], None] = lambda request: None
-        self._site, self._tally = site, tally
+        self._site, self._tally, self.servers = site, tally, site.servers
         site.on_finish = self._finished
 
     def route(self, request: Request) -> Policy:
@@ -239,7 +241,7 @@ class Site:
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
-            device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}),
+            device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
@@ -285,6 +287,7 @@ class Servers(Protocol):
     """What a client sees of a site, simulated or real."""
 
     on_finish: Callable[[Request], None]
+    servers: list[Policy]
 
     def route(self, request: Request) -> Policy: ...
 
@@ -306,7 +309,7 @@ class Client:
         self.limit = experiment.traffic.max_concurrency
         self.left = len(requests)
         self.total = len(requests)
-        self.outstanding = 0
+        self.inside: dict[int, Request] = {}  # sent, not finished
         self.held: Request | None = None  # due, but the limit is reached; those behind it are not drawn yet
         self._free = Event(env)  # nobody is held any more, and the next is due
         self._coming = iter(requests)
@@ -314,13 +317,27 @@ class Client:
         site.on_finish = self.finished
         env.process(self.arrivals())
 
+    def run(self) -> None:
+        """Until every request is served; a RuntimeError that says who waits where that can never be."""
+        try:
+            self.env.run_to(self.all_done)
+        except EmptySchedule:
+            waiting = sorted({lane.name for server in self.site.servers for lane in server.lanes if lane.waits})
+            inside = list(self.inside)
+            some = ", ".join(map(str, inside[:STUCK_SHOWN])) + (", …" if len(inside) > STUCK_SHOWN else "")
+            raise RuntimeError(
+                f"deadlock at {self.env.now:.6f} s: no work is under way; "
+                f"lanes that wait: {', '.join(waiting) or 'none'}; "
+                f"requests inside: {some or 'none'} ({len(inside)} in all, {self.left} of {self.total} not served)"
+            ) from None
+
     def arrivals(self) -> Generator[Event, Any, None]:
         request = next(self._coming, None)
         while request is not None:
             if request.arrival_s > self.env.now:
                 # one that arrives as a step ends is in time for the next
                 yield self.env.at(request.arrival_s, Event(self.env), first=True)
-            if self.limit is not None and self.outstanding >= self.limit:
+            if self.limit is not None and len(self.inside) >= self.limit:
                 self.held = request
                 request = yield self._free
             else:
@@ -329,12 +346,12 @@ class Client:
 
     def send(self, request: Request) -> None:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
-        self.outstanding += 1
+        self.inside[request.id] = request
         request.arrival_s = self.env.now
         self.site.route(request).submit(request)
 
     def finished(self, request: Request) -> None:
-        self.outstanding -= 1
+        del self.inside[request.id]
         self.left -= 1
         if self.held is not None:
             self.send(self.held)

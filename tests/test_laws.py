@@ -327,7 +327,7 @@ def test_the_direct_way_changes_nothing(arch: Arch, profiles: tuple[str | None, 
 
 @pytest.mark.parametrize("arch", POLICIES)
 def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
-    """The same where the clock goes furthest at once, few requests with long outputs, and arrivals cut it at every stage."""
+    """The same where it goes furthest, few requests with long outputs, and arrivals cut it at every stage."""
 
     @given(
         rate=st.sampled_from([5.0, 30.0, 200.0]),

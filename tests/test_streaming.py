@@ -188,7 +188,7 @@ def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
     env = Clock()
     client = Client(env, Counting(traffic, Acceptance(), chunk=1), Experiment(traffic=traffic), Nowhere(), None)
     env.run()
-    assert (client.outstanding, drawn) == (8, 9)
+    assert (len(client.inside), drawn) == (8, 9)
 
 
 def test_what_needs_records_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -60,6 +60,7 @@ class Policy:
         self.waiting: deque[Request] = deque()  # arrived, not admitted
         self.prefilling: deque[Request] = deque()  # admitted, prompt not yet read to its end
         self.in_flight = 0  # admitted, not finished
+        self.lanes: list[Lane] = []
         self.door = self.lane(self.prefill_lane)  # where the process that admits waits
         for process in self.processes():
             self.env.process(process)
@@ -69,7 +70,9 @@ class Policy:
         raise NotImplementedError
 
     def lane(self, name: str) -> Lane:
-        return Lane(self.env, self.device.host, name)
+        """A new lane; its name is the stream that its works run on."""
+        self.lanes.append(Lane(self.env, self.device.host, name))
+        return self.lanes[-1]
 
     # arrivals and admission ------------------------------------------------------------------------------------
 

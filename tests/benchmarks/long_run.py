@@ -81,7 +81,7 @@ def steady_day(hours: float) -> dict[str, float]:
     census = tally.census
     quarters = [census.present(0, end_s * q / 4, end_s * (q + 1) / 4) for q in range(4)]
     assert metrics["completed"] == traffic.num_prompts
-    assert client.outstanding == site.servers[0].in_flight == site.servers[0].kv.used_tokens == 0
+    assert len(client.inside) == site.servers[0].in_flight == site.servers[0].kv.used_tokens == 0
     return {
         "requests": metrics["completed"],
         "simulated_hours": env.now / 3600,
