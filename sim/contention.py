@@ -3,14 +3,19 @@
 Each work has two demands from its roofline: the share of the GPU's arithmetic and of its bandwidth that it uses when it
 runs alone. Rates come from weighted max-min sharing of both: all rise together until one resource is full, those that
 need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity. As measured, a work also holds
-a part of the GPU that others find no room in; together they hold all of it at most.
+a part of the GPU that others find no room in; together they hold all of it at most. That is so whatever the priority:
+
+- `none` and `stream` are what the hardware does;
+- `preemptive` is the ideal: a lane has all it can use of what the lanes above it leave, of both resources and of the
+  room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel;
+- `partition` cuts the GPU up: a lane holds and computes no more than its share, whether or not the others use theirs.
 
 Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from pdvsim.sim.config import Contention, Priority
@@ -42,37 +47,41 @@ def max_min(
     bandwidth: float,
     holds: Sequence[float] = (),
     room: float = 1.0,
-) -> tuple[float, float]:
-    """Set the loads' rates, of which `holds` take `room` at most; return what is left of the two capacities."""
+) -> tuple[float, float, float]:
+    """Set the loads' rates, whose `holds` take `room` at most; return what is left of compute, bandwidth and room."""
     for load in loads:
         load.rate = 0.0
-    rising = [i for i in range(len(loads)) if limits[i] > 0]
-    while rising:
+
+    def still(rising: Iterable[int]) -> list[int]:
+        """Those below their limit that lack nothing that is used up."""
+        return [
+            i
+            for i in rising
+            if loads[i].rate < limits[i] - _FULL
+            and not (compute <= _FULL and loads[i].compute > 0)
+            and not (bandwidth <= _FULL and loads[i].bandwidth > 0)
+            and not (room <= _FULL and holds and holds[i] > 0)
+        ]
+
+    rising, before = still(range(len(loads))), len(loads) + 1
+    while rising and len(rising) < before:  # as many as before: no progress left to make at this precision
         need_c = sum(weights[i] * loads[i].compute for i in rising)
         need_b = sum(weights[i] * loads[i].bandwidth for i in rising)
+        need = sum(weights[i] * holds[i] for i in rising) if holds else 0.0
         step = min((limits[i] - loads[i].rate) / weights[i] for i in rising)
         if need_c * step > compute:
             step = compute / need_c
         if need_b * step > bandwidth:
             step = bandwidth / need_b
-        need = sum(weights[i] * holds[i] for i in rising) if holds else 0.0
         if need * step > room:
             step = room / need
-        room = max(0.0, room - need * step)
         compute = max(0.0, compute - need_c * step)
         bandwidth = max(0.0, bandwidth - need_b * step)
-        still = []
+        room = max(0.0, room - need * step)
         for i in rising:
-            load = loads[i]
-            load.rate = min(limits[i], load.rate + weights[i] * step)
-            stuck = (compute <= _FULL and load.compute > 0) or (bandwidth <= _FULL and load.bandwidth > 0)
-            stuck = stuck or (room <= _FULL and bool(holds) and holds[i] > 0)
-            if load.rate < limits[i] - _FULL and not stuck:
-                still.append(i)
-        if len(still) == len(rising):  # no progress left to make at this precision
-            break
-        rising = still
-    return compute, bandwidth
+            loads[i].rate = min(limits[i], loads[i].rate + weights[i] * step)
+        rising, before = still(rising), len(rising)
+    return compute, bandwidth, room
 
 
 def max_min_of_two(
@@ -120,7 +129,6 @@ class Sharing:
         self.partition = partition or {}
         # a work alone runs at its solo speed except inside a partition
         self.alone_is_full = priority != "partition"
-        self._plain = priority in ("none", "stream")
         self._measured = fit.turn_exponent > 0
         self._goes_first = self._measured and fit.nimble_first_rate is not None
         self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
@@ -147,22 +155,29 @@ class Sharing:
         chosen.rate = 1.0
 
     def _fluid(self, loads: Sequence[Load]) -> None:
-        capacity = self._efficiency(loads)
-        if self._plain:
-            self._turns(loads, capacity)
-            return
-        ones = [1.0] * len(loads)
         if self.priority == "preemptive":
-            used_c = used_b = 0.0
-            for level in sorted({load.priority for load in loads}, reverse=True):
-                group = [load for load in loads if load.priority == level]
-                # those below cannot disturb those above, so only what is left to them shrinks
-                lost = 1.0 - self._efficiency([load for load in loads if load.priority >= level])
-                left_c, left_b = max(0.0, 1.0 - lost - used_c), max(0.0, 1.0 - lost - used_b)
-                after_c, after_b = max_min(group, ones, ones, left_c, left_b)
-                used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
+            self._levels(loads)
+            return
+        capacity = self._efficiency(loads)
+        if self.priority == "partition":
+            limits = [self._limit(load) for load in loads]
+            max_min(loads, [1.0] * len(loads), limits, capacity, capacity)
         else:
-            max_min(loads, ones, [self._limit(load) for load in loads], capacity, capacity)
+            self._turns(loads, capacity)
+
+    def _levels(self, loads: Sequence[Load]) -> None:
+        """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
+        used_c = used_b = 0.0
+        room = 1.0
+        for level in sorted({load.priority for load in loads}, reverse=True):
+            group = [load for load in loads if load.priority == level]
+            shares = [self._share(load) for load in group] if len(group) > 1 else [1.0]
+            holds = [self._hold(load) for load in group]
+            # those below cannot disturb those above, so only what is left to them shrinks
+            capacity = self._efficiency([load for load in loads if load.priority >= level])
+            left_c, left_b = max(0.0, capacity - used_c), max(0.0, capacity - used_b)
+            after_c, after_b, room = max_min(group, shares, [1.0] * len(group), left_c, left_b, holds, room)
+            used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
 
     def _turns(self, loads: Sequence[Load], capacity: float) -> None:
         """What the hardware does: streams take turns, with or without a preference."""
@@ -248,11 +263,11 @@ class Sharing:
         )  # fmt: skip
 
     def _limit(self, load: Load) -> float:
+        """The rate at which a work fills its partition."""
         share = self.partition[load.lane]
         reach = min(1.0, self.fit.partition_bandwidth_reach * share)
-        return min(
-            1.0, share / load.compute if load.compute else 1.0, reach / load.bandwidth if load.bandwidth else 1.0
-        )
+        needs = ((load.compute, share), (load.bandwidth, reach), (self._hold(load), share))
+        return min([1.0, *(most / need for need, most in needs if need)])
 
     def _efficiency(self, loads: Sequence[Load]) -> float:
         table = self.fit.efficiency

@@ -33,14 +33,21 @@ HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
 def planner(priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0) -> Planner:
     """The built-in latency model; `dear_draft` makes the GPU, as the planner sees it, that much slower at drafting."""
     profile, models = builtin("h200"), pair(PAIR)
-    draft = profile.fit(models.draft)
-    slow = {name: getattr(draft, name) * dear_draft for name in ("weights_s", "head_weights_s", "kv_s")}
     fits: Any = {
-        "draft": Latency(models.draft, type(draft)(**{n: getattr(draft, n) for n in draft.__slots__} | slow)),
+        "draft": Latency(models.draft, profile.fit(models.draft).scaled(dear_draft)),
         "target": Latency(models.target, profile.fit(models.target)),
     }
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     return Planner(fits, Sharing(contention, priority, profile.contention), peak, HOST)
+
+
+@pytest.mark.parametrize(("rows", "k", "context"), [(1, 1, 100), (16, 4, 100), (128, 8, 4000)])
+def test_a_dear_draft_takes_so_many_times_as_long(rows: int, k: int, context: int) -> None:
+    """By `dear_draft` the drafter's forwards, and they alone, are slower, whatever the batch."""
+    dear, fair = planner(dear_draft=4.0), planner()
+    draft_s = Planner._solo(fair.models["draft"].shape(rows, 1, k), rows * context)
+    assert dear.round_s(rows, rows * context, k) - fair.round_s(rows, rows * context, k) == pytest.approx(3 * draft_s)
+    assert dear.decode_s(rows, rows * context) == fair.decode_s(rows, rows * context)
 
 
 def batch(rows: int, context: int) -> list[Request]:

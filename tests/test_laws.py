@@ -24,7 +24,7 @@ from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import GPUS, MODELS
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.profile import ContentionFit, Profile, roofline, save
-from pdvsim.sim.records import Columns, Result
+from pdvsim.sim.records import LANES, Columns, Result
 from pdvsim.sim.run import profile_of, simulate
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
@@ -190,7 +190,7 @@ def profile_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def profiles(profile_folder: Path) -> tuple[str | None, ...]:
-    """The built-in roofline and a profile with everything a measured one may hold."""
+    """The H200's own and one with fixed costs, padding and pair efficiencies."""
     return (None, write(measured_like(), profile_folder))
 
 
@@ -233,27 +233,81 @@ def check_books(scenario: Scenario, result: Result) -> None:
     assert np.all(after_first_s <= requests["finish_s"] - requests["first_token_s"] + 1e-9 * (rounds + 1))
 
 
-def check_littles_law(result: Result) -> None:
-    """The time average of the number in the system is the arrival rate times the mean time in it."""
-    arrival, finish = result.requests["arrival_s"], result.requests["finish_s"]
-    span = finish.max() - arrival.min()
-    times = np.concatenate([arrival, finish])
+def came_and_went(scenario: Scenario, result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """When each request came and when it left, from what was asked and the tokens that left the server alone.
+
+    A request leaves with the token that makes up its output. Of those due it is sent at once, or, where the loop is
+    closed, when so many have left that it is its turn.
+    """
+    asked, deliveries = scenario.workload, result.deliveries
+    left = np.full(len(asked.outputs), np.inf)
+    for id, output in enumerate(asked.outputs):
+        mine = deliveries["request"] == id
+        reached = np.cumsum(deliveries["tokens"][mine]) >= output
+        if reached.any():
+            left[id] = deliveries["time_s"][mine][np.argmax(reached)]
+    came = np.array(asked.arrival_s)
+    limit = scenario.experiment.traffic.max_concurrency
+    if limit is not None and limit < len(came):
+        came[limit:] = np.maximum(came[limit:], np.sort(left)[: len(came) - limit])
+    return came, left
+
+
+def check_littles_law(scenario: Scenario, result: Result) -> None:
+    """The time average of the number in the system is the arrival rate times the mean time in it.
+
+    The number is counted from what was asked and what was delivered, the times are those in the requests' records.
+    """
+    came, left = came_and_went(scenario, result)
+    assert np.all(np.isfinite(left))
+    assert np.array_equal(result.requests["arrival_s"], came)  # in a closed loop no more are inside than may be
+    times = np.concatenate([came, left])
     order = np.argsort(times, kind="stable")
-    inside = np.cumsum(np.repeat([1, -1], len(arrival))[order])
-    assert inside[-1] == 0
+    inside = np.cumsum(np.repeat([1, -1], len(came))[order])
+    span = left.max() - came.min()
     mean_inside = np.sum(inside[:-1] * np.diff(times[order])) / span
-    assert mean_inside == pytest.approx(len(arrival) / span * np.mean(finish - arrival), rel=1e-9)
-    limit = result.experiment.traffic.max_concurrency
-    if limit is not None:
-        # a request that replaces another comes at the very instant that one leaves: leave first
-        order = np.lexsort((np.repeat([1, 0], len(arrival)), times))
-        assert np.cumsum(np.repeat([1, -1], len(arrival))[order]).max() <= limit
+    spent_s = result.requests["finish_s"] - result.requests["arrival_s"]
+    assert mean_inside == pytest.approx(len(spent_s) / span * np.mean(spent_s), rel=1e-9)
+
+
+def _without(columns: Columns, at: int) -> Columns:
+    return {name: np.delete(column, at) for name, column in columns.items()}
+
+
+def _again(columns: Columns, at: int) -> Columns:
+    return {name: np.append(column, column[at]) for name, column in columns.items()}
+
+
+def _moved(columns: Columns, name: str, at: int, by: float) -> Columns:
+    return columns | {name: columns[name] + by * (np.arange(len(columns[name])) == at)}
+
+
+@pytest.mark.parametrize("loop", [None, 3])
+def test_littles_law_notices_a_request_lost_or_counted_twice_or_at_a_wrong_time(loop: int | None) -> None:
+    """The check holds for a run as it was, and for none whose records were tampered with."""
+    experiment = _settled("pdv", {"traffic.max_concurrency": loop})
+    scenario = Scenario(experiment, light_load(3, count=8))
+    result = scenario.run()
+    check_littles_law(scenario, result)
+    requests, deliveries = result.requests, result.deliveries
+    last = int(np.flatnonzero(deliveries["request"] == 4)[-1])
+    for table, tampered in (
+        ("requests", _without(requests, 4)),
+        ("requests", _again(requests, 4)),
+        ("requests", _moved(requests, "finish_s", 4, 1e-6)),
+        ("requests", _moved(requests, "arrival_s", 4, -1e-6)),
+        ("deliveries", _without(deliveries, last)),
+        ("deliveries", _moved(deliveries, "time_s", last, 1e-6)),
+        ("deliveries", _moved(deliveries, "tokens", last, -1)),
+    ):
+        with pytest.raises(AssertionError):
+            check_littles_law(scenario, replace(result, **{table: tampered}))
 
 
 def check_gpus(result: Result, profile: Profile) -> None:
     """What runs on each GPU keeps to its streams, its solo times and its capacities."""
     hardware, server = result.experiment.hardware, result.experiment.server
-    gpu = profile.gpu
+    gpu, fit = profile.gpu, profile.contention
     for _, works in by_gpu(result):
         start, end, solo = works["start_s"], works["end_s"], works["solo_s"]
         for lane in np.unique(works["lane"]):
@@ -268,13 +322,20 @@ def check_gpus(result: Result, profile: Profile) -> None:
         if hardware.contention == "max":
             assert np.all(np.abs(end - start - solo) <= rounding_s)
             continue
-        worst = min([1.0, *profile.contention.efficiency.values()]) if hardware.contention == "fluid" else 1.0
+        if server.priority == "preemptive":  # nothing is above decode, so nothing slows it
+            top = works["lane"] == LANES.index("decode")
+            assert np.all(np.abs(end - start - solo)[top] <= rounding_s[top])
+        worst = min([1.0, *fit.efficiency.values()]) if hardware.contention == "fluid" else 1.0
+        compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
+        bandwidth = np.minimum(1.0, works["bytes"] / (solo * gpu.bandwidth_bytes_per_s))
+        held = np.minimum(1.0, fit.hold + fit.hold_compute * compute + fit.hold_bandwidth * bandwidth)
         for period in periods:
             busy_s = end[period].max() - start[period[0]]
             slack = 1e-9 * busy_s + 1e-12
             # capacities hold, and where a GPU is not cut up it never idles: no slower than one work after the other
             assert np.sum(works["bytes"][period]) <= gpu.bandwidth_bytes_per_s * (busy_s + slack)
             assert np.sum(works["flops"][period]) <= gpu.flops_per_s * (busy_s + slack)
+            assert np.sum((solo * held)[period]) <= busy_s + slack
             if server.priority != "partition" or hardware.contention == "serial":
                 assert busy_s <= np.sum(solo[period]) / worst + slack
             if hardware.contention == "serial":
@@ -290,7 +351,7 @@ def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     def check(scenario: Scenario) -> None:
         result = scenario.run()
         check_books(scenario, result)
-        check_littles_law(result)
+        check_littles_law(scenario, result)
         check_gpus(result, profile_of(scenario.experiment))
         assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
         if arch == "autoregressive":
@@ -457,7 +518,10 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
 @pytest.mark.parametrize("contention", ["fluid", "serial", "max"])
 @pytest.mark.parametrize("arch", POLICIES)
 def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
-    """In a saturated closed loop of equal requests all finish, and none is overtaken by more than two loops' worth."""
+    """In a saturated closed loop of equal requests all finish, and none is overtaken by more than two loops' worth.
+
+    This is where works overlap most, and the GPU's laws are hardest to keep.
+    """
     options = {"traffic.max_concurrency": 12, "server.max_num_seqs": 6, "hardware.contention": contention}
     experiment = _settled(arch, options | {"server.priority": priority, "server.max_decode_queue": 2})
     count = 60
@@ -467,6 +531,7 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     assert np.all(finish > arrival)
     overtaken_by = np.sum((arrival[None, :] > arrival[:, None]) & (finish[None, :] < finish[:, None]), axis=1)
     assert overtaken_by.max() <= 2 * 12
+    check_gpus(result, profile_of(experiment))
 
 
 @pytest.mark.parametrize("gather", ["auto", "always", "never"])

@@ -816,6 +816,68 @@ def test_preemptive_priority(run: Run) -> None:
     )
 
 
+def test_preemption_leaves_the_room_that_is_not_held(run: Run) -> None:
+    """A work at full speed holds 0.8 of the GPU and draws half its bandwidth: beside decode a prompt runs at 1/4.
+
+    Here a forward takes the larger of its two terms: a draft step 1 ms, a verify 10, a prompt of 100 tokens 10 and 1.
+
+    0      R0: 0.1 -> 10.1, first token 10.3, draft -> 11.1; completed 11.3, handed over 11.8; draft 11.9 -> 13.9.
+    12.3   R1's target from 12.4; R0's round as if alone: verify 13.9 -> 23.9; 24.1: 1 token. R1 does a quarter, 11.5 /
+           4 = 2.875, and 0.3 alone until 24.2: 6.825 left.
+    24.2   the second round: draft -> 26.2, verify -> 36.2; 36.4: 1 token. R1 6.825 - 3 - 0.3 = 3.525.
+    36.5   the third: -> 38.5 -> 48.5; 48.7: R0's last token. R1 3.525 - 3 = 0.525 -> 49.025 alone; first token 49.225.
+    49.025 R1's draft prompt -> 50.025, completed 50.225, handed over 50.725; 50.825 -> 52.825 -> 62.825; 63.025.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 4, {}), (12.3, 100, 2, {})],
+        server={"priority": "preemptive"},
+        sharpness=None,
+        bandwidth_bytes_per_s=1.2e11,
+        hold=0.8,
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 10.1),
+            ("prefill", "prefill", 0, 10.1, 11.1),
+            ("decode", "draft", 1, 11.9, 13.9),
+            ("decode", "verify", 1, 13.9, 23.9),
+            ("decode", "draft", 1, 24.2, 26.2),
+            ("decode", "verify", 1, 26.2, 36.2),
+            ("decode", "draft", 1, 36.5, 38.5),
+            ("decode", "verify", 1, 38.5, 48.5),
+            ("prefill", "prefill", 0, 12.4, 49.025),
+            ("prefill", "prefill", 0, 49.025, 50.025),
+            ("decode", "draft", 1, 50.825, 52.825),
+            ("decode", "verify", 1, 52.825, 62.825),
+        ],
+        [[(10.3, 1), (24.1, 1), (36.4, 1), (48.7, 1)], [(49.225, 1), (63.025, 1)]],
+    )
+
+
+def test_preemption_holds_a_work_back_for_several_rounds(run: Run) -> None:
+    """As above where a work at full speed holds the whole GPU: R1's prompt moves only while nothing else runs.
+
+    12.4   R1's target is launched; it starts at 23.9, with R0's first round, and moves for 0.3 until the next round
+           runs, and so again from 36.2; R0 ends at 48.5. 10 - 0.3 - 0.3 = 9.4 -> 57.9, first token 58.1.
+    57.9   R1's draft prompt -> 58.9, completed 59.1, handed over 59.6; 59.7 -> 61.7 -> 71.7; 71.9.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 4, {}), (12.3, 100, 2, {})],
+        server={"priority": "preemptive"},
+        sharpness=None,
+        bandwidth_bytes_per_s=1.2e11,
+        hold=1.0,
+    )
+    assert delivered(result) == [
+        [(pytest.approx(at, abs=NEAR), 1) for at in times] for times in ([10.3, 24.1, 36.4, 48.7], [58.1, 71.9])
+    ]
+    prompt = [launch[3:5] for launch in events(result) if launch[1] == "prefill"][2]
+    assert prompt == pytest.approx((23.9, 57.9), abs=NEAR)
+
+
 def test_serial_ablation(run: Run) -> None:
     """No overlap, first come first served: each work runs to its end before another begins to move.
 
@@ -884,6 +946,25 @@ def test_partition(run: Run) -> None:
             ("decode", "verify", 1, 58.425, 71.3),
         ],
         [[(50.3, 1), (71.5, 1)]],
+    )
+
+
+def test_a_partition_holds_no_more_than_its_share(run: Run) -> None:
+    """As above with works that hold 0.8 of the GPU at full speed: decode runs at 0.4 / 0.8, prefill at 0.2 / 0.8.
+
+    Prompt: 20 / 0.25 = 80 -> 80.1, first token 80.3; 2 / 0.25 = 8 -> 88.1, completed 88.3, handed over 88.8.
+    Draft 2.02 / 0.5 = 4.04: 88.9 -> 92.94; verify 20.6 -> 113.54; 113.74.
+    """
+    result = run("pd", [(0, 100, 2, {})], server={"priority": "partition"}, hold=0.8)
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 80.1),
+            ("prefill", "prefill", 0, 80.1, 88.1),
+            ("decode", "draft", 1, 88.9, 92.94),
+            ("decode", "verify", 1, 92.94, 113.54),
+        ],
+        [[(80.3, 1), (113.74, 1)]],
     )
 
 
