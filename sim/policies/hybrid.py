@@ -25,9 +25,11 @@ class Hybrid(PDV):
         if k is None:
             yield from self.draft_in_lanes(rows)
             return
-        verdict = yield self.device.round(rows, k, self.draft_here, self.verify_here, self.steady, alone=False)
-        going = self.settle(rows, verdict)
-        self.decode.queue.extendleft(reversed(going))
+        rows = self.hold(rows, k)
+        if rows:
+            verdict = yield self.round(rows, k, self.draft_here, self.verify_here)
+            going = self.settle(rows, verdict)
+            self.decode.queue.extendleft(reversed(going))
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""

@@ -48,8 +48,11 @@ class PDV(Lanes):
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.check), self.env.now)
-        if self.steady and len(rows) + len(self.prefilling) == self.in_flight:
-            ahead = self.device.run_ahead(rows, k, self.draft, self.verify)
+        rows = self.hold(rows, k)
+        if not rows:
+            return
+        if len(rows) + len(self.prefilling) == self.in_flight:
+            ahead = self.run_ahead(rows, k)
             if ahead is not None:
                 verdict = yield ahead
                 if verdict is None:
@@ -62,11 +65,6 @@ class PDV(Lanes):
         self.drafting = rows
         yield self.device.launch(self.draft(rows, k))
         self.hand_over(rows)
-
-    @property
-    def steady(self) -> bool:
-        """Whether a batch, left to itself, goes on as it is."""
-        return self.controller.steady
 
     def gathers(self) -> bool:
         """Whether verify should wait for the requests in the decode lane and take all in one batch.
@@ -90,6 +88,10 @@ class PDV(Lanes):
             whole_speed = rows / self.planner.round_s(rows, context, k)
             found = self._gathering[key] = whole_speed > half / self.planner.overlapped_s(half, context // 2, k)
         return found
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        self.check.wake(self.env.now)  # verify may have been waiting for it
 
     def hand_over(self, rows: list[Request]) -> None:
         self.drafting = []
