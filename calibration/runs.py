@@ -40,7 +40,7 @@ class Load:
     repeat: int = 0
 
     def experiment(self) -> Experiment:
-        """The run as an experiment, for either clock."""
+        """The run as an experiment, for either clock: the engine's limits hold for both."""
         rate = math.inf if self.request_rate is None else self.request_rate
         return Experiment(
             arch=self.arch,
@@ -48,7 +48,7 @@ class Load:
                 dataset_name="random", input_len=TOKENS, output_len=TOKENS, num_prompts=self.num_prompts,
                 request_rate=rate, max_concurrency=self.concurrency,
             ),
-            server=Server(pair=self.pair, max_num_seqs=64),
+            server=Server(pair=self.pair, max_num_seqs=64, max_prompts_per_forward=4, kv_cache="reserved"),
             scoring=Scoring(percentile_metrics=("ttft", "tpot", "itl", "e2el"), metric_percentiles=(95.0, 99.0)),
         )  # fmt: skip
 

@@ -50,6 +50,8 @@ SPECULATION = (
     ("Accepted tokens:", "spec_decode_accepted_tokens", 0),
 )
 
+PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
+
 
 def serving_table(
     values: Mapping[str, Any], metrics: Iterable[str] = ("ttft", "tpot", "itl"), percentiles: Iterable[float] = (99.0,)
@@ -84,6 +86,8 @@ def sections(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Ite
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
     found.append(("Speculative Decoding", speculation))
+    happened = [line for line in PREEMPTION if getattr(values.get(line[1]), "mean", values.get(line[1]))]
+    found.append(("KV Cache", _lines(values, happened)))
     batches = [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2) for kind in KINDS if kind != "prefill"]
     found.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
     parts = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]

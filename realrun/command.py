@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 import tyro
@@ -71,17 +71,25 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
-    longest = server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
-    if longest > MAX_DRAFT and experiment.arch != "autoregressive":
-        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {longest}")
-    if server.max_prompts_per_forward > MAX_PROMPTS:
+    if experiment.longest_draft > MAX_DRAFT:
+        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {experiment.longest_draft}")
+    if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
+    if server.kv_cache == "paged":
+        raise ValueError("realrun holds a KV slot for each request, not blocks: --kv-cache paged is for pdvsim run")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
     if machine.target_path and not machine.draft_path and experiment.arch != "autoregressive":
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def as_served(experiment: Experiment) -> Experiment:
+    """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
+    server = experiment.server
+    prompts = server.max_prompts_per_forward or MAX_PROMPTS
+    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, kv_cache="reserved"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

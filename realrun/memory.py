@@ -81,8 +81,8 @@ class SlotKv(KvCache):
         super().__init__(capacity_tokens, lookahead)
         self.free_slots = slots
 
-    def reserve(self, request: Request) -> bool:
-        if not self.free_slots or not super().reserve(request):
+    def admit(self, request: Request, tokens: int) -> bool:
+        if not self.free_slots or not super().admit(request, tokens):
             return False
         self.free_slots -= 1
         return True
@@ -138,7 +138,8 @@ class Needs:
         most = least = server.max_num_batched_tokens
         if arch in ("colocated", "autoregressive"):
             least = max(1, most - rows * (max(lengths) + 1))
-        together = 1 if arch in ("baseline", "pdv-unified") else min(server.max_prompts_per_forward, slots)
+        one_by_one = arch in ("baseline", "pdv-unified")
+        together = 1 if one_by_one else min(server.max_prompts_per_forward or MAX_CHUNKS, slots)
         splits = together * max(prompts) > least
         longest = max(request.prompt_tokens + request.output_tokens for request in requests)
         return cls(

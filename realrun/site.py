@@ -19,7 +19,7 @@ import torch
 from pdvsim.progress import Progress
 from pdvsim.realrun.arch import Architecture, from_config, preset
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.command import Machine, refuse
+from pdvsim.realrun.command import Machine, as_served, refuse
 from pdvsim.realrun.device import CudaGPU, Rig
 from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
@@ -40,6 +40,7 @@ from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
     PARTITIONED,
     Client,
+    check_context,
     check_kv,
     drawn_verdict,
     host_times,
@@ -142,7 +143,6 @@ class RealSite:
         )  # fmt: skip
         env.sources.append(self.device)
         planner = Planner(latency, sharing, peak, host_times(experiment, profile))
-        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         pair = Pair(models.get("draft", models["target"]), models["target"])
         held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
         capacity = experiment.hardware.kv_capacity_tokens or max(kv_capacity(experiment, profile, pair), held)
@@ -152,7 +152,7 @@ class RealSite:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=SlotKv(capacity, 0 if experiment.arch == "autoregressive" else lookahead, self.slots.count),
+            kv=SlotKv(capacity, experiment.longest_draft, self.slots.count),
             deliveries=self.log.deliveries,
             on_finish=self._finished,
         )
@@ -195,7 +195,9 @@ def prepare(
 ) -> Rig:
     """All that must be ready before the clock starts; `models` saves making them. Refuses what does not fit."""
     refuse(experiment, machine)
+    experiment = as_served(experiment)
     archs, needs, dtype = architectures(experiment, machine), Needs.of(experiment, requests), dtype_of(machine)
+    check_context([arch.spec for arch in archs.values()], requests)
     gc.collect()  # an earlier run's graphs and caches
     if machine.device == "cuda":
         torch.cuda.empty_cache()
@@ -230,6 +232,7 @@ def serve(
     line what cannot be done, before the first request; Ctrl-C raises Interrupted.
     """
     refuse(experiment, machine)
+    experiment = as_served(experiment)
     if machine.tiny or machine.target_path:
         names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
         pair = f"{names.get('draft', 'none')}:{names['target']}"

@@ -17,8 +17,10 @@ Controller = Literal["fixed", "feedback", "goodput"]
 Priority = Literal["none", "stream", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
+KvPolicy = Literal["paged", "reserved"]
 
 ARCHS: tuple[Arch, ...] = Arch.__args__  # type: ignore[attr-defined]
+PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 
 
@@ -141,8 +143,11 @@ class Server:
     """Most requests decoding at once: the batch limit of every lane."""
     max_num_batched_tokens: int = 2048
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
-    max_prompts_per_forward: int = 4
-    """Most prompts that one forward reads together."""
+    max_prompts_per_forward: int | None = None
+    """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
+    kv_cache: KvPolicy | None = None
+    """paged: blocks as tokens come, and preemption; reserved: all at admission. Default: paged where vLLM is modelled
+    (colocated, autoregressive), reserved in the lanes."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
@@ -165,12 +170,13 @@ class Server:
             "max_speculative_tokens",
             "max_num_seqs",
             "max_num_batched_tokens",
-            "max_prompts_per_forward",
             "num_workers",
             "max_decode_queue",
             "admission_factor",
         ):
             _positive(name.replace("_", "-"), getattr(self, name))
+        if self.max_prompts_per_forward is not None:
+            _positive("max-prompts-per-forward", self.max_prompts_per_forward)
         if not math.isfinite(self.admission_factor):
             raise ValueError(f"admission-factor must be finite, got {self.admission_factor}")
         _finite("hybrid-threshold", self.hybrid_threshold)
@@ -295,6 +301,19 @@ class Experiment:
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
+
+    @property
+    def longest_draft(self) -> int:
+        """Most drafts of one round."""
+        server = self.server
+        if self.arch == "autoregressive":
+            return 0
+        return server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
+
+    @property
+    def paged(self) -> bool:
+        """Whether the KV cache hands out blocks as tokens come."""
+        return (self.server.kv_cache or ("paged" if self.arch in PAGED else "reserved")) == "paged"
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -30,6 +30,7 @@ class ModelSpec:
     vocab: int
     tied_embeddings: bool = False
     dtype_bytes: int = 2
+    max_position_embeddings: int | None = None  # longest context; None: not known
 
     @property
     def layer_params(self) -> int:
@@ -110,11 +111,14 @@ class Request:
         "k",
         "output_tokens",
         "owed",
+        "preemptions",
         "prefill_ns",
         "prefilled",
         "prompt_tokens",
         "ready_s",
+        "recomputed_tokens",
         "replica",
+        "resumptions",
         "rounds",
         "runs",
         "verify_ns",
@@ -130,7 +134,7 @@ class Request:
         self.output_tokens = output_tokens
         self.runs = runs
         self.coins = coins  # the uniforms behind `runs`, kept only where acceptance answers to temperature
-        self.prefilled = 0  # prompt tokens already in the KV cache
+        self.prefilled = 0  # of the tokens to read, those already in the KV cache
         self.context = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
@@ -138,6 +142,9 @@ class Request:
         self.rounds = 0
         self.drafted = 0
         self.accepted = 0
+        self.preemptions = 0
+        self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
+        self.recomputed_tokens = 0  # that left the KV cache with a preemption
         self.replica = 0
         self.admitted_s = -1.0
         self.first_token_s = -1.0
@@ -149,13 +156,24 @@ class Request:
         self.wait_ns = 0
         self.verify_ns = 0
 
+    @property
+    def to_read(self) -> int:
+        """Tokens to read before it decodes: the prompt, and after a preemption what has been delivered as well."""
+        return self.prompt_tokens + self.emitted
+
+    def evict(self) -> None:
+        """Its tokens leave the KV cache; those delivered stay delivered."""
+        self.preemptions += 1
+        self.recomputed_tokens += self.context or self.prefilled
+        self.prefilled = self.context = self.owed = self.k = 0
+
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of one request's prompt: `tokens` new ones behind `start` already cached."""
+    """A stretch of what one request has to read: `tokens` new ones behind `start` already cached."""
 
     request: Request
     start: int

@@ -14,27 +14,25 @@ from pdvsim.sim.config import Experiment
 
 if TYPE_CHECKING:
     from pdvsim.sim.core import Request
-    from pdvsim.sim.kv import KvCache
+    from pdvsim.sim.run import Site
     from pdvsim.sim.sweep import Point
     from pdvsim.sim.workload import Workload
 
 
 def checked(experiment: Experiment) -> Workload:
     """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room."""
-    from pdvsim.sim.run import check_kv
     from pdvsim.sim.workload import Workload
 
-    kv, workload = _server(experiment), Workload(experiment.traffic, experiment.acceptance)
-    check_kv(kv, [workload.largest()])
+    site, workload = _site(experiment), Workload(experiment.traffic, experiment.acceptance)
+    site.check([workload.largest()])
     return workload
 
 
 def check_points(points: Iterable[Point], servable: bool = True) -> None:
     """The same for the points of a sweep, each thing once; without `servable` a request may need more than there is."""
-    from pdvsim.sim.run import check_kv
     from pdvsim.sim.workload import Workload
 
-    servers: dict[object, KvCache] = {}
+    sites: dict[object, Site] = {}
     largest: dict[object, Request] = {}
     for point in points:
         if point.run:
@@ -44,21 +42,21 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
         traffic = replace(experiment.traffic, request_rate=float("inf"), burstiness=1, max_concurrency=None)
         whose = (traffic, experiment.acceptance)
         where = (experiment.arch, experiment.server, experiment.hardware)
-        if where not in servers:
-            servers[where] = _server(experiment)
+        if where not in sites:
+            sites[where] = _site(experiment)
         if whose not in largest:
             largest[whose] = Workload(experiment.traffic, experiment.acceptance).largest()
         if servable:
             try:
-                check_kv(servers[where], [largest[whose]])
+                sites[where].check([largest[whose]])
             except ValueError as error:
                 raise ValueError(f"{point}: {error}") from None
 
 
-def _server(experiment: Experiment) -> KvCache:
-    """The KV cache of the server, which is built for it: pair, GPU and profile are known and go together."""
+def _site(experiment: Experiment) -> Site:
+    """The servers: pair, GPU and profile are known and go together."""
     from pdvsim.sim.clock import Clock
     from pdvsim.sim.records import Log
     from pdvsim.sim.run import Site, covering_profile
 
-    return Site(Clock(), experiment, covering_profile(experiment), Log()).servers[0].kv
+    return Site(Clock(), experiment, covering_profile(experiment), Log())

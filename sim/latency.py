@@ -140,7 +140,7 @@ class Latency:
         for chunk in chunks:
             n, start = chunk.tokens, chunk.start
             prompt += n
-            if first_tokens and start + n >= chunk.request.prompt_tokens:
+            if first_tokens and start + n >= chunk.request.to_read:
                 logits += 1
             pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
             if fit.kv_knots:

@@ -27,6 +27,7 @@ OVERLOADED = 0.10  # share of the arrivals that stay behind, from which a queue 
 BACKLOGGED = 0.02
 GROWTH_SIGMAS = 2.0  # growth below this many standard deviations of a Poisson count is noise
 STEPS = ("queue", "prefill", "draft", "wait", "verify", "other")
+PREEMPTION = ("preemptions", "recomputed_tokens")
 
 
 def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
@@ -66,6 +67,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
         "total_token_throughput": rate(tokens_in + tokens_out, duration_s),
         "max_output_tokens_per_s": _peak_tokens(chunks, start_s),
         "max_concurrent_requests": _peak_concurrency(req["arrival_s"], req["finish_s"]),
+        **{name: int(req[name].sum()) for name in PREEMPTION},
     }
     for name, values in (
         ("ttft", ttft_s),
@@ -285,11 +287,12 @@ def _per_position(req: Columns, chunks: Columns, rounds: int) -> list[float] | N
     """Share of the rounds that accepted each draft position; None where the rows do not tell.
 
     A round delivers its accepted drafts plus one token, but the last is cut at the request's length. What the last
-    accepted is the request's total less the rounds before it. Rows tell only if every later chunk is a round.
+    accepted is the request's total less the rounds before it. Rows tell only if every later chunk is a round, or the
+    one token of a request that was read again.
     """
     heads = np.flatnonzero(chunks["first"])
     counts = np.diff(heads, append=len(chunks["first"]))
-    if len(heads) != len(req["id"]) or not np.array_equal(counts - 1, req["rounds"]):
+    if len(heads) != len(req["id"]) or not np.array_equal(counts - 1, req["rounds"] + req["resumptions"]):
         return None
     accepted = chunks["tokens"].astype(np.int64) - 1
     accepted[heads] = 0
@@ -308,7 +311,7 @@ def reached(by_count: Array, rounds: int) -> list[float]:
 
 
 def _breakdown(req: Columns, e2el_s: Array) -> dict[str, float]:
-    """Mean milliseconds of a request's life by step; `other` is hand-offs and host time between the steps."""
+    """Mean milliseconds of a request's life by step; `other` is what lies between: hand-offs, host time, preemption."""
     means = {"queue": float((req["admitted_s"] - req["arrival_s"]).mean()) * 1e3}
     means |= {step: float(req[f"{step}_s"].mean()) * 1e3 for step in STEPS[1:-1]}
     return means | {"other": float(e2el_s.mean()) * 1e3 - sum(means.values())}

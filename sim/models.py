@@ -17,16 +17,16 @@ FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
 MODELS: dict[str, ModelSpec] = {
     m.name: m
     for m in (
-        #         name              family  layers hidden  inter heads kv  dim   vocab
-        ModelSpec("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 32000),
-        ModelSpec("llama-2-7b", "llama", 32, 4096, 11008, 32, 32, 128, 32000),
-        ModelSpec("codellama-34b", "llama", 48, 8192, 22016, 64, 8, 128, 32000),
-        ModelSpec("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, tied_embeddings=True),
-        ModelSpec("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256),
-        ModelSpec("qwen2-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128, 151936, tied_embeddings=True),
-        ModelSpec("qwen2-7b", "qwen2", 28, 3584, 18944, 28, 4, 128, 152064),
-        ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, tied_embeddings=True),
-        ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, tied_embeddings=True),
+        #         name              family  layers hidden  inter heads kv  dim   vocab   tied  bytes  context
+        ModelSpec("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 32000, False, 2, 2048),
+        ModelSpec("llama-2-7b", "llama", 32, 4096, 11008, 32, 32, 128, 32000, False, 2, 4096),
+        ModelSpec("codellama-34b", "llama", 48, 8192, 22016, 64, 8, 128, 32000, False, 2, 16384),
+        ModelSpec("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 2, 131072),
+        ModelSpec("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("qwen2-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 2, 131072),
+        ModelSpec("qwen2-7b", "qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False, 2, 131072),
+        ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, True, 2, 8192),
+        ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, True, 2, 8192),
     )
 }
 
@@ -73,7 +73,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     family = config.get("model_type")
     if family not in FAMILIES:
         raise ValueError(f"model family {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    heads = int(config["num_attention_heads"])
+    heads, context = int(config["num_attention_heads"]), config.get("max_position_embeddings")
     spec = ModelSpec(
         name=name,
         family=cast(Family, family),
@@ -85,8 +85,10 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
         vocab=int(config["vocab_size"]),
         tied_embeddings=bool(config.get("tie_word_embeddings", family == "gemma")),
+        max_position_embeddings=None if context is None else int(context),
     )
-    if min(spec.layers, spec.hidden, spec.intermediate, heads, spec.kv_heads, spec.head_dim, spec.vocab) < 1:
+    sizes = (spec.layers, spec.hidden, spec.intermediate, heads, spec.kv_heads, spec.head_dim, spec.vocab)
+    if min(*sizes, 1 if context is None else int(context)) < 1:
         raise ValueError("sizes must be at least 1")
     if spec.heads % spec.kv_heads:
         raise ValueError(f"{spec.heads} heads cannot share {spec.kv_heads} kv heads evenly")

@@ -35,7 +35,10 @@ REQUEST_DTYPES: dict[str, str] = {
     "rounds": "i8",
     "drafted": "i8",
     "accepted": "i8",
-    "prefill_s": "f8",  # the target reading the prompt
+    "preemptions": "i8",
+    "resumptions": "i8",  # readings to the end after a preemption, each of which gave the next token
+    "recomputed_tokens": "i8",  # that left the KV cache with a preemption
+    "prefill_s": "f8",  # the target reading the prompt, and after a preemption all tokens so far
     "draft_s": "f8",
     "wait_s": "f8",  # drafted, in the queue for verification
     "verify_s": "f8",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
@@ -63,7 +63,7 @@ def simulate(
         requests = requests.all()
     log, env = Log(), Clock(direct)
     site = Site(env, experiment, profile, log)
-    check_kv(site.servers[0].kv, requests)
+    site.check(requests)
     client = Client(env, requests, experiment, site, progress)
     with no_collector():
         client.run()
@@ -80,7 +80,7 @@ def stream(
     """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
     log, env = Log(), Clock(direct)
     site = Site(env, experiment, profile, log)
-    check_kv(site.servers[0].kv, [requests.largest()] if isinstance(requests, Workload) else requests)
+    site.check([requests.largest()] if isinstance(requests, Workload) else requests)
     tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
@@ -142,9 +142,13 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:
     """The error bar of an experiment's forward times: the wider of its models'; 0 where both were measured."""
+    return max(profile.uncertainty.get(model.name, 0.0) for model in models_of(experiment))
+
+
+def models_of(experiment: Experiment) -> list[ModelSpec]:
+    """The models that an experiment runs."""
     pair = named_pair(experiment.server.pair)
-    models = [pair.target] if experiment.arch == "autoregressive" else [pair.draft, pair.target]
-    return max(profile.uncertainty.get(model.name, 0.0) for model in models)
+    return [pair.target] if experiment.arch == "autoregressive" else [pair.draft, pair.target]
 
 
 def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
@@ -188,8 +192,21 @@ def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
     return verdict
 
 
-def check_kv(kv: KvCache, requests: list[Request]) -> None:
-    """Refuse what could never be served."""
+def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
+    """Refuse a request that is longer than a model's context."""
+    known = [(limit, model.name) for model in models if (limit := model.max_position_embeddings) is not None]
+    longest = max(requests, key=lambda request: request.prompt_tokens + request.output_tokens)
+    tokens = longest.prompt_tokens + longest.output_tokens
+    if known and tokens > min(known)[0]:
+        limit, name = min(known)
+        raise ValueError(
+            f"request {longest.id} has {tokens} tokens and the context of {name} ends at {limit}: lower --input-len or "
+            "--output-len, or choose a --pair of longer context"
+        )
+
+
+def check_kv(kv: KvCache, requests: Sequence[Request]) -> None:
+    """Refuse a request that the KV cache could never hold."""
     if not kv.capacity_tokens:
         raise ValueError(
             "the models' weights leave no room for a KV cache on this GPU: choose a larger card or smaller models"
@@ -238,18 +255,22 @@ class Site:
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         planner = Planner(models, sharing, peak, times)
-        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
             device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, 0 if experiment.arch == "autoregressive" else lookahead),
+            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged),
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )
         return POLICIES[experiment.arch](context)
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Refuse what could never be served."""
+        check_context(models_of(self.experiment), requests)
+        check_kv(self.servers[0].kv, requests)
 
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""

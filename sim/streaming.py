@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.metrics import STEPS, judged, percentile_name, rate, reached, speculation
+from pdvsim.sim.metrics import PREEMPTION, STEPS, judged, percentile_name, rate, reached, speculation
 from pdvsim.sim.records import LANES, Columns, Log, request_columns
 from pdvsim.sim.sketch import Moments, Spread
 
@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 REQUESTS = 4096  # served, before they are booked
 ROWS = 1 << 18  # of the log, likewise
-SUMMED = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted")
+SUMMED = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", *PREEMPTION, "resumptions")
 MOST_ACCEPTED = 64  # of one round; drafts are shorter
 
 
@@ -197,6 +197,7 @@ class Tally:
             "total_token_throughput": rate(tokens_in + tokens_out, span_s),
             "max_output_tokens_per_s": float(max([self._most_tokens, *self._seconds.values()])),
             "max_concurrent_requests": self.peak.most(),
+            **{name: sums[name] for name in PREEMPTION},
         }
         ranks = [50.0, *scoring.metric_percentiles]
         for name, spread in self.spreads.items():
@@ -276,7 +277,7 @@ class Tally:
         rounds = req["rounds"]
         has = rounds > 0
         seen = last_tokens - 1
-        accepted = req["accepted"] - (req["output_tokens"] - 1 - rounds) + seen
+        accepted = req["accepted"] - (req["output_tokens"] - 1 - rounds - req["resumptions"]) + seen
         if accepted[has].size and (accepted[has].min() < 0 or accepted[has].max() >= MOST_ACCEPTED):
             self.by_accepted[0] -= 1 << 62  # the rows do not tell
             return
@@ -285,7 +286,7 @@ class Tally:
 
     def _per_position(self) -> list[float] | None:
         """Share of the rounds that accepted each draft position; None where the rows do not tell."""
-        if self.by_accepted.min() < 0 or int(self.by_accepted.sum()) != self.sums["rounds"]:
+        if self.by_accepted.min() < 0 or int(self.by_accepted.sum()) != self.sums["rounds"] + self.sums["resumptions"]:
             return None
         most = int(np.flatnonzero(self.by_accepted)[-1])
         return reached(self.by_accepted[: most + 1], self.sums["rounds"])

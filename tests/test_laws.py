@@ -102,6 +102,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
     workload = draw(workloads())
     k = draw(st.sampled_from([1, 2, 4, 7]))
     need = max(p + o for p, o in zip(workload.prompts, workload.outputs, strict=True)) + 8
+    need += -need % 16  # whole blocks
     host = draw(st.sampled_from([None, 0.0, 1e-3]))
     options = {
         "acceptance.acceptance_rate": draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
@@ -110,6 +111,8 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "server.controller": draw(st.sampled_from(["fixed", "fixed", "feedback", "goodput"])),
         "server.max_num_seqs": draw(st.sampled_from([1, 2, 3, 8, 128])),
         "server.max_num_batched_tokens": draw(st.sampled_from([16, 256, 2048])),
+        "server.max_prompts_per_forward": draw(st.sampled_from([None, 1, 4])),
+        "server.kv_cache": draw(st.sampled_from([None, "paged", "reserved"])),
         "server.num_workers": draw(st.sampled_from([1, 2, 4])),
         "server.max_decode_queue": draw(st.sampled_from([1, 2, 32])),
         "server.verify_gather": draw(st.sampled_from(["auto", "always", "never"])),
@@ -117,7 +120,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "server.hybrid_threshold": draw(st.sampled_from([0, 1, 2, 8])),
         "server.priority": draw(st.sampled_from(["none", "stream", "preemptive", "partition"])),
         "hardware.contention": draw(st.sampled_from(["fluid", "fluid", "serial", "max"])),
-        "hardware.kv_capacity_tokens": draw(st.sampled_from([need, 2 * need, 10**6])),
+        "hardware.kv_capacity_tokens": draw(st.sampled_from([need, need + 48, 2 * need, 10**6])),
         "hardware.verify_gpu": draw(st.sampled_from([0, 0, 1])),
         "hardware.replicas": draw(st.sampled_from([1, 1, 2, 3])),
         "hardware.router": draw(st.sampled_from(["round-robin", "least-loaded", "random"])),
@@ -214,10 +217,12 @@ def check_books(scenario: Scenario, result: Result) -> None:
         assert times[-1] == requests["finish_s"][id]
 
     rounds, drafted, accepted = requests["rounds"], requests["drafted"], requests["accepted"]
-    assert np.all(np.bincount(deliveries["request"], minlength=count) == rounds + 1)
+    resumed = requests["resumptions"]
+    assert np.all(resumed <= requests["preemptions"])
+    assert np.all(np.bincount(deliveries["request"], minlength=count) == rounds + 1 + resumed)
     assert np.all(accepted <= drafted)
-    # accepted drafts, one token of the target's a round, the prefill's: all but what the last round had too many of
-    surplus = 1 + rounds + accepted - requests["output_tokens"]
+    # accepted drafts, one token of the target's a round, a reading's: all but what the last round had too many of
+    surplus = 1 + rounds + resumed + accepted - requests["output_tokens"]
     assert np.all(surplus >= 0)
     assert np.all(surplus[rounds == 0] == 0)
 

@@ -6,6 +6,7 @@ host nothing, the service times are ours to choose.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from pdvsim.sim.acceptance import draw_streams, expected_tokens, walltime_improv
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import GPUS
+from pdvsim.sim.models import GPUS, MODELS
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.profile import builtin, roofline, save
 from pdvsim.sim.records import Result
@@ -45,6 +46,15 @@ def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hard
     path = folder / f"{name}.json"
     save(replace(roofline(GPUS["h200"]), name=name, models=models), path)
     return Hardware(profile=str(path), kv_capacity_tokens=10**9)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def endless_context() -> Iterator[None]:
+    """Service times are chosen by the length of a prompt, which may be a million tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("tinyllama-1.1b", "llama-2-7b"):
+            patch.setitem(MODELS, name, replace(MODELS[name], max_position_embeddings=None))
+        yield
 
 
 @pytest.fixture(scope="module")

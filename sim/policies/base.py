@@ -1,4 +1,4 @@
-"""What every serving policy shares: the waiting line, admission, prompt chunks, and the books after a verify.
+"""What every serving policy shares: the waiting line, admission, preemption, prompt chunks, and the books of a round.
 
 A policy is a set of SimPy processes over a `Device`. It never learns which device or clock it has.
 """
@@ -58,9 +58,11 @@ class Policy:
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
         self.waiting: deque[Request] = deque()  # arrived, not admitted
-        self.prefilling: deque[Request] = deque()  # admitted, prompt not yet read to its end
+        self.prefilling: deque[Request] = deque()  # admitted, not yet read to its end
         self.in_flight = 0  # admitted, not finished
         self.lanes: list[Lane] = []
+        self.queues = [self.prefilling]  # where an admitted request may rest between its works
+        self.preempting = False  # in this step: as in vLLM, nobody is let in then
         self.door = self.lane(self.prefill_lane)  # where the process that admits waits
         for process in self.processes():
             self.env.process(process)
@@ -90,55 +92,104 @@ class Policy:
         """Whether the policy's own rules let one more request in."""
         return self.in_flight < self.settings.max_num_seqs
 
-    def admit(self) -> Request | None:
-        """The next waiting request, if rules and KV cache have room for it."""
-        if self.waiting and self.admits() and self.kv.reserve(self.waiting[0]):
-            request = self.waiting.popleft()
+    def admit(self, budget: int) -> Chunk | None:
+        """What the next waiting request reads first, of `budget` tokens at most; None if it is not let in yet."""
+        if not self.waiting or not self.admits():
+            return None
+        request = self.waiting[0]
+        tokens = min(budget, request.to_read)
+        if not self.kv.admit(request, tokens):
+            return None
+        self.waiting.popleft()
+        if request.admitted_s < 0:
             request.admitted_s = self.env.now
-            self.in_flight += 1
-            return request
-        return None
+        self.in_flight += 1
+        self.prefilling.append(request)
+        return Chunk(request, 0, tokens)
+
+    def go_on(self, request: Request, budget: int) -> Chunk | None:
+        """What a request that is being read reads next; None if it has been preempted."""
+        tokens = min(budget, request.to_read - request.prefilled)
+        return Chunk(request, request.prefilled, tokens) if self.room(request, request.prefilled + tokens) else None
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Prompt stretches for the next forward, within a token budget: unfinished prompts, then new admissions."""
+        """Stretches to read in the next forward, within a token budget: unfinished requests, then new admissions."""
         if not self.prefilling and not self.waiting:
             return ()
         chunks: list[Chunk] = []
         most = self.settings.max_prompts_per_forward
-        for request in self.prefilling:
-            if budget <= 0 or len(chunks) == most:
-                return tuple(chunks)
-            tokens = min(budget, request.prompt_tokens - request.prefilled)
-            chunks.append(Chunk(request, request.prefilled, tokens))
-            budget -= tokens
-        while budget > 0 and len(chunks) < most:
-            admitted = self.admit()
-            if admitted is None:
-                break
-            self.prefilling.append(admitted)
-            tokens = min(budget, admitted.prompt_tokens)
-            chunks.append(Chunk(admitted, 0, tokens))
-            budget -= tokens
+        unfinished = deque(self.prefilling)
+        while budget > 0 and len(chunks) != most:
+            if unfinished:
+                request = unfinished.popleft()
+                chunk = self.go_on(request, budget) if request in self.kv else None
+            else:
+                chunk = None if self.preempting else self.admit(budget)
+                if chunk is None:
+                    break
+            if chunk is not None:
+                chunks.append(chunk)
+                budget -= chunk.tokens
         return tuple(chunks)
 
     def prefilled(self, chunks: Sequence[Chunk]) -> list[Request]:
-        """Take note of chunks that are in the cache; return the requests that now decode, first token delivered."""
-        ready = []
+        """Take note of chunks that are in the cache; return the requests that now decode, their next token delivered.
+
+        They stay pinned in the KV cache: the other model may still be reading.
+        """
+        ready, now = [], self.env.now
         for chunk in chunks:
             request = chunk.request
             request.prefilled += chunk.tokens
-            if request.prefilled < request.prompt_tokens:
+            if request.prefilled < request.to_read:
                 continue
             self.prefilling.remove(request)
-            request.context = request.prompt_tokens
-            request.emitted = 1
-            request.first_token_s = self.env.now
-            self.deliveries.append((request.id, 1, self.env.now))
-            if request.output_tokens == 1:
+            request.context = request.prefilled
+            request.emitted += 1
+            if request.first_token_s < 0:
+                request.first_token_s = now
+            else:
+                request.resumptions += 1
+            self.deliveries.append((request.id, 1, now))
+            if request.emitted == request.output_tokens:
                 self.finish(request)
             else:
                 ready.append(request)
         return ready
+
+    # room in the KV cache --------------------------------------------------------------------------------------
+
+    def hold(self, rows: list[Request], k: int) -> list[Request]:
+        """Those of `rows` that have room for a round of k drafts; the others have been preempted."""
+        if self.kv.grow_all(rows, k + 1):
+            return rows
+        for row in rows:
+            if row in self.kv:
+                self.room(row, row.context + k + 1)
+        return [row for row in rows if row in self.kv]
+
+    def room(self, request: Request, tokens: int) -> bool:
+        """Make room for a request's first `tokens` tokens; False if the request itself was preempted.
+
+        Those admitted last give way first, of those with no work under way. A request alone in the cache always fits.
+        """
+        while not self.kv.grow(request, tokens):
+            last = self.kv.last_admitted()
+            self.preempt(last)
+            if last is request:
+                return False
+        return True
+
+    def preempt(self, request: Request) -> None:
+        """Take away all that a request holds: it goes to the front of the waiting line, to be read again."""
+        for queue in self.queues:
+            if request in queue:
+                queue.remove(request)
+        self.kv.release(request)
+        request.evict()
+        self.in_flight -= 1
+        self.waiting.appendleft(request)
+        self.preempting = True
 
     # rounds ----------------------------------------------------------------------------------------------------
 
@@ -197,6 +248,7 @@ class Policy:
                 row.owed += gained
         self.deliveries.extend([row.id for row in rows], gains, now)
         self.controller.observe(rows, verdict, now)
+        self.kv.unpin(rows)
         if not over:
             return rows
         for row in rows:

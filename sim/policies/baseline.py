@@ -30,25 +30,28 @@ class Baseline(Policy):
 
     def worker(self, rest: Lane) -> Process:
         while True:
-            request = self.admit()
-            if request is None:
+            chunk = self.admit(self.settings.max_num_batched_tokens)
+            if chunk is None:
                 yield rest.wait()
                 continue
-            rows = yield from self.read_prompt(request)
+            rows = yield from self.read_prompt(chunk)
             while rows:
                 k = self.controller.draft_length(rows, 0, self.env.now)
-                verdict = yield self.draft_and_verify(rows, k)
-                rows = self.settle(rows, verdict)
+                rows = self.hold(rows, k)
+                if rows:
+                    verdict = yield self.draft_and_verify(rows, k)
+                    rows = self.settle(rows, verdict)
+            if chunk.request.finish_s < 0:  # preempted: somebody must leave first
+                yield rest.wait()
 
-    def read_prompt(self, request: Request) -> Generator[Event, Any, list[Request]]:
+    def read_prompt(self, chunk: Chunk | None) -> Generator[Event, Any, list[Request]]:
         """Both models read the prompt, in chunks where it is long."""
-        self.prefilling.append(request)
         rows: list[Request] = []
-        budget = self.settings.max_num_batched_tokens
-        while request.prefilled < request.prompt_tokens:
-            tokens = min(budget, request.prompt_tokens - request.prefilled)
-            chunks = (Chunk(request, request.prefilled, tokens),)
-            self.device.launch(Work("prefill", "draft", "main", [], chunks=chunks, watched=False))
-            yield self.device.launch(Work("prefill", "target", "main", [], chunks=chunks))
-            rows = self.prefilled(chunks)
+        while chunk is not None:
+            request = chunk.request
+            self.device.launch(Work("prefill", "draft", "main", [], chunks=(chunk,), watched=False))
+            yield self.device.launch(Work("prefill", "target", "main", [], chunks=(chunk,)))
+            rows = self.prefilled((chunk,))
+            self.kv.unpin([request])
+            chunk = self.go_on(request, self.settings.max_num_batched_tokens) if request in self.prefilling else None
         return rows

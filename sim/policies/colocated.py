@@ -29,8 +29,10 @@ class Colocated(Policy):
 
     def loop(self) -> Process:
         while True:
+            self.preempting = False
             rows = self.running
             k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
+            rows = self.running = self.hold(rows, k)
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
                 verdict = yield self.draft_and_verify(rows, k)
@@ -49,6 +51,7 @@ class Colocated(Policy):
                 verdict = yield self.device.launch(verifying)
                 self.running = self.settle(rows, verdict)
                 self.running += self.prefilled(chunks)
+                self.kv.unpin(chunk.request for chunk in chunks)
             else:
                 yield self.door.wait()
 

@@ -25,11 +25,13 @@ class Hybrid(PDV):
         if k is None:
             yield from self.draft_in_lanes(rows)
             return
-        if k:
-            self.device.launch(self.draft_here(rows, k))
-        verdict = yield self.device.launch(self.verify_here(rows, k))
-        going = self.settle(rows, verdict)
-        self.decode.queue.extendleft(reversed(going))
+        rows = self.hold(rows, k)
+        if rows:
+            if k:
+                self.device.launch(self.draft_here(rows, k))
+            verdict = yield self.device.launch(self.verify_here(rows, k))
+            going = self.settle(rows, verdict)
+            self.decode.queue.extendleft(reversed(going))
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""

@@ -20,6 +20,7 @@ class Lanes(Policy):
 
     def processes(self) -> Sequence[Process]:
         self.decode = self.lane("decode")
+        self.queues.append(self.decode.queue)
         return [self.prefill_worker(), self.decode_worker()]
 
     def backlog(self, lane: str) -> int:
@@ -27,6 +28,7 @@ class Lanes(Policy):
 
     def prefill_worker(self) -> Process:
         while True:
+            self.preempting = False
             chunks = self.next_chunks(self.settings.max_num_batched_tokens)
             if not chunks:
                 yield self.door.wait()
@@ -38,6 +40,7 @@ class Lanes(Policy):
             yield reading
             ready = self.prefilled(chunks)
             yield following
+            self.kv.unpin(chunk.request for chunk in chunks)
             if ready:
                 self.decode.put(ready)
 
@@ -56,5 +59,7 @@ class PD(Lanes):
                 yield self.decode.wait()
                 continue
             k = self.controller.draft_length(rows, 0, self.env.now)
-            verdict = yield self.draft_and_verify(rows, k)
-            rows = self.settle(rows, verdict)
+            rows = self.hold(rows, k)
+            if rows:
+                verdict = yield self.draft_and_verify(rows, k)
+                rows = self.settle(rows, verdict)

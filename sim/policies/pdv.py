@@ -48,6 +48,9 @@ class PDV(Lanes):
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.check), self.env.now)
+        rows = self.hold(rows, k)
+        if not rows:
+            return
         self.drafting = rows
         yield self.device.launch(self.draft(rows, k))
         self.hand_over(rows)
@@ -74,6 +77,10 @@ class PDV(Lanes):
             whole_speed = rows / self.planner.round_s(rows, context, k)
             found = self._gathering[key] = whole_speed > half / self.planner.overlapped_s(half, context // 2, k)
         return found
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        self.check.wake(self.env.now)  # verify may have been waiting for it
 
     def hand_over(self, rows: list[Request]) -> None:
         self.drafting = []

@@ -22,6 +22,7 @@ class Unified(Policy):
 
     def processes(self) -> Sequence[Process]:
         self.ready: deque[Request] = deque()
+        self.queues.append(self.ready)
         self.reading: tuple[Chunk, Event, Event] | None = None
         self.first_tokens: list[Request] | None = None  # of the prompt being read, once the target has read it
         return [self.loop()]
@@ -40,6 +41,8 @@ class Unified(Policy):
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
             if rows:
                 k = self.controller.draft_length(rows, 0, self.env.now)
+                rows = self.hold(rows, k)
+            if rows:
                 yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
                 self.ready.extend(self.settle(rows, verdict))
@@ -51,14 +54,9 @@ class Unified(Policy):
 
     def begin_prompt(self) -> None:
         """Put one prompt, or the next chunk of one, on the prefill stream."""
-        if not self.prefilling:
-            admitted = self.admit()
-            if admitted is not None:
-                self.prefilling.append(admitted)
-        if self.prefilling:
-            request = self.prefilling[0]
-            tokens = min(self.settings.max_num_batched_tokens, request.prompt_tokens - request.prefilled)
-            chunk = Chunk(request, request.prefilled, tokens)
+        budget = self.settings.max_num_batched_tokens
+        chunk = self.go_on(self.prefilling[0], budget) if self.prefilling else self.admit(budget)
+        if chunk is not None:
             target, draft = (
                 Work("prefill", role, "prefill", [], 1, 1, (chunk,), PRIORITY["prefill"], len(self.waiting))
                 for role in ("target", "draft")
@@ -73,4 +71,5 @@ class Unified(Policy):
                 self.first_tokens = self.prefilled((chunk,))
             if self.first_tokens is not None and draft.processed:
                 self.ready.extend(self.first_tokens)
+                self.kv.unpin([chunk.request])
                 self.reading = self.first_tokens = None

@@ -207,10 +207,10 @@ def test_what_does_not_fit_names_what_to_lower_and_what_would_fit() -> None:
 def test_a_full_cache_is_out_of_tokens_or_out_of_slots() -> None:
     kv = SlotKv(100, 0, 2)
     a, b, c = (Request(i, 0.0, 10, 10, b"") for i in range(3))
-    assert [kv.reserve(r) for r in (a, b, c)] == [True, True, False]
+    assert [kv.admit(r, 10) for r in (a, b, c)] == [True, True, False]
     kv.release(a)
-    assert kv.reserve(c)
-    assert not SlotKv(30, 0, 5).reserve(Request(3, 0.0, 30, 10, b""))
+    assert kv.admit(c, 10)
+    assert not SlotKv(30, 0, 5).admit(Request(3, 0.0, 30, 10, b""), 30)
 
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
