@@ -247,7 +247,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
     )  # fmt: skip
     kind, load = document.load
     row = {"arch": document.arch, "load_kind": kind, "load": load}
-    row |= flatten(document.model_dump(exclude={"config", "provenance"}))
+    row |= flatten(document.model_dump(exclude={"config", "provenance", "records_sha256", "sha256"}))
     saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
     return source, _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source).assign(records=saved)
 

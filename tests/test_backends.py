@@ -25,7 +25,8 @@ pytestmark = pytest.mark.usefixtures("quick_plots")
 def result(folder: Path, *where: str) -> dict[str, bytes]:
     """The parts and the summary of one sweep, run there."""
     assert main(["sweep", *SMALL, *SWEEP, *where, "-o", str(folder)]) == 0
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +105,7 @@ def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
 def test_workers_end_with_a_sweep_that_is_killed(tmp_path: Path) -> None:
     argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "500", "--jobs", "2", "-o", str(tmp_path)]
     running = subprocess.Popen([sys.executable, "-m", "pdvsim.cli", *argv], stderr=subprocess.DEVNULL)
-    while not list(tmp_path.glob("parts/*.parquet")):
+    while not list(tmp_path.glob("parts/*.json")):
         assert running.poll() is None
         time.sleep(0.01)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
@@ -137,7 +138,7 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
 def test_a_cluster_that_is_not_there_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdvsim.sim.backends.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdvsim.sim.clusters.PATIENCE_S", 0.5)
     assert main(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")]) == 2
     err = capsys.readouterr().err
     assert says in err
