@@ -211,6 +211,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
     """Every item's outcome, as the workers finish them."""
     ray = ray_connected(address)
     head = address if address and address.startswith("ray://") else ray.get_runtime_context().gcs_address
+    lost = ClusterLost(f"--backend ray: the cluster at {head} went away")
     version, waiting, watch = version_here(), deque(items), Watch("the Ray cluster", notice)
     running: dict[Any, int] = {}
     try:
@@ -223,13 +224,15 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
             done, _ = ray.wait(list(running), num_returns=1, timeout=TICK_S)
             if not done:
                 if not _ray_alive(head):
-                    raise ClusterLost(f"the Ray cluster at {head} went away")
+                    raise lost
                 watch.look(int(ray.cluster_resources().get("CPU", 0)))
                 continue
             index = running.pop(done[0])
             try:
                 outcome: Outcome = ray.get(done[0])
             except ray.exceptions.RayError as error:
+                if not _ray_alive(head):
+                    raise lost from None
                 outcome = Outcome(index, None, f"{DIED} ({type(error).__name__})")
             yield outcome
     finally:

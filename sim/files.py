@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import stat
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,9 @@ def whole(path: Path) -> Iterator[BinaryIO]:
     """
     try:
         if in_place(path):
-            with open(path, "ab") as file:  # not "wb", which would empty a file that our output goes to
+            own = _own_output(path)
+            sys.stdout.flush()
+            with open(path, "ab") if own is None else os.fdopen(os.dup(own), "wb") as file:
                 yield file
             return
         target = Path(os.path.realpath(path))
@@ -94,16 +97,19 @@ def check_writable(path: Path) -> None:
 def in_place(path: Path) -> bool:
     """Whether `path` is written to rather than replaced: a device, a pipe, or where this program's output goes."""
     try:
-        found = os.stat(path)
+        mode = os.stat(path).st_mode
     except OSError:
         return False
-    if not stat.S_ISREG(found.st_mode):
-        return not stat.S_ISDIR(found.st_mode)
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or _own_output(path) is not None
+
+
+def _own_output(path: Path) -> int | None:
+    """The number under which this program writes to `path` already; opened again, one would write over the other."""
     for number in (1, 2):
         with contextlib.suppress(OSError):
-            if os.path.samestat(found, os.fstat(number)):
-                return True
-    return False
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+    return None
 
 
 def _created(path: Path) -> BinaryIO:
@@ -143,10 +149,18 @@ def unbroken(document: Any) -> bool:
     return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
 
 
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The sealed document in a file; None where there is none, or another than was written."""
+def unsealed(data: bytes) -> dict[str, Any] | None:
+    """The sealed document in a file's content; None where it holds none, or another than was written."""
     try:
-        document = json.loads(path.read_bytes())
-        return document if unbroken(document) else None
-    except (OSError, ValueError, RecursionError):
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if unbroken(document) else None
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The same of a file; None where there is no such file."""
+    try:
+        return unsealed(path.read_bytes())
+    except OSError:
         return None
