@@ -367,7 +367,7 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
             folder().check(resume=True)
         (tmp_path / name).write_text("{}")
     (tokenizer / "added_tokens.json").write_text("{}")
-    with pytest.raises(ValueError, match="added_tokens.json was not given, is "):
+    with pytest.raises(ValueError, match=r"added_tokens\.json was not given, is "):
         folder().check(resume=True)
 
 
@@ -456,7 +456,8 @@ def test_a_long_list_of_points_is_made_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[Experiment] = []
-    check, asked = Experiment.__post_init__, []
+    asked: list[Experiment] = []
+    check = Experiment.__post_init__
     monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
     monkeypatch.setattr("pdvsim.sim.band.wanted", lambda experiment: bool(asked.append(experiment)))
     assert main(["sweep", *SMALL, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
