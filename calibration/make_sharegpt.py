@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import spearmanr
 
+from pdvsim.sim.files import write_whole
+
 SCORE_STEP = 0.02
 SCORES = SCORE_STEP * np.arange(-220, 221)  # to 4.4 standard deviations: one request in 100,000
 
@@ -70,7 +72,7 @@ def main() -> None:
     model = fit(*read(arguments.lengths))
     # One line a field: the lists of quantiles would otherwise be a line a number.
     fields = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in model.items())
-    arguments.model.write_text("{\n" + fields + "\n}\n", encoding="utf-8")
+    write_whole(arguments.model, ("{\n" + fields + "\n}\n").encode())
 
 
 if __name__ == "__main__":

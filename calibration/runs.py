@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from pdvsim.sim.config import ARCHS, Arch, Experiment, Scoring, Server, Traffic
+from pdvsim.sim.files import write_whole
 
 CONCURRENCY = {1: 6, 8: 48, 32: 160, 64: 256}  # closed loops, with their number of requests
 SHARES = (0.5, 0.8)  # of the rate that the highest concurrency reached
@@ -130,8 +131,8 @@ def _serve_all(
             result = serve(load.experiment(), machine, rig=rig)
             meta = {k: v for k, v in result.meta.items() if k != "telemetry"}
             done[key] = {"load": asdict(load), "metrics": summarise(result), "meta": meta}
-            with options.output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(done[key], default=str) + "\n")
+            before = options.output.read_bytes() if options.output.exists() else b""
+            write_whole(options.output, before + (json.dumps(done[key], default=str) + "\n").encode())
         metrics = done[key]["metrics"]
         at = f"C={load.concurrency}" if load.concurrency else f"{load.request_rate} req/s"
         print(

@@ -15,6 +15,7 @@ import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
@@ -52,6 +53,8 @@ class RunCommand:
     def __post_init__(self) -> None:
         if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out):
             raise ValueError("--no-detailed keeps no records: --save-detailed and --trace-out need them")
+        if any(c in "/\\" or not c.isprintable() for c in self.label):
+            raise ValueError(f"label is part of a file's name: it takes no slash and prints, got {self.label!r}")
 
 
 @dataclass(frozen=True)
@@ -90,7 +93,7 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         self.where()
-        self.sweep()
+        _ = self._sweep
 
     def where(self) -> Backend:
         """Who runs the points."""
@@ -98,6 +101,10 @@ class SweepOptions:
 
     def sweep(self) -> Sweep:
         """The sweep these options describe."""
+        return self._sweep
+
+    @cached_property
+    def _sweep(self) -> Sweep:
         if not self.arch:
             raise ValueError("arch needs at least one value")
         traffic = Traffic(**{f.name: getattr(self.traffic, f.name) for f in fields(Traffic)})

@@ -17,6 +17,7 @@ COMMANDS = {  # module of pdvsim.commands: one line of help
     "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
     "plot": "pictures of sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
     "report": "one interactive page: pdvsim report results/sweep-DATE -o report.html",
+    "check": "whether results on disk are whole: pdvsim check results/sweep-DATE",
     "capacity": "the highest rate each architecture holds: pdvsim capacity --goodput ttft:500 tpot:50 --attainment 0.9",
     "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
     "map": "which architecture wins where: pdvsim map --y acceptance",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.look import ARCH_COLOURS, STRANGER, counted
-from pdvsim.plots.canvas import DPI, dress, new_figure
+from pdvsim.plots.canvas import dress, new_figure
 from pdvsim.sim.compare import COST, summary
 from pdvsim.table import founded, load_text
 
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
 Entry = dict[str, Any]
 Place = tuple[str, str]  # a pair and a card
-
-
-def save_comparison(points: pd.DataFrame, path: Path | str) -> None:
-    """Draw `points` and write the figure to `path`."""
-    comparison_figure(points).savefig(path, dpi=DPI)
 
 
 def comparison_figure(points: pd.DataFrame) -> Figure:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
+import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim import Run, __version__
+from pdvsim.console import say
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.files import check_writable, sealed, sha256, write_all
 from pdvsim.sim.records import Result
 from pdvsim.sim.stats import Interval
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
     from pdvsim.args import RunCommand
 
 DETAILS = ("requests", "launches", "deliveries")
@@ -83,6 +91,37 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str 
     }
 
 
+def parquet(frame: pd.DataFrame) -> bytes:
+    """A table as a parquet file's content."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
+    """A figure as the content of an image file, of the kind that the name of `path` says."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix.removeprefix(".") or "png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
+    """Write the files of a result together, remove those that are None, and say so; returns the exit code.
+
+    `stopped` says what there is of a result that was interrupted. Such a one does not take an earlier one's place.
+    """
+    made = [path for path, data in files.items() if data is not None]
+    if stopped and (not made or any(path.exists() for path in files)):
+        kept = "; what was there before is kept" if made else ""
+        say("pdvsim", f"interrupted: {stopped}; nothing is saved{kept}")
+        return 130
+    write_all(files)
+    say("pdvsim", f"saved {', '.join(map(str, made))}")
+    if stopped:
+        say("pdvsim", f"interrupted: {stopped} saved in {made[0].parent}")
+    return 130 if stopped else 0
+
+
 def result_name(experiment: Experiment, label: str, date: str) -> str:
     """The file name vLLM would give, with the architecture for the model."""
     traffic = experiment.traffic
@@ -94,18 +133,14 @@ def check_file(path: Path) -> Path:
     """`path` if it can be written, its folder made if need be; an OSError otherwise. Leaves no new file behind."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
-    existed = path.exists()
-    with path.open("ab"):
-        pass
-    if not existed:
-        path.unlink()
+    check_writable(path)
     return path
 
 
 def check_folder(path: Path) -> Path:
     """`path` as a folder that can be written to, made if need be; an OSError otherwise."""
     path.mkdir(parents=True, exist_ok=True)
-    check_file(path / f".pdvsim-{datetime.now().timestamp()}")
+    check_writable(path / ".pdvsim")
     return path
 
 
@@ -130,8 +165,13 @@ class RunFiles:
         beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
         traces = (Path(args.trace_out),) if args.trace_out else ()
         files = cls(args.label, date, tuple(results), beside, traces)
+        taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)
+            place = os.path.realpath(path)
+            if place in taken:
+                raise ValueError(f"{path} cannot be written: {taken[place]}")
+            taken[place] = "it is named for two files"
         return files
 
     @property
@@ -139,14 +179,14 @@ class RunFiles:
         return (*self.results, *self.details.values(), *self.traces)
 
     def write(self, run: Run) -> str:
-        """Write everything; returns the result as a JSON document."""
-        document = dumps(run_document(run.result, run.metrics, self.date, self.label))
-        for path in self.results:
-            path.write_text(document + "\n", encoding="utf-8")
-        for name, path in self.details.items():
-            getattr(run, name).to_parquet(path, index=False)
+        """Write everything, the result and its records together; returns the result as a JSON document."""
+        content = {path: parquet(getattr(run, name)) for name, path in self.details.items()}
+        document = plain(run_document(run.result, run.metrics, self.date, self.label))
+        records = {path.name: sha256(data) for path, data in content.items()}
+        text = dumps(sealed({**document, "records_sha256": records}))
+        write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
         for path in self.traces:
             from pdvsim.sim.timeline import write_trace
 
             write_trace(run.result, path)
-        return document
+        return text

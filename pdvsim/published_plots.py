@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pdvsim.calibration.fair import HEADLINE, Fair
@@ -15,15 +14,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def save_reproduction(reproduction: Reproduction, path: Path) -> None:
-    """Draw published against simulated and write it to `path`."""
-    figure = _three_way(reproduction) if reproduction.table == "three-way" else _poisson(reproduction)
-    figure.savefig(path, dpi=150)
-
-
-def save_fair(fair: Fair, path: Path) -> None:
-    """Draw the fairly scored rows and write them to `path`."""
-    _fair(fair).savefig(path, dpi=150)
+def reproduction_figure(reproduction: Reproduction) -> Figure:
+    """Published against simulated."""
+    return _three_way(reproduction) if reproduction.table == "three-way" else _poisson(reproduction)
 
 
 def _figure(panels: int, width: float, height: float = 5.2) -> tuple[Figure, Sequence[Axes]]:
@@ -117,7 +110,7 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     axes.set_title(title, fontweight="bold", loc="left")
 
 
-def _fair(fair: Fair) -> Figure:
+def fair_figure(fair: Fair) -> Figure:
     """Throughput to the end, and mean latency, of the published programs and of pdvsim's policies."""
     poisson = fair.table == "poisson-30s"
     figure, panels = _figure(3 if poisson else 2, 16 if poisson else 13)

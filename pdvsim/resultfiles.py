@@ -49,11 +49,18 @@ class SweepSettings(BaseModel, extra="allow"):
     vary: dict[str, Any] | None = None
 
 
+class Made(BaseModel, extra="allow"):
+    """What was made of a sweep's points, with its digests."""
+
+    files: dict[str, str]
+
+
 class SweepHeader(Header):
     """sweep.json."""
 
     sweep: SweepSettings
     num_points: int | None = None  # that were asked for
+    made: Made | None = None
 
 
 class RunDocument(Header):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.sim.files import digest
 from pdvsim.sim.records import Columns
 from pdvsim.sim.sweep import flatten
 
@@ -207,6 +208,8 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     path = folder / "summary.parquet"
     if not path.exists():
         raise ValueError(f"{path}: No such file: the sweep has not saved any point")
+    if header.made and digest(path) != header.made.files.get(path.name):
+        raise ValueError(f"{path}: is not what was written; `pdvsim check {folder}` says more, --resume makes it again")
     table = read_frame(path)
     vary = tuple(str(name).replace("-", "_") for name in header.sweep.vary or {})
     for name in (*NEEDED, *vary):
@@ -247,7 +250,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
     )  # fmt: skip
     kind, load = document.load
     row = {"arch": document.arch, "load_kind": kind, "load": load}
-    row |= flatten(document.model_dump(exclude={"config", "provenance"}))
+    row |= flatten(document.model_dump(exclude={"config", "provenance", "records_sha256", "sha256"}))
     saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
     return source, _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source).assign(records=saved)
 

@@ -1,41 +1,41 @@
-"""A sweep on disk: a folder that is never half written, whatever stops the sweep.
+"""A sweep on disk: a folder that is never half written, whatever stops the sweep, and that knows what it holds.
 
-    sweep.json       the resolved configuration, and the version that wrote it
-    parts/00007.parquet   the row of point 7, once it is finished
+    sweep.json       the resolved configuration, its fingerprint (`identity`), and digests of what was made of the parts
+    parts/00007.json the row of point 7, once it is finished, with the identity of its sweep
     failed/00007.json     why point 7 has none
-    details/00007.requests.parquet (launches, deliveries)   its records, where asked for
+    details/00007.requests.parquet (launches, deliveries)   its records, where asked for; their digests are in the part
     summary.parquet  all rows in the order of the points, made from the parts
     .lock            locked by whoever writes; the lock ends with its process, so a crash leaves none behind
 
-Every file is written under another name, brought to the disk and then renamed: it is there whole or not at all.
-Not covered: folders on a file system without flock or atomic rename, and systems without flock (Windows).
+The identity covers every setting, the version and the content of every file that is read; a part counts only under its
+own. Every document is sealed, so a part that is not what was written is found out and run again (`sweepcheck`).
+Not covered: folders on a file system without file locks or atomic rename.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim import Run, __version__
-from pdvsim.output import DETAILS, dumps, plain, setting, settings
+from pdvsim.output import DETAILS, dumps, parquet, plain, setting, settings
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
-from pdvsim.sim.files import write_whole
+from pdvsim.sim.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.sim.run import simulate
 from pdvsim.sim.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
+from pdvsim.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1
 SHOWN = 5  # differences named in a refusal
+NOT_COMPARED = ("date", "sha256", "identity", "made")
 
 
 @dataclass(frozen=True)
@@ -54,47 +54,48 @@ class SweepDir:
     def summary_file(self) -> Path:
         return self.path / "summary.parquet"
 
-    def part(self, index: int) -> Path:
-        """Where a point's row is."""
-        return self.path / "parts" / f"{index:05}.parquet"
+    @property
+    def plot_file(self) -> Path:
+        return self.path / "sweep.png"
 
-    def failure(self, index: int) -> Path:
-        """Where the reason is why a point has no row."""
-        return self.path / "failed" / f"{index:05}.json"
-
-    def detail(self, index: int, name: str) -> Path:
-        """Where a point's requests, launches or deliveries are."""
-        return self.path / "details" / f"{index:05}.{name}.parquet"
-
-    def config(self, date: str) -> dict[str, Any]:
+    @cached_property
+    def config(self) -> dict[str, Any]:
         """The sweep as it is run: defaults filled in, loads named, and a digest of every file it reads."""
         points = self.sweep.points()
         loads = dict.fromkeys((p.load_kind, p.load) for p in points)
-        files = sorted({path for p in points for path in p.experiment.files})
+        reading = {  # one of each: thousands of points read the same files
+            (e.traffic.dataset_path, e.traffic.tokenizer, e.acceptance.acceptance_trace, e.server.pair, e.hardware): e
+            for e in (p.experiment for p in points)
+        }
+        files = sorted({path for experiment in reading.values() for path in experiment.files})
         resolved = settings(self.sweep) | {"loads": [{"kind": k, "load": setting(v)} for k, v in loads]}
         document = {
             "schema_version": SCHEMA,
             "pdvsim_version": __version__,
-            "date": date,
             "num_points": len(points),
             "save_detailed": self.save_detailed,
-            "inputs": {path: _digest(path) for path in files},
+            "inputs": {path: digest(path) or "not a file" for path in files},
             "sweep": resolved,
         }
         return plain(document)  # type: ignore[no-any-return]
 
-    def check(self, date: str, resume: bool) -> None:
+    @cached_property
+    def identity(self) -> str:
+        """What a part of this sweep, and of no other, carries."""
+        return fingerprint(self.config)
+
+    def check(self, resume: bool) -> None:
         """Refuse a folder that holds a sweep, unless it is this one and `resume` is asked for. Writes nothing."""
         if not self.config_file.exists():
             return
         stored = read_config(self.path)
         if not resume:
-            done = sum(1 for _ in self.path.glob("parts/*.parquet"))
+            done = sum(1 for _ in self.path.glob("parts/[0-9]*"))
             raise ValueError(
                 f"{self.path} holds a sweep ({done} of {stored['num_points']} points done): "
                 "give --resume to go on with it, or -o another folder"
             )
-        changed = _differences(stored, self.config(date))
+        changed = _differences(stored, self.config)
         if changed:
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
@@ -103,55 +104,65 @@ class SweepDir:
             )
 
     @contextmanager
-    def opened(self, date: str, resume: bool) -> Iterator[None]:
+    def opened(self, date: str, resume: bool, notice: Callable[[str], None]) -> Iterator[None]:
         """Make the folder and hold it against other writers; a ValueError if it cannot be ours."""
-        self.check(date, resume)
+        self.check(resume)
         (self.path / "parts").mkdir(parents=True, exist_ok=True)
         with _locked(self.path):
-            self.check(date, resume)  # another writer may have come in between
-            for left_over in self.path.rglob(".*.tmp"):  # of a writer that was killed
-                left_over.unlink(missing_ok=True)
-            if not self.config_file.exists():
-                write_whole(self.config_file, (dumps(self.config(date)) + "\n").encode())
+            self.check(resume)  # another writer may have come in between
+            for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
+                for left_over in folder.glob(TEMPORARY):  # of a writer that was killed
+                    left_over.unlink(missing_ok=True)
+            self._take_over(date, notice)
             yield
 
-    def done(self) -> set[int]:
-        """The points whose rows are there and right; a part that is neither is removed, to be run again."""
-        found = set()
-        for index, point in enumerate(self.sweep.points()):
-            path = self.part(index)
-            if not path.exists():
-                continue
-            row = _read_row(path)
-            # as text: nan is the load of a trace, and not equal to itself
-            right = row is not None and str({n: row.get(n) for n in ("point", *point.labels)}) == str(
-                {"point": index} | point.labels
-            )
-            if right and all(self.detail(index, name).exists() for name in DETAILS if self.save_detailed):
-                found.add(index)
-            else:
+    def _take_over(self, date: str, notice: Callable[[str], None]) -> None:
+        """Write sweep.json where there is none of this version's; what an older version left is not trusted."""
+        stored = read_config(self.path) if self.config_file.exists() else None
+        if stored is not None and unbroken(stored) and stored["identity"] == self.identity:
+            return
+        if stored is not None and "identity" not in stored:
+            old = [path for path in self.path.glob("parts/*.parquet") if path.stem.isdecimal()]
+            notice(f"{self.path}: written before points carried what they are of: all {len(old)} are run again")
+            for path in old:
                 path.unlink()
-        return found
+        for stale in self.path.glob("failed/*.json"):
+            stale.unlink()
+        write_whole(self.config_file, self._config_bytes(date))
+
+    def _config_bytes(self, date: str, **more: Any) -> bytes:
+        document = {"date": date, **self.config, "identity": self.identity, **more}
+        return (dumps(sealed(document)) + "\n").encode()
+
+    def survey(self) -> Survey:
+        """What of this sweep is in its folder."""
+        details = DETAILS if self.save_detailed else ()
+        return survey(self.path, self.identity, len(self.sweep.points()), details)
 
     def run(
-        self, backend: Backend, continue_on_error: bool, progress: Callable[[int], None], rows: dict[int, Row]
+        self,
+        backend: Backend,
+        continue_on_error: bool,
+        progress: Callable[[int], None],
+        rows: dict[int, Row],
+        notice: Callable[[str], None],
     ) -> int:
-        """Run what is missing, each point written and put into `rows` as it finishes.
+        """Run what is missing, each point written as it finishes; `rows` are those there are, and get the new ones.
 
         Returns how many failed; without `continue_on_error` the first that does is raised.
         """
         points = self.sweep.points()
-        done = self.done()
-        missing = [(index, point) for index, point in enumerate(points) if index not in done]
+        done = len(rows)
+        missing = [(index, point) for index, point in enumerate(points) if index not in rows]
         failures = 0
-        progress(len(done))
-        here = replace(self, path=self.path.absolute())  # a worker may have another folder
-        outcomes = finished(partial(run_saved, here) if self.save_detailed else run_point, missing, backend)
+        progress(done)
+        folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
+        outcomes = finished(partial(made, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
-            for count, outcome in enumerate(outcomes, len(done) + 1):
-                self.keep(outcome, points[outcome.index])
-                if outcome.row is not None:
-                    rows[outcome.index] = outcome.row
+            for count, outcome in enumerate(outcomes, done + 1):
+                row = self.keep(outcome, points[outcome.index])
+                if row is not None:
+                    rows[outcome.index] = row
                 elif continue_on_error:
                     failures += 1
                 else:
@@ -159,116 +170,81 @@ class SweepDir:
                 progress(count)
         return failures
 
-    def keep(self, outcome: Outcome, point: Point) -> None:
-        """Write what became of a point."""
-        failure = self.failure(outcome.index)
+    def keep(self, outcome: Outcome, point: Point) -> Row | None:
+        """Write what became of a point; its row as it will be read back."""
+        failure, identity = failure_file(self.path, outcome.index), {"identity": self.identity, "point": outcome.index}
         if outcome.row is None:
-            reason = {"point": outcome.index, **point.labels, "reason": outcome.reason, "traceback": outcome.traceback}
+            reason = {**identity, **point.labels, "reason": outcome.reason, "traceback": outcome.traceback}
             failure.parent.mkdir(exist_ok=True)
-            write_whole(failure, (dumps(reason) + "\n").encode())
-            return
-        write_whole(self.part(outcome.index), _row_bytes(outcome.row))
+            write_whole(failure, (dumps(sealed(plain(reason))) + "\n").encode())
+            return None
+        part = json.loads(json.dumps({**identity, **outcome.row}, default=lambda value: value.item()))  # numpy's
+        write_whole(part_file(self.path, outcome.index), (json.dumps(sealed(part)) + "\n").encode())
         failure.unlink(missing_ok=True)
+        row: Row = part["row"]
+        return row
 
-    def summarise(self, known: Mapping[int, Row]) -> pd.DataFrame:
-        """All rows in the order of the points, from the parts; written as summary.parquet if there is any.
+    def summarise(self, rows: dict[int, Row], draw: Callable[[pd.DataFrame], bytes]) -> tuple[pd.DataFrame, list[Path]]:
+        """All rows in the order of the points, and the files there are; what was made of the same rows is kept."""
+        frame = frame_of(rows[index] for index in sorted(rows))
+        if not len(frame):
+            return frame, [self.config_file]
+        stored = read_config(self.path)
+        saved = [self.summary_file, self.config_file, self.plot_file]
+        of = fingerprint({"rows": [rows[index] for index in sorted(rows)]})
+        files = {path.name: digest(path) for path in (self.summary_file, self.plot_file)}
+        if stored.get("made") == {"of": of, "files": files}:
+            return frame, saved
+        content = {self.summary_file: parquet(frame), self.plot_file: draw(frame)}
+        made_of = {"of": of, "files": {path.name: sha256(data) for path, data in content.items()}}
+        write_all({**content, self.config_file: self._config_bytes(stored["date"], made=made_of)})
+        return frame, saved
 
-        `known` are those of this process: reading a part takes longer than a row is large.
-        """
-        rows = (known.get(index) or _read_row(self.part(index)) for index in sorted(self.indices()))
-        frame = frame_of(row for row in rows if row is not None)
-        if len(frame):
-            buffer = io.BytesIO()
-            frame.to_parquet(buffer, index=False)
-            write_whole(self.summary_file, buffer.getvalue())
-        return frame
 
-    def indices(self) -> list[int]:
-        """The points that have a part."""
-        return [int(path.stem) for path in self.path.glob("parts/*.parquet")]
-
-
-def run_saved(folder: SweepDir, index: int, point: Point) -> Row:
-    """Simulate one point; its records are written by the worker that has them."""
+def made(folder: Path | None, index: int, point: Point) -> Row:
+    """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
+    if folder is None:
+        return {"row": run_point(index, point), "details": {}}
     run = Run(simulate(point.experiment))
-    folder.detail(index, "").parent.mkdir(exist_ok=True)
-    for name in DETAILS:
-        buffer = io.BytesIO()
-        getattr(run, name).to_parquet(buffer, index=False)
-        write_whole(folder.detail(index, name), buffer.getvalue())
-    return row_of(index, point, run.result)
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """The sweep.json of a folder; a ValueError of one line if it is not one that this version wrote."""
-    file = path / "sweep.json"
-    try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"{file}: expected a JSON object")
-    schema, version = document.get("schema_version"), document.get("pdvsim_version")
-    if schema != SCHEMA:
-        raise ValueError(f"{file}: schema_version is {schema!r}, this version reads {SCHEMA}; give another folder")
-    if version != __version__:
-        raise ValueError(f"{file}: written by pdvsim {version!r}, this is {__version__}; give another folder")
-    for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict)):
-        if not isinstance(document.get(name), kind):
-            raise ValueError(f"{file}: {name} is missing or broken; give another folder")
-    return document
+    (folder / "details").mkdir(exist_ok=True)
+    content = {name: parquet(getattr(run, name)) for name in DETAILS}
+    write_all({detail_file(folder, index, name): data for name, data in content.items()})
+    digests = {name: sha256(data) for name, data in content.items()}
+    return {"row": row_of(index, point, run.result), "details": digests}
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder until the end of the block, or of the process, however that comes."""
-    import fcntl
+    from filelock import FileLock, Timeout
 
-    with open(path / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"{path}: another sweep is writing here; wait for it, or give -o another folder") from None
-        yield
-
-
-def _row_bytes(row: Row) -> bytes:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    buffer = io.BytesIO()
-    # of one row, whatever else a file may hold costs more than it saves
-    plainly = {"compression": "none", "use_dictionary": False, "write_statistics": False, "store_schema": False}
-    pq.write_table(pa.Table.from_pylist([row]), buffer, **plainly)
-    return buffer.getvalue()
-
-
-def _read_row(path: Path) -> Row | None:
-    """The row of a part; None if it holds no single row that can be read."""
-    import pyarrow.parquet as pq
-
+    file = path / ".lock"
+    if file.is_symlink():
+        raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")
+    # where files cannot be locked this is an error: a mark in the lock's place would outlive its process
+    lock = FileLock(file, blocking=False, fallback_to_soft=False)
     try:
-        rows: list[Row] = pq.ParquetFile(io.BytesIO(path.read_bytes())).read().to_pylist()
-    except (OSError, ValueError):  # pyarrow's errors are one or the other
-        return None
-    return rows[0] if len(rows) == 1 else None
-
-
-def _digest(path: str) -> str:
-    if not Path(path).is_file():
-        return "not a file"
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"{path}: another sweep is writing here; wait for it, or give -o another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two configurations, the date apart: "traffic.seed was 0, is 1"."""
-    old, new = flatten(stored, joint="."), flatten(now, joint=".")
+    """What differs between two configurations: "traffic.seed was 0, is 1"."""
+    known = [key for key in stored if key not in NOT_COMPARED]
+    if "identity" not in stored:  # an older version's, which left out some of the files
+        known.remove("inputs")
+        now = {key: value for key, value in now.items() if key != "inputs"}
+    old, new = flatten({key: stored[key] for key in known}, joint="."), flatten(now, joint=".")
     names = dict.fromkeys([*old, *new])
     return [
         f"{name.removeprefix('sweep.').removeprefix('base.')} was {_said(old, name)}, is {_said(new, name)}"
         for name in names
-        if name != "date" and (name not in old or name not in new or old[name] != new[name])
+        if name not in old or name not in new or old[name] != new[name]
     ]
 
 

@@ -7,7 +7,6 @@ shipped (`samples.parquet` and `header.json`) is made of parts by `samples.merge
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pdvsim.sim.files import whole
 
 SCHEMA = 1
 SECTIONS = ("solo", "corun", "host")
@@ -92,12 +93,8 @@ class Part:
         }
         columns["header"] = np.array(json.dumps(self.header, allow_nan=False))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_suffix(f".{os.getpid()}.tmp")
-        with beside.open("wb") as file:
+        with whole(self.path) as file:
             np.savez_compressed(file, **columns)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, self.path)
 
 
 def ground(header: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,8 @@ in `parts.COLUMNS`. `python -m` this module merges the parts of one or more runs
 from __future__ import annotations
 
 import argparse
+import io
 import json
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +20,7 @@ import numpy as np
 from pdvsim.profiler.grid import KINDS
 from pdvsim.profiler.header import HEADER, Header, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
+from pdvsim.sim.files import write_all
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -150,12 +151,11 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
     table = pa.table(arrays, names=list(NAMES))
     folder.mkdir(parents=True, exist_ok=True)
     plain = [name for name in NAMES if name not in _FLOATS]
-    beside = folder / f".{SAMPLES}.{os.getpid()}"
+    buffer = io.BytesIO()
     pq.write_table(
-        table, beside, compression="zstd", compression_level=19, use_dictionary=plain,
+        table, buffer, compression="zstd", compression_level=19, use_dictionary=plain,
         use_byte_stream_split=list(_FLOATS),
     )  # fmt: skip
-    os.replace(beside, folder / SAMPLES)
     document = {
         "schema_version": SCHEMA,
         "device": first["device"],
@@ -163,9 +163,8 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
         "samples": table.num_rows,
         "parts": headers,
     }
-    beside = folder / f".{HEADER}.{os.getpid()}"
-    beside.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(beside, folder / HEADER)
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    write_all({folder / SAMPLES: buffer.getvalue(), folder / HEADER: text.encode()})
     return load(folder)
 
 

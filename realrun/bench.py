@@ -14,6 +14,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from pdvsim.realrun.engine import Engine
 from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
 from pdvsim.realrun.model import Transformer
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.files import write_whole
 
 VERIFY_TOKENS = 5
 PROMPT_TOKENS = 1024
@@ -196,8 +198,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.json == "-":
             print(text)
         else:
-            with open(options.json, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
+            write_whole(Path(options.json), f"{text}\n".encode())
     return 0
 
 

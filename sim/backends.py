@@ -2,36 +2,28 @@
 
 A backend only decides where a point runs. What comes back is the point's row or the reason why there is none, in the
 order of finishing; a worker that dies costs its point one more try, not the sweep. joblib drives loky only; the
-clusters are asked directly: there a death is one point's, not the whole call's, and joblib's Ray backend has no results
-to give before all are there.
-
-Not modelled here: shared files. The workers of a cluster need pdvsim, in the same version, and every file that the
-points name, under the same path.
+clusters are asked directly (`clusters`).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import threading
 import time
-import traceback
 import warnings
-from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-Row = dict[str, Any]
-Task = Callable[[int, Any], Row]
-Item = tuple[int, Any]  # a point's number, and the point
-BackendName = Literal["loky", "dask", "ray"]
+from pdvsim.sim import clusters
+from pdvsim.sim.outcomes import DIED, Item, Notice, Outcome, Row, Task, attempt, version_here
 
-PATIENCE_S = 10.0  # with a cluster that does not answer
-DIED = "its worker process died twice; it was killed, or ran out of memory"
+__all__ = ["DIED", "Backend", "BackendName", "Outcome", "Row", "attempt", "check_reachable", "cores", "finished"]
+
+BackendName = Literal["loky", "dask", "ray"]
 
 
 @dataclass(frozen=True)
@@ -56,38 +48,19 @@ class Backend:
             )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a point: its row, or the reason why there is none and, for an unforeseen error, its traceback."""
+def finished(
+    task: Task, items: Sequence[Item], backend: Backend, notice: Notice = lambda text: None
+) -> Generator[Outcome, None, None]:
+    """Every item's outcome, as they finish. Closing the generator gives up what is not finished.
 
-    index: int
-    row: Row | None
-    reason: str = ""
-    traceback: str = ""
-
-
-def finished(task: Task, items: Sequence[Item], backend: Backend) -> Generator[Outcome, None, None]:
-    """Every item's outcome, as they finish. Closing the generator gives up what is not finished."""
-    if backend.name == "dask":
-        return _on_dask(task, items, str(backend.scheduler))
-    if backend.name == "ray":
-        return _on_ray(task, items, backend.scheduler)
+    A cluster that goes away is a ValueError; one without workers is waited for, and `notice` hears of it.
+    """
+    if backend.name == "dask" and items:
+        return clusters.on_dask(task, items, str(backend.scheduler), notice)
+    if backend.name == "ray" and items:
+        return clusters.on_ray(task, items, backend.scheduler, notice)
     jobs = min(backend.jobs or cores(), len(items))
     return _in_process(task, items) if jobs <= 1 else _in_workers(task, items, jobs)
-
-
-def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
-    """Run a point; whatever goes wrong is an outcome, not an exception that ends the sweep."""
-    from pdvsim import __version__
-
-    if version != __version__:
-        return Outcome(index, None, f"the worker runs pdvsim {__version__}, the sweep was started by {version}")
-    try:
-        return Outcome(index, task(index, point))
-    except ValueError as error:
-        return Outcome(index, None, " ".join(str(error).split()))
-    except Exception as error:
-        return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc())
 
 
 def cores() -> int:
@@ -95,14 +68,8 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _version() -> str:
-    from pdvsim import __version__
-
-    return __version__
-
-
 def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, None]:
-    version = _version()
+    version = version_here()
     for index, point in items:
         yield attempt(task, index, point, version)
 
@@ -115,7 +82,7 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
     from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import BrokenProcessPool
 
-    version, left = _version(), dict(items)
+    version, left = version_here(), dict(items)
     try:
         while left:
             started: set[int] = set()
@@ -187,89 +154,9 @@ def _alone(task: Task, index: int, point: Any, version: str) -> Outcome:
 def check_reachable(backend: Backend) -> None:
     """A ValueError of one line if the cluster does not answer, or its package is not installed."""
     if backend.name == "dask":
-        _dask_client(str(backend.scheduler)).close()
+        clusters.check_dask(str(backend.scheduler))
     elif backend.name == "ray":
-        _ray_connected(backend.scheduler)
-
-
-def _dask_client(address: str) -> Any:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise ValueError("--backend dask needs Dask: pip install 'pdvsim[dask]'") from None
-    logger = logging.getLogger("distributed")
-    before = logger.level
-    logger.setLevel(logging.CRITICAL)  # what it has to say is said below
-    try:
-        return Client(address, timeout=PATIENCE_S, set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"--scheduler {address}: no Dask scheduler answers ({type(error).__name__})") from None
-    finally:
-        logger.setLevel(before)
-
-
-def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outcome, None, None]:
-    client, version = _dask_client(address), _version()
-    from distributed import as_completed
-
-    with client:
-        points, dead = dict(items), []
-        futures = {client.submit(attempt, task, i, point, version, pure=False): i for i, point in items}
-        try:
-            for future in as_completed(list(futures), loop=client.loop):
-                index = futures.pop(future)  # lets the scheduler forget it
-                if future.status == "finished":
-                    yield future.result()
-                else:
-                    dead.append(index)
-            # Dask blames everything that was on a worker when it died: each again, with nothing beside it
-            for index in dead:
-                future = client.submit(attempt, task, index, points[index], version, pure=False)
-                futures[future] = index
-                error = future.exception()
-                yield future.result() if error is None else Outcome(index, None, f"{DIED} ({type(error).__name__})")
-                del futures[future]
-        finally:
-            client.cancel(list(futures))
-
-
-def _ray_connected(address: str | None) -> Any:
-    """Ray, connected; it has one connection a process, which ends with that."""
-    try:
-        import ray
-    except ImportError:
-        raise ValueError("--backend ray needs Ray: pip install 'pdvsim[ray]'") from None
-    if not ray.is_initialized():
-        try:
-            ray.init(address=address or "auto", log_to_driver=False, configure_logging=False)
-        except (OSError, ValueError, RuntimeError) as error:
-            where = f"--scheduler {address}" if address else "--backend ray"
-            what = f"no Ray cluster answers ({type(error).__name__}); start one with `ray start --head`"
-            raise ValueError(f"{where}: {what}") from None
-    return ray
-
-
-def _on_ray(task: Task, items: Sequence[Item], address: str | None) -> Generator[Outcome, None, None]:
-    ray = _ray_connected(address)
-    version, waiting = _version(), deque(items)
-    running: dict[Any, int] = {}
-    try:
-        remote = ray.remote(max_retries=1)(attempt)
-        most = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))  # enough to keep every worker busy
-        while waiting or running:
-            while waiting and len(running) < most:
-                index, point = waiting.popleft()
-                running[remote.remote(task, index, point, version)] = index
-            [done], _ = ray.wait(list(running), num_returns=1)
-            index = running.pop(done)
-            try:
-                outcome: Outcome = ray.get(done)
-            except ray.exceptions.RayError as error:
-                outcome = Outcome(index, None, f"{DIED} ({type(error).__name__})")
-            yield outcome
-    finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        clusters.ray_connected(backend.scheduler)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ KvPolicy = Literal["paged", "reserved"]
 
 ARCHS: tuple[Arch, ...] = Arch.__args__  # type: ignore[attr-defined]
 PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
+WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 
 
@@ -317,7 +318,7 @@ class Experiment:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The files it reads."""
+        """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
         profile = None if self.hardware.profile == "roofline" else self.hardware.profile
         card = self.hardware.gpu if self.hardware.gpu.endswith(".toml") else None
         configs = [
@@ -325,7 +326,10 @@ class Experiment:
             for name in self.server.pair.split(":")
             if name.endswith(".json") or Path(name).is_dir()
         ]
-        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile, card, *configs)
+        folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
+        found = folder.iterdir() if folder is not None and folder.is_dir() else ()
+        tokenizer = sorted(str(path) for path in found if path.is_file() and path.suffix not in WEIGHTS)
+        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile, card, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
     def __post_init__(self) -> None:

@@ -1,25 +1,166 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and that can tell whether they still are what was written.
+
+Every file a command writes goes through `whole`, `write_whole` or `write_all`. A sealed document carries the digest of
+the rest of it. Not covered: a file system without atomic rename.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
+import json
 import os
+import secrets
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, BinaryIO
+
+SEAL = "sha256"
+TEMPORARY = ".pdvsim-*.tmp"  # what a writer that was killed leaves behind
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[BinaryIO]:
+    """A file to write to, put in its place at the end of the block: there whole, or what was there before stays.
+
+    Only a regular file is replaced, behind a link if it is one; a device, a pipe or this program's own output is
+    written to. An OSError names the file.
+    """
+    try:
+        if in_place(path):
+            own = _own_output(path)
+            sys.stdout.flush()
+            with open(path, "ab") if own is None else os.fdopen(os.dup(own), "wb") as file:
+                yield file
+            return
+        target = Path(os.path.realpath(path))
+        temporary = target.with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
+        try:
+            with _created(temporary) as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileNotFoundError):
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))  # a private file stays private
+            os.replace(temporary, target)
+        finally:  # Ctrl-C as well
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+    except OSError as error:
+        if error.filename is not None and ".pdvsim-" not in str(error.filename):
+            raise  # another file's
+        raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that it is there whole or not at all, even if the machine stops; an OSError names it."""
-    temp = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write one file whole or not at all, even if the machine stops; an OSError names it."""
+    write_all({path: data})
+
+
+def write_all(files: Mapping[Path, bytes | None]) -> None:
+    """Write files that belong together: none takes its place before all are on the disk. None removes a file."""
+    with contextlib.ExitStack() as stack:
+        for path, data in files.items():
+            if data is not None:
+                file = stack.enter_context(whole(path))
+                file.write(data)
+                file.flush()
+                if len(files) > 1 and not in_place(path):
+                    os.fsync(file.fileno())
+    for path, data in files.items():
+        if data is None:
+            path.unlink(missing_ok=True)
+
+
+def check_writable(path: Path) -> None:
+    """An OSError that names `path` if it cannot be written; leaves nothing behind."""
     try:
-        with open(temp, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temp, path)
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not os.access(
+            path, os.W_OK
+        ):  # a protected file could be replaced, but was protected for a reason
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        if in_place(path):
+            return
+        temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
+        _created(temporary).close()
+        temporary.unlink()
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temp.unlink(missing_ok=True)
         raise OSError(error.errno, error.strerror, str(path)) from None
-    except BaseException:  # Ctrl-C
-        temp.unlink(missing_ok=True)
-        raise
+
+
+def in_place(path: Path) -> bool:
+    """Whether `path` is written to rather than replaced: a device, a pipe, or where this program's output goes."""
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)) or _own_output(path) is not None
+
+
+def _own_output(path: Path) -> int | None:
+    """The number under which this program writes to `path` already; opened again, one would write over the other."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.stat(path), os.fstat(number)):
+                return number
+    return None
+
+
+def _created(path: Path) -> BinaryIO:
+    """A new file; what has its name already, a link too, is an OSError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "wb")
+
+
+def digest(path: Path | str) -> str | None:
+    """The SHA-256 of a file's content; None where there is no such file."""
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return None
+
+
+def sha256(data: bytes) -> str:
+    """The SHA-256 of some content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def fingerprint(document: Mapping[str, Any]) -> str:
+    """The SHA-256 of a JSON document's content, however it is laid out; its own seal is no part of it."""
+    content = {key: value for key, value in document.items() if key != SEAL}
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return sha256(text.encode())
+
+
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with its fingerprint, last."""
+    return {**document, SEAL: fingerprint(document)}
+
+
+def unbroken(document: Any) -> bool:
+    """Whether a document read back is the one that was sealed."""
+    return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
+
+
+def unsealed(data: bytes) -> dict[str, Any] | None:
+    """The sealed document in a file's content; None where it holds none, or another than was written."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return document if unbroken(document) else None
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The same of a file; None where there is no such file."""
+    try:
+        return unsealed(path.read_bytes())
+    except OSError:
+        return None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -83,10 +84,14 @@ class Sweep:
             raise ValueError("--concurrency and --max-concurrency exclude each other")
         if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
             raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
-        self.points()  # an architecture that refuses an option refuses it now, not in the middle of the sweep
+        _ = self._points  # an architecture that refuses an option refuses it now, not in the middle of the sweep
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
+        return list(self._points)
+
+    @cached_property
+    def _points(self) -> list[Point]:
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
@@ -118,14 +123,22 @@ class Sweep:
 def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
     """The experiment with other values of its fields and of its groups' fields, by name; checked together."""
     changed: dict[str, Any] = {}
-    for part in fields(experiment):
-        group = getattr(experiment, part.name)
-        if is_dataclass(group) and not isinstance(group, type):
-            mine = {f.name: settings[f.name] for f in fields(group) if f.name in settings}
-            changed |= {part.name: replace(group, **mine)} if mine else {}
-        elif part.name in settings:
-            changed[part.name] = settings[part.name]
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        group = _group_of().get(name)
+        if group is None:
+            changed[name] = value
+        else:
+            groups.setdefault(group, {})[name] = value
+    changed |= {name: replace(getattr(experiment, name), **mine) for name, mine in groups.items()}
     return replace(experiment, **changed)
+
+
+@cache
+def _group_of() -> dict[str, str]:
+    """The group of an experiment that holds a field, by the field's name."""
+    groups = {part.name: getattr(Experiment(), part.name) for part in fields(Experiment)}
+    return {f.name: name for name, group in groups.items() if is_dataclass(group) for f in fields(group)}
 
 
 class SweepInterrupted(KeyboardInterrupt):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.files import whole
 from pdvsim.sim.records import LANES, Columns, Result
 
 BLOCK = 1 << 15  # rows formatted at once
@@ -23,22 +24,22 @@ ROLES = ("draft", "target")
 
 def write_trace(result: Result, path: Path | str) -> None:
     """Write `result` to `path` as Chrome trace JSON."""
-    with open(path, "w", encoding="utf-8") as out:
+    with whole(Path(path)) as out:
         header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
-        out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n')
-        out.write(",\n".join(_names(result.launches)))
+        out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode())
+        out.write(",\n".join(_names(result.launches)).encode())
         for block in _launches(result.launches):
             _put(out, block)
         for block in _queues(result.launches):
             _put(out, block)
         for block in _in_flight(result.requests):
             _put(out, block)
-        out.write("\n]}\n")
+        out.write(b"\n]}\n")
 
 
-def _put(out: TextIO, lines: list[str]) -> None:
+def _put(out: BinaryIO, lines: list[str]) -> None:
     if lines:
-        out.write(",\n" + ",\n".join(lines))
+        out.write((",\n" + ",\n".join(lines)).encode())
 
 
 def _names(launches: Columns) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -25,7 +26,8 @@ pytestmark = pytest.mark.usefixtures("quick_plots")
 def result(folder: Path, *where: str) -> dict[str, bytes]:
     """The parts and the summary of one sweep, run there."""
     assert main(["sweep", *SMALL, *SWEEP, *where, "-o", str(folder)]) == 0
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.parquet")}
+    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +106,7 @@ def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
 def test_workers_end_with_a_sweep_that_is_killed(tmp_path: Path) -> None:
     argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "500", "--jobs", "2", "-o", str(tmp_path)]
     running = subprocess.Popen([sys.executable, "-m", "pdvsim.cli", *argv], stderr=subprocess.DEVNULL)
-    while not list(tmp_path.glob("parts/*.parquet")):
+    while not list(tmp_path.glob("parts/*.json")):
         assert running.poll() is None
         time.sleep(0.01)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
@@ -129,6 +131,10 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
         (["--backend", "dask"], "--backend dask needs --scheduler"),
         (["--backend", "dask", "--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers"),
         (["--backend", "dask", "--scheduler", "nonsense:x"], "no Dask scheduler answers"),
+        (["--backend", "dask", "--scheduler", "foo://bar"], "no Dask scheduler answers"),
+        (["--backend", "ray", "--scheduler", "127.0.0.1:9"], "no Ray cluster answers (127.0.0.1:9)"),
+        (["--backend", "ray", "--scheduler", "ray://127.0.0.1:9"], "no Ray cluster answers"),
+        (["--backend", "ray", "--scheduler", "nonsense"], "no Ray cluster answers"),
         (["--backend", "spark"], "invalid choice 'spark'"),
         (["--scheduler", "tcp://127.0.0.1:9"], "--scheduler needs --backend dask or ray"),
         (["--backend", "ray", "--jobs", "2"], "the ray cluster has its own workers"),
@@ -137,9 +143,78 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
 def test_a_cluster_that_is_not_there_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdvsim.sim.backends.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdvsim.sim.clusters.PATIENCE_S", 0.5)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test's cluster is none of this one's
+    monkeypatch.setattr("ray.init", None)  # never asked: it would wait for minutes
     assert main(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")]) == 2
     err = capsys.readouterr().err
     assert says in err
     assert err.count("\n") == 1
     assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize("cluster", ["dask", "ray"])
+def test_a_port_that_says_nothing_is_not_waited_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
+) -> None:
+    monkeypatch.setattr("pdvsim.sim.clusters.PATIENCE_S", 0.5)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["sweep", *SMALL, "--backend", cluster, "--scheduler", where, "-o", str(tmp_path / "s")]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"pdvsim: error: --scheduler {where}: no ")
+    assert err.count("\n") == 1
+
+
+def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
+    """No worker is said; when the scheduler is killed, what is done is named and kept, and gone on with elsewhere."""
+    pytest.importorskip("distributed")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    python, quiet = sys.executable, {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    started = [python, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", address.rpartition(":")[2]]
+    scheduler = subprocess.Popen(started, **quiet)
+    worker = None
+    folder = tmp_path / "s"
+    argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
+    program = "import sys, pdvsim.sim.clusters as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
+    try:
+        sweep = subprocess.Popen(
+            [python, "-c", WHEN_UP + program, *argv, "--backend", "dask", "--scheduler", address],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert sweep.stderr is not None
+        said = sweep.stderr.readline()
+        assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting for some")
+        command = [python, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
+        worker = subprocess.Popen([*command, "--no-nanny", "--local-directory", str(tmp_path)], **quiet)
+        while len(list(folder.glob("parts/*.json"))) < 3:
+            assert sweep.poll() is None
+            time.sleep(0.01)
+        scheduler.kill()
+        *_, stopped, error = sweep.communicate(timeout=60)[1].splitlines()
+        assert sweep.returncode == 2
+        done = len(list(folder.glob("parts/*.json")))
+        assert 3 <= done < 300
+        assert stopped == f"pdvsim: stopped: {done} of 300 points are in {folder}; --resume goes on"
+        assert error == f"pdvsim: error: --scheduler {address}: the Dask scheduler went away"
+    finally:
+        for process in (scheduler, worker):
+            if process is not None:
+                process.kill()
+                process.wait()
+
+
+WHEN_UP = """
+import socket, sys, time
+host, _, port = sys.argv[-1].removeprefix("tcp://").rpartition(":")
+while True:
+    try:
+        socket.create_connection((host, int(port))).close()
+        break
+    except OSError:
+        time.sleep(0.05)
+"""

@@ -20,9 +20,13 @@ import pytest
 
 from pdvsim.cli import main
 from pdvsim.sim.backends import Row
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.files import TEMPORARY, read_sealed, unsealed
 from pdvsim.sim.models import GPUS
 from pdvsim.sim.profile import roofline, save
-from pdvsim.sim.sweep import Point, run_point
+from pdvsim.sim.run import simulate
+from pdvsim.sim.sweep import Point, Sweep, run_point
+from pdvsim.sweepdir import SweepDir
 
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--jobs", "1"]
 LOADS = ["--concurrency", "1,2,4,8", "--arch", "pdv,colocated"]
@@ -44,7 +48,8 @@ def said(capsys: pytest.CaptureFixture[str]) -> str:
 
 def content(folder: Path) -> dict[str, bytes]:
     """Every file that has to be the same however the sweep came about; the date and the lock are not."""
-    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*.parquet")}
+    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def check_whole(folder: Path) -> None:
@@ -65,11 +70,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_summary_is_the_parts_in_order(uninterrupted: Path) -> None:
-    parts = [pd.read_parquet(path) for path in sorted(uninterrupted.glob("parts/*.parquet"))]
-    assert [p["point"].tolist() for p in parts] == [[i] for i in range(8)]
-    pd.testing.assert_frame_equal(
-        pd.read_parquet(uninterrupted / "summary.parquet"), pd.concat(parts, ignore_index=True), check_dtype=False
-    )
+    parts = [json.loads(path.read_text()) for path in sorted(uninterrupted.glob("parts/*.json"))]
+    assert [part["point"] for part in parts] == list(range(8))
+    summary = pd.read_parquet(uninterrupted / "summary.parquet")
+    pd.testing.assert_frame_equal(summary, pd.DataFrame([part["row"] for part in parts]))
     config = json.loads((uninterrupted / "sweep.json").read_text())
     assert (config["schema_version"], config["num_points"], config["sweep"]["vary"]) == (1, 8, {})
 
@@ -83,22 +87,22 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen = []
     for _ in range(20):
-        there = len(list(folder.glob("parts/*.parquet")))
+        there = len(list(folder.glob("parts/*.json")))
         aim = chance.randint(there, min(there + 1, 8))
         running = forks.Process(target=main, args=(argv,))
         running.start()
-        while len(list(folder.glob("parts/*.parquet"))) < aim and running.is_alive():
+        while len(list(folder.glob("parts/*.json"))) < aim and running.is_alive():
             time.sleep(0.001)
         time.sleep(chance.uniform(0, 0.05))
         running.kill()
         running.join()
         check_whole(folder)
-        seen.append(len(list(folder.glob("parts/*.parquet"))))
+        seen.append(len(list(folder.glob("parts/*.json"))))
     assert seen == sorted(seen)  # what is done stays done
     assert any(0 < count < 8 for count in seen)
     assert main(argv) == 0
     assert content(folder) == content(uninterrupted)
-    assert not list(folder.rglob(".*.tmp"))
+    assert not list(folder.rglob(TEMPORARY))
 
 
 def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
@@ -107,7 +111,7 @@ def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
     folder = tmp_path / "s"
     command = [sys.executable, "-m", "pdvsim.cli", *argv, "-o", str(folder)]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
-    while len(list(folder.glob("parts/*.parquet"))) < 3:
+    while len(list(folder.glob("parts/*.json"))) < 3:
         assert running.poll() is None
         time.sleep(0.01)
     running.send_signal(signal.SIGINT)
@@ -172,9 +176,9 @@ def test_a_file_that_changed_makes_another_sweep(capsys: pytest.CaptureFixture[s
 def test_what_is_broken_or_another_points_is_run_again(tmp_path: Path, uninterrupted: Path) -> None:
     folder = tmp_path / "s"
     assert sweep(folder) == 0
-    (folder / "parts" / "00001.parquet").write_bytes(b"PAR1")
-    (folder / "parts" / "00002.parquet").write_bytes((folder / "parts" / "00003.parquet").read_bytes())
-    (folder / "parts" / "00004.parquet").unlink()
+    (folder / "parts" / "00001.json").write_bytes(b"{")
+    (folder / "parts" / "00002.json").write_bytes((folder / "parts" / "00003.json").read_bytes())
+    (folder / "parts" / "00004.json").unlink()
     (folder / "summary.parquet").unlink()
     assert sweep(folder, *LOADS, "--resume") == 0
     assert content(folder) == content(uninterrupted)
@@ -186,7 +190,7 @@ def test_two_sweeps_in_one_folder(capsys: pytest.CaptureFixture[str], tmp_path: 
     argv = ["--concurrency", "1", "--num-runs", "300"]
     running = forks.Process(target=main, args=(["sweep", *SMALL, *argv, "-o", str(tmp_path)],))
     running.start()
-    while not list(tmp_path.glob("parts/*.parquet")):
+    while not list(tmp_path.glob("parts/*.json")):
         assert running.is_alive()
         time.sleep(0.005)
     assert sweep(tmp_path, *argv, "--resume") == 2
@@ -216,10 +220,10 @@ def test_a_full_disk_is_one_line_and_what_is_done_stays(
     no_space_from(monkeypatch, 4)  # sweep.json and three parts fit
     assert sweep(folder) == 2
     err = capsys.readouterr().err
-    assert err.endswith("parts/00003.parquet: No space left on device\n")
+    assert err.endswith("parts/00003.json: No space left on device\n")
     assert f"stopped: 3 of 8 points are in {folder}; --resume goes on\n" in err
     check_whole(folder)
-    assert not list(folder.rglob(".*.tmp"))
+    assert not list(folder.rglob(TEMPORARY))
     monkeypatch.undo()
     assert sweep(folder, *LOADS, "--resume") == 0
     assert content(folder) == content(uninterrupted)
@@ -228,14 +232,14 @@ def test_a_full_disk_is_one_line_and_what_is_done_stays(
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount a small disk")
 def test_a_disk_that_is_really_full(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     if subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(tmp_path)], capture_output=True
+        ["mount", "-t", "tmpfs", "-o", "size=128k", "none", str(tmp_path)], capture_output=True
     ).returncode:
         pytest.skip("mounting is not allowed here")
     try:
         assert sweep(tmp_path / "s", "--concurrency", "1", "--num-runs", "40") == 2
         assert "No space left on device" in capsys.readouterr().err
         check_whole(tmp_path / "s")
-        done = len(list(tmp_path.glob("s/parts/*.parquet")))
+        done = len(list(tmp_path.glob("s/parts/*.json")))
         assert 0 < done < 40
         subprocess.run(["mount", "-o", "remount,size=16m", str(tmp_path)], check=True)
         assert sweep(tmp_path / "s", "--concurrency", "1", "--num-runs", "40", "--resume") == 0
@@ -298,3 +302,174 @@ def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: 
     assert {point["state"] for point in document["points"]} == {"done"}
     assert document["estimate"]["core_s"] == 0
     assert content(uninterrupted) == before
+
+
+def test_results_of_another_configuration_are_not_taken(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Without its sweep.json a folder still knows what its parts are of."""
+    loads = ["--arch", "pdv,pd", "--request-rate", "4,8"]
+    assert sweep(tmp_path / "d", *loads) == 0
+    (tmp_path / "d" / "sweep.json").unlink()
+    capsys.readouterr()
+    assert sweep(tmp_path / "d", *loads, "--acceptance-rate", "0.9") == 0
+    assert "of another configuration, input or version: parts/00000.json, parts/00001.json" in capsys.readouterr().err
+    assert sweep(tmp_path / "fresh", *loads, "--acceptance-rate", "0.9") == 0
+    assert content(tmp_path / "d") == content(tmp_path / "fresh")
+    assert main(["check", str(tmp_path / "d")]) == 0
+
+
+def test_a_folder_from_before_parts_knew_what_they_are_of(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, uninterrupted: Path
+) -> None:
+    assert sweep(tmp_path) == 0
+    config = json.loads((tmp_path / "sweep.json").read_text())
+    kept = {key: value for key, value in config.items() if key not in ("identity", "sha256", "made")}
+    (tmp_path / "sweep.json").write_text(json.dumps(kept))
+    for path in tmp_path.glob("parts/*.json"):
+        pd.DataFrame([json.loads(path.read_text())["row"]]).assign(output_throughput=1.0).to_parquet(
+            path.with_suffix(".parquet")
+        )
+        path.unlink()
+    capsys.readouterr()
+    assert main(["check", str(tmp_path)]) == 1
+    assert "nothing to check by" in capsys.readouterr().out
+    assert sweep(tmp_path, *LOADS, "--resume", "--seed", "5") == 2
+    assert "traffic.seed was 0, is 5" in said(capsys)
+    assert sweep(tmp_path, *LOADS, "--resume") == 0
+    assert f"{tmp_path}: written before points carried what they are of: all 8 are run again" in capsys.readouterr().err
+    assert content(tmp_path) == content(uninterrupted)
+
+
+def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
+    """A tokenizer's folder too, but for the weights beside it; and a model's, a card, a profile, a trace."""
+    tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
+    for folder in (tokenizer, model):
+        folder.mkdir()
+        (folder / "model.safetensors").write_text("weights")
+    names = ["talk.json", "rounds.jsonl", "p.json", "my.toml", "model/config.json", "tokenizer/tokenizer.json"]
+    for name in names:
+        (tmp_path / name).write_text("{}")
+    experiment = Experiment(
+        traffic=Traffic(dataset_path=str(tmp_path / "talk.json"), tokenizer=str(tokenizer)),
+        acceptance=Acceptance(acceptance_trace=str(tmp_path / "rounds.jsonl")),
+        server=Server(pair=f"tinyllama-1.1b:{model}"),
+        hardware=Hardware(gpu=str(tmp_path / "my.toml"), profile=str(tmp_path / "p.json")),
+    )
+
+    def folder() -> SweepDir:
+        return SweepDir(tmp_path / "s", Sweep(base=experiment))
+
+    with folder().opened("today", False, print):
+        assert {Path(path) for path in folder().config["inputs"]} == {tmp_path / name for name in names}
+    folder().check(resume=True)
+    for name in names:
+        (tmp_path / name).write_text("{ }")
+        with pytest.raises(ValueError, match=f"inputs.{tmp_path / name} was .*, is "):
+            folder().check(resume=True)
+        (tmp_path / name).write_text("{}")
+    (tokenizer / "added_tokens.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"added_tokens\.json was not given, is "):
+        folder().check(resume=True)
+
+
+def test_no_flipped_bit_is_taken_for_a_result(tmp_path: Path, uninterrupted: Path) -> None:
+    """A bit of every byte of a part; what still counts holds what was written."""
+    data = (uninterrupted / "parts" / "00003.json").read_bytes()
+    written, chance = json.loads(data), random.Random(0)
+    accepted = 0
+    for at in range(len(data)):
+        flipped = bytearray(data)
+        flipped[at] ^= 1 << chance.randrange(8)
+        found = unsealed(bytes(flipped))
+        assert found is None or repr(found) == repr(written), (at, bytes(flipped[at - 20 : at + 20]))
+        accepted += found is not None
+    assert accepted < len(data) / 100
+    assert unsealed(data) == written
+
+
+def test_what_is_damaged_is_named_and_run_again(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["--concurrency", "1,2,4,8", "--save-detailed"]
+    assert sweep(tmp_path / "whole", *argv) == 0
+    folder = tmp_path / "s"
+    assert sweep(folder, *argv) == 0
+    assert main(["check", str(folder)]) == 0
+    assert "4 of 4 points are whole" in capsys.readouterr().out
+
+    part, records = folder / "parts" / "00001.json", folder / "details" / "00002.requests.parquet"
+    part.write_text(part.read_text().replace("closed loop", "open"))
+    records.write_bytes(records.read_bytes()[:-100])
+    (folder / "parts" / "00003.json").unlink()
+    for name in ("99999.json", "abc.parquet", "0001.json"):
+        (folder / "parts" / name).write_bytes(b"stranger")
+    assert main(["check", str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert "1 of 4 points are whole" in out
+    assert "damaged: parts/00001.json, details/00002.requests.parquet\n" in out
+    assert "missing or not to be used: 00001, 00002, 00003\n" in out
+    assert "strangers, ignored: parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
+
+    ran: list[int] = []
+    monkeypatch.setattr("pdvsim.sweepdir.simulate", lambda e: (ran.append(e.traffic.max_concurrency), simulate(e))[1])
+    assert sweep(folder, *argv, "--resume") == 0
+    assert ran == [2, 4, 8]
+    assert "damaged: parts/00001.json, details/00002.requests.parquet" in capsys.readouterr().err
+    for name in ("99999.json", "abc.parquet", "0001.json"):
+        (folder / "parts" / name).unlink()
+    assert content(folder) == content(tmp_path / "whole")
+    assert main(["check", str(folder)]) == 0
+
+
+def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert sweep(tmp_path, "--concurrency", "1,2") == 0
+    summary = tmp_path / "summary.parquet"
+    before = summary.read_bytes()
+    summary.write_bytes(before.replace(b"closed loop", b"closed l00p"))
+    assert summary.read_bytes() != before
+    capsys.readouterr()
+    assert main(["check", str(tmp_path)]) == 1
+    assert "damaged: summary.parquet" in capsys.readouterr().out
+    assert main(["plot", str(tmp_path)]) == 2
+    assert f"{summary}: is not what was written" in said(capsys)
+    assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
+    assert summary.read_bytes() == before
+    config = tmp_path / "sweep.json"
+    config.write_text(config.read_text().replace('"date": "2', '"date": "3'))
+    assert main(["check", str(tmp_path)]) == 1
+    assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
+    assert main(["check", str(tmp_path)]) == 0
+
+
+def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    argv = ["--concurrency", "1", "--num-runs", "5"]
+    assert sweep(tmp_path, *argv) == 0
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
+    monkeypatch.setattr("pdvsim.plots.sweep_png", None)
+    reads: list[Path] = []
+    monkeypatch.setattr("pdvsim.sweepcheck.read_sealed", lambda path: (reads.append(path), read_sealed(path))[1])
+    assert sweep(tmp_path, *argv, "--resume") == 0
+    assert len(reads) == 5
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before
+
+
+def test_a_long_list_of_points_is_made_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Experiment] = []
+    asked: list[Experiment] = []
+    check = Experiment.__post_init__
+    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
+    monkeypatch.setattr("pdvsim.sim.band.wanted", lambda experiment: bool(asked.append(experiment)))
+    assert main(["sweep", *SMALL, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
+    assert "400 of 400 points to run" in capsys.readouterr().out
+    assert 400 <= len(made) < 450
+    assert len(asked) == 1
+
+
+def test_a_lock_that_is_a_link_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    (tmp_path / "precious").write_text("kept")
+    (tmp_path / "s" / ".lock").symlink_to(tmp_path / "precious")
+    assert sweep(tmp_path / "s", "--concurrency", "1") == 2
+    assert ".lock: is a link" in said(capsys)
+    assert (tmp_path / "precious").read_text() == "kept"

@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
     from pdvsim import output
     from pdvsim.decide.advice import advice_document, advice_text
     from pdvsim.decide.advise import advise
-    from pdvsim.decide.figures import save_flips
+    from pdvsim.decide.figures import flips_figure
     from pdvsim.decide.runs import Bench
     from pdvsim.progress import Progress
 
@@ -146,10 +146,12 @@ def main(argv: list[str]) -> int:
         advice = advise(question, bench)
     document = output.dumps(advice_document(advice))
     print(document if args.json else advice_text(advice))
-    if files:
-        files[0].write_text(document + "\n", encoding="utf-8")
-        drawn = save_flips(advice, files[1])
-        say("pdvsim", f"saved {', '.join(map(str, files if drawn else files[:1]))}")
-    if advice.interrupted:
-        say("pdvsim", "interrupted: the above is what was known by then")
-    return 130 if advice.interrupted else 0
+    stopped = "the above is what was known by then" if advice.interrupted else ""
+    if not files:
+        if stopped:
+            say("pdvsim", f"interrupted: {stopped}")
+        return 130 if stopped else 0
+    drawn = None
+    if advice.recommended is not None and advice.flips:
+        drawn = output.picture(flips_figure(advice), files[1])
+    return output.save({files[0]: (document + "\n").encode(), files[1]: drawn}, stopped)

@@ -98,14 +98,15 @@ def _vidur(args: CalibrateCommand) -> int:
 
 def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
     from pdvsim.calibration.figures import corun_figure, solo_figure
+    from pdvsim.output import picture
+    from pdvsim.sim.files import write_all
 
     figures = {"solo": solo_figure(found.solos, found.profile.foundation)}
     if found.corun:
         figures["corun"] = corun_figure(found.corun, found.profile.foundation)
-    paths = {name: folder / f"{stem}.{name}.png" for name in figures}
-    for name, figure in figures.items():
-        figure.savefig(paths[name], dpi=150)
-    return list(paths.values())
+    content = {folder / f"{stem}.{name}.png": figure for name, figure in figures.items()}
+    write_all({path: picture(figure, path) for path, figure in content.items()})
+    return list(content)
 
 
 def _table(document: Mapping[str, Any]) -> str:

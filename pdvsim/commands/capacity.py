@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.args import parse
-from pdvsim.console import say
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 
@@ -92,7 +91,7 @@ def main(argv: list[str]) -> int:
 
     from pdvsim import output
     from pdvsim.decide.capacity import find_capacities
-    from pdvsim.decide.figures import save_capacity
+    from pdvsim.decide.figures import capacity_figure
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.tables import capacity_document, capacity_table
     from pdvsim.progress import Progress
@@ -103,12 +102,10 @@ def main(argv: list[str]) -> int:
     with Progress(SEARCH_RUNS * len(plan.cases()), "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     document = output.dumps({"date": date, **capacity_document(found)})
-    files[1].write_text(document + "\n", encoding="utf-8")
-    if found.rows:
-        found.points.to_parquet(files[0], index=False)
-        save_capacity(found, files[2])
     print(document if args.json else capacity_table(found))
-    say("pdvsim", f"saved {', '.join(map(str, files if found.rows else files[1:2]))}")
-    if found.interrupted:
-        say("pdvsim", f"interrupted: {len(found.rows)} of {len(plan.cases())} searches saved in {folder}")
-    return 130 if found.interrupted else 0
+    done = f"{len(found.rows)} of {len(plan.cases())} searches"
+    made: list[bytes | None] = [None, None, None]
+    if found.rows:
+        picture = output.picture(capacity_figure(found), files[2])
+        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")

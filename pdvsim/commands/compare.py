@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.args import SweepTraffic, parse
-from pdvsim.console import say
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 
 if TYPE_CHECKING:
@@ -160,22 +159,20 @@ def main(argv: list[str]) -> int:
         frame, interrupted = stop.points, True
 
     document = _document(comparison, frame, date, interrupted)
-    files[1].write_text(output.dumps(document) + "\n", encoding="utf-8")
-    if len(frame):
-        from pdvsim.compare_plots import save_comparison
-
-        frame.to_parquet(files[0], index=False)
-        save_comparison(frame, files[2])
     if args.json:
         print(output.dumps(document))
     elif len(frame):
         from pdvsim.compare_text import comparison_text
 
         print(comparison_text(document, args.scoring))
-    say("pdvsim", f"saved {', '.join(map(str, files if len(frame) else files[1:2]))}")
-    if interrupted:
-        say("pdvsim", f"interrupted: {len(frame)} of {total} points saved in {folder}")
-    return 130 if interrupted else 0
+    made: list[bytes | None] = [None, None, None]
+    if len(frame):
+        from pdvsim.compare_plots import comparison_figure
+        from pdvsim.plots.canvas import DPI
+
+        picture = output.picture(comparison_figure(frame), files[2], DPI)
+        made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
+    return output.save(dict(zip(files, made, strict=True)), f"{len(frame)} of {total} points" if interrupted else "")
 
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:

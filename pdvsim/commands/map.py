@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.args import parse
-from pdvsim.console import say
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
@@ -116,7 +115,7 @@ def main(argv: list[str]) -> int:
     grid = args.options.grid()
 
     from pdvsim import output
-    from pdvsim.decide.figures import save_map
+    from pdvsim.decide.figures import map_figure
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.tables import map_document, map_table
     from pdvsim.decide.winners import draw_map
@@ -128,15 +127,10 @@ def main(argv: list[str]) -> int:
     with Progress(len(grid.experiments()), "runs", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
-    files[1].write_text(document + "\n", encoding="utf-8")
-    if found.rows:
-        found.points.to_parquet(files[0], index=False)
-    if found.cells:
-        save_map(found, files[2])
     print(document if args.json else map_table(found))
-    made = [file for file, there in zip(files, (found.rows, True, found.cells), strict=True) if there]
-    say("pdvsim", f"saved {', '.join(map(str, made))}")
-    if found.interrupted:
-        whole = len(grid.loads) * len(grid.places)
-        say("pdvsim", f"interrupted: {len(found.cells)} of {whole} cells saved in {folder}")
-    return 130 if found.interrupted else 0
+    made: list[bytes | None] = [None, None, None]
+    if found.cells:
+        picture = output.picture(map_figure(found), files[2])
+        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+    done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
+    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")

@@ -42,12 +42,13 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(PlotCommand, argv, "pdvsim plot")
 
-    from pdvsim.output import check_folder
+    from pdvsim.output import check_folder, picture
     from pdvsim.plots import own, standing
     from pdvsim.plots.canvas import DPI
     from pdvsim.plots.custom import Axis
     from pdvsim.plots.heatmap import check
     from pdvsim.results import load
+    from pdvsim.sim.files import write_whole
 
     results = load(args.results)
     for line in results.incomplete:
@@ -64,6 +65,6 @@ def main(argv: list[str]) -> int:
     folder = check_folder(Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "plots")
     for name, figure in pictures:
         path = folder / f"{name}.{args.format}"
-        figure.savefig(path, dpi=DPI)
+        write_whole(path, picture(figure, path, DPI))
         say("pdvsim", f"saved {path}")
     return 0

@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
     from pdvsim.report import page
     from pdvsim.report.document import build
     from pdvsim.results import load
+    from pdvsim.sim.files import write_whole
 
     results = load(args.results)
     for line in results.incomplete:
@@ -39,7 +40,7 @@ def main(argv: list[str]) -> int:
     with Progress(results.detailed, "records") as progress:
         document = build(results, progress.update)
     text = page(document)
-    path.write_text(text, encoding="utf-8")
+    write_whole(path, text.encode())
     say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
     if not results.detailed:
         say("pdvsim", "no records were saved: without --save-detailed there are no histograms and no time series")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pdvsim.args import parse
-from pdvsim.console import say
 
 if TYPE_CHECKING:
     from pdvsim.calibration.fair import Fair
@@ -81,14 +80,15 @@ def main(argv: list[str]) -> int:
     import pandas as pd
 
     document = _document(args, reproduction, fair)
-    pd.DataFrame([cell.document() for cell in reproduction.cells]).to_parquet(files[0], index=False)
-    files[1].write_text(output.dumps(document) + "\n", encoding="utf-8")
+    cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
+    made: list[bytes | None] = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
     if not cut:
-        from pdvsim.published_plots import save_fair, save_reproduction
+        from pdvsim.published_plots import fair_figure, reproduction_figure
 
-        save_reproduction(reproduction, files[2])
+        made.append(output.picture(reproduction_figure(reproduction), files[2]))
         if fair is not None:
-            save_fair(fair, files[3])
+            made.append(output.picture(fair_figure(fair), files[3]))
+    made += [None] * (len(files) - len(made))
     if args.json:
         print(output.dumps(document))
     else:
@@ -97,10 +97,7 @@ def main(argv: list[str]) -> int:
         print(reproduction_text(reproduction, args.all_metrics))
         if fair is not None:
             print("\n" + fair_text(fair))
-    say("pdvsim", f"saved {', '.join(map(str, files[:2] if cut else files))}")
-    if cut:
-        say("pdvsim", f"interrupted: only the rows finished are in {folder}")
-    return 130 if cut else 0
+    return output.save(dict(zip(files, made, strict=True)), "only the rows finished" if cut else "")
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from pdvsim.console import say
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.sim.backends import Row
     from pdvsim.sim.sweep import Sweep
     from pdvsim.sweepdir import SweepDir
 
@@ -25,39 +24,35 @@ def main(argv: list[str]) -> int:
     from pdvsim import output
     from pdvsim.progress import Progress
     from pdvsim.sim.backends import check_reachable
-    from pdvsim.sim.files import write_whole
     from pdvsim.sim.inputs import check_points
-    from pdvsim.sweepdir import SweepDir, read_config
+    from pdvsim.sweepcheck import read_config
+    from pdvsim.sweepdir import SweepDir
 
     date = output.now()
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
     check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
     if args.dry_run:
-        return _dry_run(folder, args, date)
+        return _dry_run(folder, args)
 
     check_reachable(args.options.where())
     total = len(sweep.points())
-    rows: dict[int, Row] = {}
     failures, interrupted = 0, False
-    with folder.opened(date, args.resume):
+    with folder.opened(date, args.resume, _notice):
+        found = folder.survey()
+        for line in found.notices():
+            _notice(f"{folder.path}: {line}")
+        rows = found.rows
         try:
             with Progress(total, "points", args.json, after_s=0) as progress:
-                failures = folder.run(args.options.where(), args.continue_on_error, progress.update, rows)
+                failures = folder.run(args.options.where(), args.continue_on_error, progress.update, rows, _notice)
         except KeyboardInterrupt:
             interrupted = True
         except (ValueError, OSError):
-            say("pdvsim", f"stopped: {_kept(folder, total)}")
+            _notice(f"stopped: {_kept(folder, len(rows), total)}")
             raise
-        frame = folder.summarise(rows)
-        saved = [folder.config_file]
-        if len(frame):
-            from pdvsim.plots import sweep_png
-
-            plot = folder.path / "sweep.png"
-            write_whole(plot, sweep_png(frame))
-            saved = [folder.summary_file, *saved, plot]
-        config = read_config(folder.path)
+        frame, saved = folder.summarise(rows, _draw)
+        config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
     if len(frame):
         _print_sweep(frame, sweep, config, args.json)
     elif args.json:
@@ -66,24 +61,34 @@ def main(argv: list[str]) -> int:
     if failures:
         say("pdvsim", f"{failures} of {total} points failed: the reasons are in {folder.path / 'failed'}")
     if interrupted:
-        say("pdvsim", f"interrupted: {_kept(folder, total)}")
+        say("pdvsim", f"interrupted: {_kept(folder, len(rows), total)}")
     return 130 if interrupted else 1 if failures else 0
 
 
-def _kept(folder: SweepDir, total: int) -> str:
-    return f"{len(folder.indices())} of {total} points are in {folder.path}; --resume goes on"
+def _notice(text: str) -> None:
+    say("pdvsim", text)
 
 
-def _dry_run(folder: SweepDir, args: SweepCommand, date: str) -> int:
+def _draw(frame: pd.DataFrame) -> bytes:
+    from pdvsim.plots import sweep_png
+
+    return sweep_png(frame)
+
+
+def _kept(folder: SweepDir, done: int, total: int) -> str:
+    return f"{done} of {total} points are in {folder.path}; --resume goes on"
+
+
+def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and what they may take; nothing is written."""
     from pdvsim import output, table
     from pdvsim.sim.backends import cores
     from pdvsim.sim.estimate import core_seconds
     from pdvsim.sweepdir import listed
 
-    folder.check(date, args.resume)
+    folder.check(args.resume)
     points = folder.sweep.points()
-    done = set(folder.indices()) if args.resume else set()
+    done = set(folder.survey().rows) if args.resume else set()
     rows = listed(points, done)
     needed_s = core_seconds([p for i, p in enumerate(points) if i not in done])
     jobs = (

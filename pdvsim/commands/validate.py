@@ -87,8 +87,9 @@ def main(argv: list[str]) -> int:
     print(output.dumps(document) if args.json else _tables(document))
     if plot and document["runs"]:
         from pdvsim.calibration.figures import validation_figure
+        from pdvsim.sim.files import write_whole
 
-        validation_figure(document).savefig(plot, dpi=150)
+        write_whole(plot, output.picture(validation_figure(document), plot))
         say("pdvsim", f"saved {plot}")
     if not found.complete:
         say("pdvsim", f"interrupted: {len(document['runs'])} of {len(lines)} runs compared")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.decide.advise import Advice
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
 CROWDED = 12  # bars in a panel; beyond that their figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
-
-
-def save_capacity(found: Capacities, path: Path | str) -> None:
-    """Draw capacities and write the figure to `path`."""
-    capacity_figure(found).savefig(path, dpi=150)
 
 
 def capacity_figure(found: Capacities) -> Figure:
@@ -107,14 +101,6 @@ def _footnote(found: Capacities, cut: bool) -> str:
     return note
 
 
-def save_flips(advice: Advice, path: Path | str) -> bool:
-    """Draw where the decision flips and write the figure to `path`; False where there is nothing to draw."""
-    if advice.recommended is None or not advice.flips:
-        return False
-    flips_figure(advice).savefig(path, dpi=150)
-    return True
-
-
 def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
     goal, best = advice.question.goal, advice.recommended
@@ -164,11 +150,6 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
     axes.minorticks_off()
     title = "Over the load" if found.axis == "load" else "Over acceptance"
     axes.set_title(title, fontweight="bold", loc="left")
-
-
-def save_map(found: WinnerMap, path: Path | str) -> None:
-    """Draw a winner map and write the figure to `path`."""
-    map_figure(found).savefig(path, dpi=150)
 
 
 def map_figure(found: WinnerMap) -> Figure:

@@ -58,7 +58,7 @@ def main() -> None:
     def watch() -> None:
         while True:
             mb = rss_mb()  # before counting: the figure is of then or earlier
-            memory.append((len(list(folder.glob("parts/*.parquet"))), mb))
+            memory.append((len(list(folder.glob("parts/*.json"))), mb))
             time.sleep(2)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -1,0 +1,45 @@
+"""What becomes of a point that somebody runs: its row, or the reason why there is none."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+Task = Callable[[int, Any], Row]
+Item = tuple[int, Any]  # a point's number, and the point
+Notice = Callable[[str], None]  # hears what the user should know while waiting
+
+DIED = "its worker process died twice; it was killed, or ran out of memory"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a point: its row, or the reason why there is none and, for an unforeseen error, its traceback."""
+
+    index: int
+    row: Row | None
+    reason: str = ""
+    traceback: str = ""
+
+
+def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
+    """Run a point; whatever goes wrong is an outcome, not an exception that ends the sweep."""
+    from pdvsim import __version__
+
+    if version != __version__:
+        return Outcome(index, None, f"the worker runs pdvsim {__version__}, the sweep was started by {version}")
+    try:
+        return Outcome(index, task(index, point))
+    except ValueError as error:
+        return Outcome(index, None, " ".join(str(error).split()))
+    except Exception as error:
+        return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc())
+
+
+def version_here() -> str:
+    from pdvsim import __version__
+
+    return __version__

@@ -1,0 +1,206 @@
+"""Whatever a command writes is there whole or not at all, and nothing is replaced that is no file."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from resultdirs import sweep_folder
+
+import pdvsim.decide.runs as runs_module
+from pdvsim.cli import main
+from pdvsim.sim.files import TEMPORARY, check_writable, whole, write_all, write_whole
+from pdvsim.sim.sweep import SweepInterrupted
+
+ROOT = Path(__file__).parents[1]
+ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
+RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "20"]
+
+
+def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
+    capsys.readouterr()
+    assert main(list(argv)) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    return captured.err
+
+
+def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("before")
+    path.chmod(0o600)
+
+    def broken_off() -> None:
+        with whole(path) as file:
+            file.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        broken_off()
+    assert path.read_text() == "before"
+    write_whole(path, b"after")
+    assert (path.read_text(), path.stat().st_mode & 0o777) == ("after", 0o600)
+    with pytest.raises(FileNotFoundError, match="nowhere/y"):
+        write_all({path: b"new", tmp_path / "nowhere" / "y": b"new"})
+    assert path.read_text() == "after"  # not before the other can be written as well
+    assert not list(tmp_path.glob(TEMPORARY))
+
+
+def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    write_whole(tmp_path / "link", b"through")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "file").read_bytes() == b"through"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
+    pipe, heard = tmp_path / "pipe", []
+    os.mkfifo(pipe)
+    reader = threading.Thread(target=lambda: heard.append(pipe.read_text()), daemon=True)
+    reader.start()
+    assert main([*RUN, "-o", str(pipe)]) == 0
+    reader.join(timeout=30)
+    assert json.loads(heard[0])["arch"] == "pdv"
+    assert pipe.is_fifo()
+
+
+@pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
+def test_standard_output_is_written_to(tmp_path: Path) -> None:
+    """A file that the table goes to as well holds both."""
+    command = [sys.executable, "-m", "pdvsim.cli", *RUN, "-o", "/dev/stdout"]
+    with open(tmp_path / "out", "wb") as file:
+        subprocess.run(command, check=True, stdout=file, stderr=subprocess.DEVNULL)
+    text = (tmp_path / "out").read_text()
+    document, end = json.JSONDecoder().raw_decode(text)
+    assert document["arch"] == "pdv"
+    assert text[end:].strip().startswith("============ Serving")
+    write_whole(Path(os.devnull), b"x")
+    assert Path(os.devnull).is_char_device()
+
+
+def test_a_protected_file_and_a_folder_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        check_writable(tmp_path)
+    (tmp_path / "x").touch(0o444)
+    if not os.access(tmp_path / "x", os.W_OK):  # root may write anything
+        with pytest.raises(PermissionError):
+            check_writable(tmp_path / "x")
+
+
+def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """No room is one line that names the file, and what was there stays."""
+    resource = pytest.importorskip("resource")
+    folder = sweep_folder(tmp_path / "s", archs=("pd",), rates=(20.0,), seeds=1, detailed=False)
+    outputs = {
+        "page.html": ["report", str(folder), "-o", "{}"],
+        "throughput.png": ["plot", str(folder), "-o", str(tmp_path)],
+        "trace.json": [*RUN, "--num-prompts", "300", "--trace-out", "{}"],
+    }
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    for name, argv in outputs.items():
+        path = tmp_path / name
+        path.write_text("good")
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        try:
+            assert main([part.format(path) for part in argv]) == 2
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert capsys.readouterr().err.splitlines()[-1] == f"pdvsim: error: {path}: File too large"
+        assert path.read_text() == "good"
+    assert not list(tmp_path.glob(TEMPORARY))
+
+
+def test_one_file_for_two_things_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = str(tmp_path / "x.json")
+    assert f"{path} cannot be written: it is named for two files" in refused(
+        capsys, *RUN, "-o", path, "--trace-out", path
+    )
+    beside = str(tmp_path / "x.requests.parquet")
+    assert "named for two files" in refused(
+        capsys, *RUN, "-o", path, "--save-detailed", "--trace-out", str(tmp_path / "." / "x.requests.parquet")
+    )
+    trace = tmp_path / "rounds.jsonl"
+    trace.write_text("[4, 2]\n")
+    argv = ["--acceptance-trace", str(trace), "-o", str(trace)]
+    assert "cannot be written: the run reads it" in refused(capsys, *RUN, *argv)
+    assert trace.read_text() == "[4, 2]\n"
+    assert not Path(beside).exists()
+
+
+def test_a_label_stays_in_its_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    argv = ["--save-result", "--result-dir", str(inner), "--label"]
+    assert "label is part of a file's name" in refused(capsys, *RUN, *argv, "../../evil")
+    assert main([*RUN, *argv, ".."]) == 0
+    assert [path.parent for path in tmp_path.rglob("*.json")] == [inner]
+
+
+def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert main([*RUN, "-o", str(path), "--save-detailed"]) == 0
+    assert main(["check", str(path)]) == 0
+    assert "the document is whole, and 3 of 3 files of records" in capsys.readouterr().out
+    launches = tmp_path / "r.launches.parquet"
+    launches.write_bytes(launches.read_bytes()[:-1])
+    assert main(["check", str(path)]) == 1
+    assert "damaged or missing: r.launches.parquet" in capsys.readouterr().out
+    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
+    assert main(["check", str(path), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[str(path)]["whole"] is False
+    assert "neither a sweep's folder nor a run's JSON file" in refused(capsys, "check", str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize("name", ["capacity", "map"])
+def test_what_is_interrupted_does_not_replace_what_is_finished(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    small = ["--num-prompts", "30", "--num-runs", "2", "--jobs", "1", "--arch", "pd,pdv", "-o", str(tmp_path)]
+    asked = {
+        "capacity": ["--goodput", "ttft:500", "--tolerance", "0.5"],
+        "map": ["--concurrency", "1", "--acceptances", "0.5"],
+    }
+    assert main([name, *small, *asked[name]]) == 0
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert sorted(before) == [f"{name}.{kind}" for kind in ("json", "parquet", "png")]
+
+    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
+        raise SweepInterrupted(pd.DataFrame())
+
+    monkeypatch.setattr(runs_module, "run_sweep", interrupted)
+    assert main([name, *small, *asked[name], "--seed", "7"]) == 130
+    assert capsys.readouterr().err.splitlines()[-1].startswith("pdvsim: interrupted: 0 of ")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def writes(path: Path) -> list[str]:
+    """Calls that write a file past the one writer."""
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.Call):
+            continue
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+        modes = [a.value for a in node.args[-1:] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        modes += [k.value.value for k in node.keywords if k.arg == "mode" and isinstance(k.value, ast.Constant)]
+        opens = name == "open" and any(set(mode) & set("wax+") and len(mode) < 4 for mode in modes)
+        if opens or name in ("write_text", "write_bytes", "to_csv", "to_json", "dump", "replace_file", "touch"):
+            found.append(f"{path.name}:{node.lineno} {name}")
+        if name in ("savefig", "to_parquet", "write_table", "savez_compressed") and not (
+            node.args and isinstance(node.args[-1 if name == "write_table" else 0], ast.Name)
+        ):
+            found.append(f"{path.name}:{node.lineno} {name}")
+    return found
+
+
+def test_there_is_one_writer() -> None:
+    sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    ours = {path.resolve() for path in sources} - {(ROOT / "sim" / "files.py").resolve()}
+    assert [line for path in sorted(ours) for line in writes(path)] == []
