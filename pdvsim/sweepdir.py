@@ -28,6 +28,7 @@ from pdvsim import Run, __version__
 from pdvsim.output import DETAILS, dumps, plain, setting, settings
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.files import write_whole
+from pdvsim.sim.reading import quoted, read_json, read_table, said
 from pdvsim.sim.run import simulate
 from pdvsim.sim.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 
@@ -203,16 +204,18 @@ def read_config(path: Path) -> dict[str, Any]:
     """The sweep.json of a folder; a ValueError of one line if it is not one that this version wrote."""
     file = path / "sweep.json"
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
+        document = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({said(error)})") from None
     if not isinstance(document, dict):
         raise ValueError(f"{file}: expected a JSON object")
     schema, version = document.get("schema_version"), document.get("pdvsim_version")
     if schema != SCHEMA:
-        raise ValueError(f"{file}: schema_version is {schema!r}, this version reads {SCHEMA}; give another folder")
+        raise ValueError(
+            f"{file}: schema_version is {quoted(schema)}, this version reads {SCHEMA}; give another folder"
+        )
     if version != __version__:
-        raise ValueError(f"{file}: written by pdvsim {version!r}, this is {__version__}; give another folder")
+        raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; give another folder")
     for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict)):
         if not isinstance(document.get(name), kind):
             raise ValueError(f"{file}: {name} is missing or broken; give another folder")
@@ -245,11 +248,9 @@ def _row_bytes(row: Row) -> bytes:
 
 def _read_row(path: Path) -> Row | None:
     """The row of a part; None if it holds no single row that can be read."""
-    import pyarrow.parquet as pq
-
     try:
-        rows: list[Row] = pq.ParquetFile(io.BytesIO(path.read_bytes())).read().to_pylist()
-    except (OSError, ValueError):  # pyarrow's errors are one or the other
+        rows: list[Row] = read_table(path).to_pylist()
+    except (OSError, ValueError):
         return None
     return rows[0] if len(rows) == 1 else None
 

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
+from pdvsim.sim.limits import check_ranges
+
 Row = dict[str, Any]
 Task = Callable[[int, Any], Row]
 Item = tuple[int, Any]  # a point's number, and the point
@@ -43,8 +45,7 @@ class Backend:
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
+        check_ranges(self)
         if self.jobs is not None and self.name != "loky":
             raise ValueError(f"--jobs counts processes of this machine: the {self.name} cluster has its own workers")
         if self.scheduler is not None and self.name == "loky":

@@ -67,7 +67,10 @@ def small_profile(profile: Profile) -> dict[str, Any]:
     return document  # type: ignore[no-any-return]
 
 
-FALLING = asdict(builtin("h200").models["tinyllama-1.1b"]) | {"layer_knots": [[1, 2e-3], [2, 1e-3]]}
+def knots(*pairs: list[float]) -> dict[str, Any]:
+    return asdict(builtin("h200").models["tinyllama-1.1b"]) | {"layer_knots": list(pairs)}
+
+
 PROFILES = {"measured": small_profile(builtin("h200")), "roofline": small_profile(roofline(GPUS["h200"]))}
 
 
@@ -110,19 +113,23 @@ def test_any_bytes_are_a_profile_or_a_line(tmp_path: Path, content: bytes, cut: 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (
-            ("gpu", "bandwidth_bytes_per_s", 4.27),
-            "gpu.bandwidth_bytes_per_s: must be at least 1e+09, got 4.27; not bytes per",
-        ),
-        (("gpu", "flops_per_s", 0), "gpu.flops_per_s: must be at least 1e+09"),
-        (("gpu", "memory_bytes", 141), "gpu.memory_bytes: must be at least"),
-        (("host", "launch_s", 30.0), "host.launch_s: must be at most 1, got 30.0; not seconds?"),
-        (("host", "launch_s", -1e-6), "host.launch_s: must be a finite number of at least 0"),
-        (("host", "completion_s", math.nan), "host.completion_s: must be a finite number"),
+        (("gpu", "bandwidth_bytes_per_s", 4.27), "gpu.bandwidth_bytes_per_s: must be 1e+10 to 1e+14, got 4.27"),
+        (("gpu", "bandwidth_bytes_per_s", 1e30), "gpu.bandwidth_bytes_per_s: must be 1e+10 to 1e+14, got 1e+30"),
+        (("gpu", "flops_per_s", 0), "gpu.flops_per_s: must be 1e+12 to 1e+17, got 0"),
+        (("gpu", "memory_bytes", 141), "gpu.memory_bytes: must be 1e+09 to 4e+12, got 141"),
+        (("gpu", "memory_bytes", True), "gpu.memory_bytes: Input should be a valid number"),
+        (("gpu", "sms", 132.5), "gpu.sms: Input should be a valid integer"),
+        (("host", "launch_s", 30.0), "host.launch_s: must be 0 to 1, got 30.0"),
+        (("host", "launch_s", -1e-6), "host.launch_s: must be 0 to 1, got -1e-06"),
+        (("host", "launch_s", "1e-5"), "host.launch_s: Input should be a valid number"),
+        (("host", "completion_s", math.nan), "host.completion_s: must be 0 to 1, got nan"),
         (("host", "handoff_s", None), "host.handoff_s: Input should be a valid number"),
         (("schema_version", None, 2), "schema_version is 2, this version reads 1"),
-        (("contention", "stream_weight", 0.0), "contention.stream_weight: must be greater than 0"),
-        (("models", "tinyllama-1.1b", FALLING), "models.tinyllama-1.1b.layer_knots: the last pair's seconds must not"),
+        (("contention", "stream_weight", 0.0), "contention.stream_weight: must be 0.001 to 1000, got 0.0"),
+        (("models", "tinyllama-1.1b", knots([1, 2e-3], [2, 1e-3])), "layer_knots: the last pair's seconds must not"),
+        (("models", "tinyllama-1.1b", knots([1, 0], [2, 0])), "tinyllama-1.1b.layer_knots: seconds must be above 0"),
+        (("models", "tinyllama-1.1b", knots([1, 3e-3], [2, 9e-4], [4, 3e-3])), "must not take less than a third"),
+        (("models", "tinyllama-1.1b", knots()), "tinyllama-1.1b.weights_s: a forward would take no time"),
     ],
 )
 def test_a_profile_is_refused_by_file_and_field(change: tuple[str, str | None, Any], says: str, tmp_path: Path) -> None:

@@ -10,8 +10,9 @@ import tyro
 
 from pdvsim.args import parse
 from pdvsim.console import say
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan
@@ -52,9 +53,7 @@ class CapacityOptions:
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
 
     def __post_init__(self) -> None:
-        check_jobs(self.jobs)
-        if self.gpu_hour_usd is not None and not 0 < self.gpu_hour_usd < float("inf"):
-            raise ValueError(f"gpu-hour-usd must be greater than 0, got {self.gpu_hour_usd}")
+        check_ranges(self)
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""

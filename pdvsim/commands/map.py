@@ -11,9 +11,10 @@ import tyro
 from pdvsim.args import parse
 from pdvsim.console import say
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place
@@ -67,7 +68,7 @@ class MapOptions:
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
 
     def __post_init__(self) -> None:
-        check_jobs(self.jobs)
+        check_ranges(self)
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
