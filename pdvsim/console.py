@@ -13,9 +13,13 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pdvsim.sim.sweep import Point
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
@@ -48,6 +52,14 @@ def guarded(program: str, command: Callable[[], int]) -> int:
         return _refused(program, "out of memory: ask for less at once, e.g. fewer --num-prompts, or --no-detailed")
     except Exception as error:
         return _crashed(program, error)
+
+
+def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
+    """Say beforehand that runs may take long, or much memory."""
+    from pdvsim.sim.estimate import forewarning
+
+    if text := forewarning(points, jobs):
+        say("pdvsim", text)
 
 
 def one_line(text: str) -> str:

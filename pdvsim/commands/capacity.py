@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.args import parse
-from pdvsim.console import say
+from pdvsim.console import forewarn, say
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
@@ -92,13 +92,16 @@ def main(argv: list[str]) -> int:
     from pdvsim import output
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.figures import save_capacity
-    from pdvsim.decide.runs import Bench
+    from pdvsim.decide.runs import Bench, without_band
     from pdvsim.decide.tables import capacity_document, capacity_table
     from pdvsim.progress import Progress
+    from pdvsim.sim.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
     files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
+    runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
     with Progress(SEARCH_RUNS * len(plan.cases()), "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     document = output.dumps({"date": date, **capacity_document(found)})

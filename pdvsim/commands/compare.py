@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.args import SweepTraffic, parse
-from pdvsim.console import say
+from pdvsim.console import forewarn, say
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
 
@@ -150,7 +150,9 @@ def main(argv: list[str]) -> int:
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
     files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
-    total = sum(len(comparison.points(*place)) for place in comparison.places())
+    points = [point for place in comparison.places() for point in comparison.points(*place)]
+    forewarn(points, args.jobs)
+    total = len(points)
     interrupted = False
     try:
         with Progress(total, "points", args.json, after_s=0) as progress:
