@@ -18,6 +18,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdvsim.sim.reading import printable
+
 if TYPE_CHECKING:
     from pdvsim.sim.sweep import Point
 
@@ -64,7 +66,7 @@ def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
 
 def one_line(text: str) -> str:
     """Any text as one printable line of a bounded length."""
-    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    line = printable(text)
     return line if len(line) <= 2000 else line[:1997] + "..."
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.reading import quoted, read_json, read_table, said
+from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
 from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def read_header(model: type[H], path: Path, otherwise: str) -> H:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where}: {first['msg']}: {otherwise}") from None
+        raise ValueError(printable(f"{path}: {where}: {first['msg']}: {otherwise}")) from None
 
 
 def read_frame(path: Path) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.reading import quoted, read_json, said
+from pdvsim.sim.reading import printable, quoted, read_json, said
 
 HEADER = "header.json"
 
@@ -136,4 +136,4 @@ def _line(folder: Path) -> dict[str, Any]:
 
 def refusal(path: Path, field: str, reason: str) -> ValueError:
     """The one line that says which field of which file is wrong."""
-    return ValueError(f"samples {path}: {field}: {' '.join(reason.split())}")
+    return ValueError(printable(f"samples {path}: {field}: {reason}"))

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.limits import MIB, Range
-from pdvsim.sim.reading import quoted, read_toml, said
+from pdvsim.sim.reading import printable, quoted, read_toml, said
 
 
 def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int, source: str) -> GpuSpec:
@@ -79,7 +79,7 @@ def card_file(path: str | Path) -> GpuSpec:
     known: Mapping[str, type] = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:
-            raise ValueError(f"card {path}: {key}: unknown key; known: {', '.join(known)}")
+            raise ValueError(f"card {path}: {printable(key)}: unknown key; known: {', '.join(known)}")
     for key in _REQUIRED:
         if key not in data:
             raise ValueError(f"card {path}: {key}: is missing; a card needs {', '.join(_REQUIRED)}")

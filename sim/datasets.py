@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
-from pdvsim.sim.reading import check_file, quoted, said
+from pdvsim.sim.reading import check_file, printable, quoted, said
 
 Lengths = NDArray[np.int64]  # one row a request: prompt tokens, output tokens
 
@@ -42,7 +42,7 @@ class Trace(NamedTuple):
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
     """A ValueError of one printable line about one place of one file."""
     text = f"{path}: {where}{': ' if where else ''}{what}{f'; accepted: {accepted}' if accepted else ''}"
-    return ValueError("".join(c if c.isprintable() else "?" for c in text))
+    return ValueError(printable(text))
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from pdvsim.sim.files import write_whole
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.models import MODELS
-from pdvsim.sim.reading import parse_json, quoted, read_text, said
+from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
 ROOFLINE = "roofline, not measured"
@@ -193,7 +193,7 @@ def load(path: str | Path) -> Profile:
     try:
         return _load(path)
     except ValueError as error:  # a key of the file may hold anything, a new line too
-        raise ValueError("".join(c if c.isprintable() else "?" for c in str(error))) from None
+        raise ValueError(printable(str(error))) from None
 
 
 def _load(path: str | Path) -> Profile:

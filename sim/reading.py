@@ -103,8 +103,12 @@ def _too_deep() -> ValueError:
 
 def said(error: Exception) -> str:
     """What went wrong with a file, as one printable line without its name."""
-    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))[:300]
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:300]
+
+
+def printable(text: str) -> str:
+    """A text as one line, whatever a file put into it."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def quoted(value: object) -> str:
