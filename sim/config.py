@@ -188,6 +188,8 @@ class Host:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if 0 < self.idle_poll_s < 1e-9:
+            raise ValueError(f"idle-poll-s must be 0, or at least 1e-09, got {self.idle_poll_s}")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -61,13 +62,19 @@ def opened(path: str) -> Iterator[TextIO]:
         raise bad(path, "", "is not UTF-8 text", "a text file, unpacked") from None
 
 
+def _lines(path: str, file: TextIO, accepted: str) -> Iterator[str]:
+    """The lines of a file; a ValueError if already the first is no line of a trace, but fills the memory."""
+    first = file.readline(MAX_LINE_CHARS + 1)
+    if len(first) > MAX_LINE_CHARS:
+        raise bad(path, "line 1", f"is longer than {MAX_LINE_CHARS} characters", accepted)
+    return chain([first] if first else [], file)
+
+
 def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
     """Line number and value of each line of a JSONL file; blank lines are skipped."""
     decode = json.JSONDecoder().raw_decode  # half the cost of json.loads on short lines
     with opened(path) as file:
-        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_CHARS + 1), ""), 1):
-            if len(line) > MAX_LINE_CHARS:
-                raise bad(path, f"line {number}", f"is longer than {MAX_LINE_CHARS} characters", accepted)
+        for number, line in enumerate(_lines(path, file, accepted), 1):
             text = line.strip()
             if text:
                 try:
@@ -83,7 +90,7 @@ def _csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
     accepted = "CSV with the columns " + ",".join(columns)
     with opened(path) as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(path, file, accepted), strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             for name in columns:

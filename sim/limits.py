@@ -23,7 +23,7 @@ MAX_DEPTH = 64  # of lists and tables inside each other, in a file
 MIB = 2**20
 MAX_CONFIG_BYTES = 64 * MIB  # of a file that describes something: JSON, TOML
 MAX_DATA_BYTES = 4096 * MIB  # of a data set, a trace or a table
-MAX_LINE_CHARS = 64 * MIB  # of a trace
+MAX_LINE_CHARS = 32 * MIB  # of a trace
 MAX_TABLE_BYTES = 8192 * MIB  # of a table once it is read
 
 
@@ -117,6 +117,7 @@ RANGES: dict[str, Range] = {
     "try_max_num_seqs": Range(1, 65_536),
     "try_max_num_batched_tokens": Range(1, MAX_TOKENS),
     "acceptances": _SHARE,
+    "places": _SHARE,  # of a map, where they are acceptance rates
     "pair_acceptance": _SHARE,
 }
 

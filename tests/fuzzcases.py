@@ -8,6 +8,7 @@ and no file half written, and it stays within a stated processor time. A case is
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -200,11 +201,11 @@ def _structure(rng: random.Random, documents: list[Any]) -> list[bytes]:
             key = rng.choice(list(holder)) if isinstance(holder, dict) else rng.randrange(len(holder))
         how = rng.random()
         if how < 0.15 and isinstance(holder, dict):
-            holder[rng.choice(["x", "", "\n", "schema_version"])] = rng.choice(NASTY_VALUES)
+            holder[rng.choice(["x", "", "\n", "schema_version"])] = copy.deepcopy(rng.choice(NASTY_VALUES))
         elif how < 0.3 and holder is not documents:
             del holder[key]
         else:
-            holder[key] = rng.choice(NASTY_VALUES)
+            holder[key] = copy.deepcopy(rng.choice(NASTY_VALUES))
     whole = [json.dumps(document).encode() for document in documents]
     if rng.random() < 0.05:
         whole[0] = b"[" * DEEP + b"]" * DEEP if rng.random() < 0.5 else b'{"a":' * DEEP + b"1" + b"}" * DEEP
@@ -288,7 +289,7 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
         path.mkdir()
     elif how < 0.06:
         with open(path, "wb") as file:
-            file.truncate(1 << rng.randrange(20, 43))
+            file.truncate(1 << rng.choice([20, 26, 27, 33, 42]))
     else:
         path.write_bytes(mutated(rng, name, yard.good[name]))
     return path
@@ -329,7 +330,7 @@ def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...
     if rng.random() < 0.12:
         name = rng.choice(BARE)
         words = [text(rng, yard) for _ in range(rng.randrange(3))]
-        if name in ("reproduce", "profile", "calibrate"):
+        if name in ("reproduce", "profile", "calibrate", "validate"):
             flag = rng.choice(["num-runs", "seed", "budget-s", "jobs", "gpu", "nope"])
             words.append(f"--{flag}={rng.choice(['-1', 'nan', ''])}")
         return (name, *words) if name else ()
