@@ -4,7 +4,11 @@ PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: sweep test bench notebooks clean chromium
+SOAK_MINUTES ?= 60
+FUZZ_FIRST ?= 0
+FUZZ_COUNT ?= 100000
+
+.PHONY: sweep test bench fuzz soak notebooks clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
@@ -24,6 +28,14 @@ chromium:
 
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/bench.py
+
+# Broken files and command lines; each failure is printed with what does it again. FUZZ_FIRST goes on from a seed.
+fuzz: $(VENV)/.installed-dev
+	$(BIN)/python tests/fuzz.py --first $(FUZZ_FIRST) --count $(FUZZ_COUNT)
+
+# Random experiments under the laws, and sweeps that are killed and resumed.
+soak: $(VENV)/.installed-dev
+	$(BIN)/python tests/soak.py --minutes $(SOAK_MINUTES)
 
 # The notebooks with their outputs, at the full budget: a few minutes.
 notebooks: $(VENV)/.installed-dev

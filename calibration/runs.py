@@ -19,6 +19,8 @@ from typing import Any
 
 from pdvsim.sim.config import ARCHS, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.files import write_whole
+from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.reading import parse_json, read_text
 
 CONCURRENCY = {1: 6, 8: 48, 32: 160, 64: 256}  # closed loops, with their number of requests
 SHARES = (0.5, 0.8)  # of the rate that the highest concurrency reached
@@ -92,10 +94,10 @@ def _done(path: Path) -> dict[str, dict[str, Any]]:
     if not path.exists():
         return {}
     done: dict[str, dict[str, Any]] = {}
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path, MAX_DATA_BYTES)
     for number, line in enumerate(text.splitlines(), 1):
         try:
-            run = json.loads(line)
+            run = parse_json(line)
             done[json.dumps(run["load"], sort_keys=True)] = run
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: line {number} is no run; remove it to go on") from None

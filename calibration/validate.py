@@ -7,7 +7,6 @@ of its experiment: what a perfect prediction would still be off) and the two abl
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -19,6 +18,8 @@ import numpy as np
 from pdvsim.calibration.errors import middle
 from pdvsim.calibration.runs import Load
 from pdvsim.sim.config import Contention
+from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.reading import parse_json, read_text, said
 from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
@@ -60,18 +61,18 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     """The runs of a file; a ValueError of one line if it is not one."""
     number = 0
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_text(path, MAX_DATA_BYTES)
         lines = []
         for line in text.splitlines():
             number += 1
-            run = json.loads(line)
+            run = parse_json(line)
             Load(**run["load"]).experiment()
             if not run["metrics"]["output_throughput"] > 0:
                 raise ValueError("output_throughput is not above 0")
             lines.append(run)
-    except (OSError, UnicodeDecodeError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         where = f", line {number}" if number else ""
-        raise ValueError(f"{path}{where}: not a file of real runs: {' '.join(str(error).split())}") from None
+        raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
     if not lines:
         raise ValueError(f"{path}: holds no runs")
     return lines

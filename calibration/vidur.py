@@ -24,6 +24,7 @@ from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.profile import SCHEMA, Profile, builtin
+from pdvsim.sim.reading import check_file, said
 from pdvsim.sim.transfer import TOKENS, Prices, Transfer, shipped, sizes_of
 
 if TYPE_CHECKING:
@@ -117,9 +118,10 @@ def _table(path: Path, keys: Sequence[str], times: Sequence[str], optional: Sequ
     import pandas as pd
 
     try:
+        check_file(path)
         frame = pd.read_csv(path)
-    except (OSError, ValueError) as error:  # pandas' parser errors are ValueErrors
-        raise ValueError(f"{path}: cannot be read: {' '.join(str(error).split())}") from None
+    except (OSError, ValueError, OverflowError) as error:  # pandas' parser errors are ValueErrors
+        raise ValueError(f"{path}: cannot be read: {said(error)}") from None
     for name in (*keys, *times):
         if name not in frame.columns:
             raise ValueError(f"{path}: column {name} is missing")

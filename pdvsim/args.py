@@ -12,7 +12,6 @@ import difflib
 import io
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cached_property
@@ -23,6 +22,8 @@ import tyro
 
 from pdvsim.sim.backends import Backend, BackendName
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import Range, check_ranges
+from pdvsim.sim.reading import read_toml, said
 from pdvsim.sim.sweep import DEFAULT_RATES, Sweep
 
 T = TypeVar("T")
@@ -164,11 +165,7 @@ class ProfileCommand:
     def __post_init__(self) -> None:
         if not self.models and not self.pairs:
             raise ValueError("nothing to measure: name --models or --pairs")
-        for name, value in (("budget-s", self.budget_s), ("pair-budget-s", self.pair_budget_s)):
-            if not 0 < value < math.inf:
-                raise ValueError(f"{name} must be greater than 0, got {value}")
-        if self.jobs < 0:
-            raise ValueError(f"jobs must be at least 0, got {self.jobs}")
+        check_ranges(self, jobs=Range(0, 1024))
 
 
 @dataclass(frozen=True)
@@ -366,12 +363,9 @@ def _nearest(name: str, known: Iterable[str]) -> str:
 
 def _read_toml(path: str) -> dict[str, Any]:
     try:
-        with open(path, "rb") as file:
-            return tomllib.load(file)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not TOML: {error}") from None
+        return read_toml(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {said(error)}") from None
 
 
 def _one_line(box: str) -> str:

@@ -1,10 +1,29 @@
-"""How the commands speak and end: one line on standard error, exit code 2 for bad input and 130 for Ctrl-C."""
+"""How the commands speak and end: one line on standard error, whatever happens.
+
+Exit codes: 0 done, 1 where some points of a sweep failed, 2 for bad input, 70 for an error of pdvsim itself (its
+traceback is in a file that the line names), 130 for Ctrl-C, 141 where the reader of the output left.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
+import platform
 import sys
-from collections.abc import Callable
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdvsim.sim.reading import printable
+
+if TYPE_CHECKING:
+    from pdvsim.sim.sweep import Point
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 
 def say(program: str, text: str) -> None:
@@ -14,23 +33,87 @@ def say(program: str, text: str) -> None:
 
 def guarded(program: str, command: Callable[[], int]) -> int:
     """Run a command; whatever goes wrong becomes one line and an exit code."""
+    _open_streams()
     try:
         code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output left, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 141
     except KeyboardInterrupt:
         say(program, "interrupted")
         return 130
     except OSError as error:
+        _drop_output()  # where it cannot be written, as on a full disk, Python would try again at its end
         where = f"{error.filename}: " if error.filename is not None else ""
         return _refused(program, f"{where}{error.strerror or error}")
     except ValueError as error:
         return _refused(program, str(error))
+    except MemoryError:
+        return _refused(program, "out of memory: ask for less at once, e.g. fewer --num-prompts, or --no-detailed")
+    except Exception as error:
+        return _crashed(program, error)
+
+
+def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
+    """Say beforehand that runs may take long, or much memory."""
+    from pdvsim.sim.estimate import forewarning
+
+    if text := forewarning(points, jobs):
+        say("pdvsim", text)
+
+
+def one_line(text: str) -> str:
+    """Any text as one printable line of a bounded length."""
+    line = printable(text)
+    return line if len(line) <= 2000 else line[:1997] + "..."
 
 
 def _refused(program: str, reason: str) -> int:
-    say(program, f"error: {' '.join(reason.split())}")
+    say(program, f"error: {one_line(reason)}")
     return 2
+
+
+def _crashed(program: str, error: Exception) -> int:
+    """The last net: what nobody foresaw is one line, and a file to report."""
+    from pdvsim import __version__
+
+    what = one_line(f"{type(error).__name__}: {error}")[:200]
+    about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
+    intro = "An error of pdvsim itself. Please report it with this file and the input files that the command names."
+    report = "\n".join((intro, "", about, said, "", "".join(traceback.format_exception(error))[-200_000:]))
+    name = f"pdvsim-crash-{datetime.now():%Y%m%d-%H%M%S-%f}.txt"
+    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            path = folder / name
+            path.write_text(report, encoding="utf-8", errors="backslashreplace")
+            say(program, f"internal error: {what}; please report it with {path}")
+            return INTERNAL
+    say(program, f"internal error: {what}; its traceback could not be written")
+    return INTERNAL
+
+
+def _open_streams() -> None:
+    """Standard streams that take any text: a closed one leads nowhere, and what cannot be encoded is replaced."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us: the next file opened would get its number
+            with contextlib.suppress(OSError):
+                if (nowhere := os.open(os.devnull, os.O_WRONLY)) != number:
+                    os.dup2(nowhere, number)
+                    os.close(nowhere)
+            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """If standard output cannot be written, lead it nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -13,6 +13,7 @@ import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
 from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
@@ -91,40 +92,33 @@ H = TypeVar("H", bound=Header)
 
 def read_header(model: type[H], path: Path, otherwise: str) -> H:
     """The JSON document in `path`; `otherwise` says what the file should have been."""
-    import json
-
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         raise ValueError(f"{path}: No such file: {otherwise}") from None
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}") from None
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON, or cut short: {' '.join(str(error).split())[:120]}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not JSON, or cut short: {said(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected a JSON object: {otherwise}")
     version = data.get("schema_version", SCHEMA)
     if version != SCHEMA:
-        raise ValueError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA}")
+        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"{path}: {where}: {first['msg']}: {otherwise}") from None
+        raise ValueError(printable(f"{path}: {where}: {first['msg']}: {otherwise}")) from None
 
 
 def read_frame(path: Path) -> pd.DataFrame:
     """The table in a parquet file, its lists as lists."""
-    import pandas as pd
-    import pyarrow as pa
-
     try:
-        table = pd.read_parquet(path)
+        table: pd.DataFrame = read_table(path).to_pandas(ignore_metadata=True)
     except FileNotFoundError:
         raise ValueError(f"{path}: No such file") from None
-    except (OSError, pa.ArrowException) as error:
-        raise ValueError(f"{path}: not parquet, or cut short: {' '.join(str(error).split())[:120]}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {said(error)}") from None
     for name in table:
         if table[name].dtype == object:
             table[name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in table[name]]

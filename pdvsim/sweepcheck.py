@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pdvsim import __version__
 from pdvsim.output import DETAILS
 from pdvsim.sim.backends import Row
 from pdvsim.sim.files import digest, fingerprint, read_sealed, unbroken
+from pdvsim.sim.reading import quoted, read_json, said
 
 SCHEMA = 1
 SHOWN = 5  # names in a line
@@ -98,16 +98,18 @@ def read_config(path: Path) -> dict[str, Any]:
     """The sweep.json of a folder; a ValueError of one line if it is not one that this version wrote."""
     file = path / "sweep.json"
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: cannot be read ({' '.join(str(error).split())})") from None
+        document = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({said(error)})") from None
     if not isinstance(document, dict):
         raise ValueError(f"{file}: expected a JSON object")
     schema, version = document.get("schema_version"), document.get("pdvsim_version")
     if schema != SCHEMA:
-        raise ValueError(f"{file}: schema_version is {schema!r}, this version reads {SCHEMA}; give another folder")
+        raise ValueError(
+            f"{file}: schema_version is {quoted(schema)}, this version reads {SCHEMA}; give another folder"
+        )
     if version != __version__:
-        raise ValueError(f"{file}: written by pdvsim {version!r}, this is {__version__}; give another folder")
+        raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; give another folder")
     for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict)):
         if not isinstance(document.get(name), kind):
             raise ValueError(f"{file}: {name} is missing or broken; give another folder")
@@ -146,10 +148,10 @@ def check_sweep(folder: Path) -> Verdict:
 def check_run(path: Path) -> Verdict:
     """The state of a run's document and of the records beside it; a ValueError if it is not a run's."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_json(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: neither a sweep's folder nor a run's JSON file") from None
-    except (UnicodeDecodeError, ValueError, RecursionError):
+    except ValueError:
         return Verdict(False, ["damaged: not JSON, or cut short"])
     if not isinstance(document, dict) or "pdvsim_version" not in document:
         raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")

@@ -11,12 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.reading import printable, quoted, read_json, said
 
 HEADER = "header.json"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True)
 
 
 class Card(_Strict):
@@ -79,19 +80,23 @@ class Header(_Strict):
     def specs(self) -> dict[str, ModelSpec]:
         """The shapes of the models measured."""
         adapter = TypeAdapter(ModelSpec)
-        return {n: adapter.validate_python(spec) for part in self.parts for n, spec in part.models.items()}
+        return {
+            n: adapter.validate_json(json.dumps(spec), strict=True)
+            for part in self.parts
+            for n, spec in part.models.items()
+        }
 
 
 def load_header(folder: str | Path) -> Header:
     """The header of the samples in a folder, checked."""
     path = Path(folder) / HEADER
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise refusal(path, "header", getattr(error, "strerror", None) or str(error)) from None
+        data = read_json(path)
+    except (OSError, ValueError) as error:
+        raise refusal(path, "header", said(error)) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA:
-        raise refusal(path, "schema_version", f"is {version!r}, this version reads {SCHEMA}")
+        raise refusal(path, "schema_version", f"is {quoted(version)}, this version reads {SCHEMA}")
     try:
         header = Header.model_validate(data)
         header.specs()
@@ -131,4 +136,4 @@ def _line(folder: Path) -> dict[str, Any]:
 
 def refusal(path: Path, field: str, reason: str) -> ValueError:
     """The one line that says which field of which file is wrong."""
-    return ValueError(f"samples {path}: {field}: {' '.join(reason.split())}")
+    return ValueError(printable(f"samples {path}: {field}: {reason}"))

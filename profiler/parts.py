@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.files import whole
+from pdvsim.sim.reading import check_file, parse_json, said
 
 SCHEMA = 1
 SECTIONS = ("solo", "corun", "host")
@@ -106,11 +108,12 @@ def ground(header: Mapping[str, Any]) -> dict[str, Any]:
 def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     """Columns and header of a part; a ValueError of one line where it is none."""
     try:
+        check_file(path)
         with np.load(path, allow_pickle=False) as file:
             columns = {name: file[name] for name in NAMES}
-            header = json.loads(str(file["header"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(f"{path}: not a part of samples: {' '.join(str(error).split())}") from None
+            header = parse_json(str(file["header"]))
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        raise ValueError(f"{path}: not a part of samples: {said(error)}") from None
     if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
         found = header.get("schema_version") if isinstance(header, dict) else None
         raise ValueError(f"{path}: schema_version is {found!r}, this version reads {SCHEMA}")

@@ -21,6 +21,7 @@ from pdvsim.profiler.grid import KINDS
 from pdvsim.profiler.header import HEADER, Header, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
 from pdvsim.sim.files import write_all
+from pdvsim.sim.reading import read_table, said
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,16 +46,12 @@ class Samples:
 
 def load(folder: str | Path) -> Samples:
     """The samples in a folder, checked; a ValueError of one line naming file and field otherwise."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     header = load_header(folder)
     path = Path(folder) / SAMPLES
     try:
-        table = pq.ParquetFile(path).read()
-        table.validate(full=True)
-    except (OSError, pa.ArrowException) as error:
-        raise refusal(path, "file", getattr(error, "strerror", None) or str(error)) from None
+        table = read_table(path)
+    except (OSError, ValueError) as error:
+        raise refusal(path, "file", said(error)) from None
     for name in NAMES:
         if name not in table.column_names:
             raise refusal(path, name, "column is missing")

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import MAX_DRAFT, Acceptance
+from pdvsim.sim.config import Acceptance
 from pdvsim.sim.core import Request
-from pdvsim.sim.datasets import bad, json_lines, show
+from pdvsim.sim.datasets import bad, json_lines
+from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.reading import quoted
 
 Uniforms = NDArray[np.float32]
 
@@ -181,7 +183,7 @@ def read_trace(path: str, k: int) -> list[list[int]]:
             raise bad(path, f"line {number}", "holds no list of counts", accepted)
         for at, count in enumerate(counts):
             if type(count) is not int or not 0 <= count <= k:
-                raise bad(path, f"line {number}", f"item {at} is {show(count)}", accepted)
+                raise bad(path, f"line {number}", f"item {at} is {quoted(count)}", accepted)
         lines.append(counts)
     if not lines:
         raise bad(path, "", "holds no round", accepted)

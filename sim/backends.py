@@ -19,6 +19,7 @@ from functools import cache
 from typing import Any, Literal
 
 from pdvsim.sim import clusters
+from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.outcomes import DIED, Item, Notice, Outcome, Row, Task, attempt, version_here
 
 __all__ = ["DIED", "Backend", "BackendName", "Outcome", "Row", "attempt", "check_reachable", "cores", "finished"]
@@ -35,8 +36,7 @@ class Backend:
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
+        check_ranges(self)
         if self.jobs is not None and self.name != "loky":
             raise ValueError(f"--jobs counts processes of this machine: the {self.name} cluster has its own workers")
         if self.scheduler is not None and self.name == "loky":

@@ -6,15 +6,13 @@ what the driver reports, which is less than the number on the box where error co
 
 from __future__ import annotations
 
-import math
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.core import GpuSpec
-
-MIB = 2**20
+from pdvsim.sim.limits import MIB, Range
+from pdvsim.sim.reading import printable, quoted, read_toml, said
 
 
 def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int, source: str) -> GpuSpec:
@@ -54,8 +52,13 @@ GPUS: dict[str, GpuSpec] = {
 
 _REQUIRED = {"name": str, "bandwidth_bytes_per_s": float, "flops_per_s": float, "memory_bytes": float, "source": str}
 _OPTIONAL = {"sms": int, "measured": bool}
-# one unit off by a thousand falls outside
-_RANGES = {"bandwidth_bytes_per_s": (1e10, 1e14), "flops_per_s": (1e12, 1e17), "memory_bytes": (1e9, 4e12)}
+LONGEST_TEXT = 1000
+CARD_RANGES = {  # one unit off by a thousand falls outside
+    "bandwidth_bytes_per_s": Range(1e10, 1e14),
+    "flops_per_s": Range(1e12, 1e17),
+    "memory_bytes": Range(1e9, 4e12),
+    "sms": Range(1, 1024),
+}
 
 
 def gpu(name: str) -> GpuSpec:
@@ -70,16 +73,13 @@ def gpu(name: str) -> GpuSpec:
 def card_file(path: str | Path) -> GpuSpec:
     """The card in a TOML file; a ValueError of one line naming the file and field if it is not one."""
     try:
-        with open(path, "rb") as file:
-            data = tomllib.load(file)
-    except OSError as error:
-        raise ValueError(f"card {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"card {path}: is not TOML: {error}") from None
+        data = read_toml(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"card {path}: {said(error)}") from None
     known: Mapping[str, type] = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:
-            raise ValueError(f"card {path}: {key}: unknown key; known: {', '.join(known)}")
+            raise ValueError(f"card {path}: {printable(key)}: unknown key; known: {', '.join(known)}")
     for key in _REQUIRED:
         if key not in data:
             raise ValueError(f"card {path}: {key}: is missing; a card needs {', '.join(_REQUIRED)}")
@@ -87,7 +87,7 @@ def card_file(path: str | Path) -> GpuSpec:
         _check(path, key, value, known[key])
     if data["name"] in GPUS:
         raise ValueError(f"card {path}: name: {data['name']} is a card of pdvsim's own; choose another name")
-    numbers = {key: float(data[key]) for key in _RANGES}
+    numbers = {key: float(data[key]) for key, kind in _REQUIRED.items() if kind is float}
     return GpuSpec(
         name=data["name"], source=data["source"], measured=data.get("measured", False), sms=data.get("sms"), **numbers
     )
@@ -95,17 +95,18 @@ def card_file(path: str | Path) -> GpuSpec:
 
 def _check(path: str | Path, key: str, value: Any, kind: type) -> None:
     if kind is str:
-        good = isinstance(value, str) and bool(value.strip())
+        good = isinstance(value, str) and bool(value.strip()) and value.isprintable() and len(value) <= LONGEST_TEXT
     elif kind is bool:
         good = isinstance(value, bool)
     else:
         good = not isinstance(value, bool) and isinstance(value, int if kind is int else (int, float))
-    words = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
+    words = {
+        str: f"a text of one line, at most {LONGEST_TEXT} characters",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+    }
     if not good:
-        raise ValueError(f"card {path}: {key}: must be {words[kind]}, got {value!r}")
-    if key == "sms" and not 1 <= value <= 1024:
-        raise ValueError(f"card {path}: sms: must be 1 to 1024, got {value}")
-    if key in _RANGES:
-        low, high = _RANGES[key]
-        if not (low <= value <= high) or math.isnan(value):
-            raise ValueError(f"card {path}: {key}: must be {low:g} to {high:g}, got {value:g}")
+        raise ValueError(f"card {path}: {key}: must be {words[kind]}, got {quoted(value)}")
+    if key in CARD_RANGES and not CARD_RANGES[key].holds(value):
+        raise ValueError(f"card {path}: {key}: must be {CARD_RANGES[key]}, got {quoted(value)}")

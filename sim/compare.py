@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.models import gpu as named_gpu
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.run import covering_profile, kv_capacity
@@ -50,6 +51,8 @@ class Comparison:
             raise ValueError(f"pair-acceptance needs one rate for each of the {len(self.pairs)} pairs")
         if len(self.gpus) > 1 and self.base.hardware.profile not in (None, "roofline"):
             raise ValueError(f"--profile {self.base.hardware.profile} is of one card: give one card with --gpus")
+        check_ranges(self)
+        check_points("pairs x cards", len(self.pairs), len(self.gpus))
         for place in self.places():
             self._check_room(*place)
 

@@ -1,6 +1,7 @@
 """What an experiment is: frozen dataclasses that are also the command line. Flags are named as in `vllm bench serve`.
 
-Checks live in `__post_init__`, so that a bad value is refused wherever it comes from, with one line that names it.
+Checks live in `__post_init__`, so that a bad value is refused wherever it comes from, with one line that names it. The
+range of every number is in `limits`; here is what values must be together.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.sim.limits import Range, check, check_ranges
+
 Arch = Literal["autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"]
 Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
 Controller = Literal["fixed", "feedback", "goodput"]
@@ -19,20 +22,10 @@ Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
 
+LEVEL_MS = Range(0, 1e9)  # of a service level
 ARCHS: tuple[Arch, ...] = Arch.__args__  # type: ignore[attr-defined]
 PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
-MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
-
-
-def _positive(name: str, value: float) -> None:
-    if not value > 0 or math.isnan(value):
-        raise ValueError(f"{name} must be greater than 0, got {value}")
-
-
-def _finite(name: str, value: float) -> None:
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{name} must be a finite number of at least 0, got {value}")
 
 
 @dataclass(frozen=True)
@@ -65,19 +58,7 @@ class Traffic:
     """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
 
     def __post_init__(self) -> None:
-        _positive("num-prompts", self.num_prompts)
-        _positive("request-rate", self.request_rate)
-        _positive("burstiness", self.burstiness)
-        if not math.isfinite(self.burstiness):
-            raise ValueError(f"burstiness must be finite, got {self.burstiness}")
-        for name in ("max_concurrency", "input_len", "output_len"):
-            value = getattr(self, name)
-            if value is not None:
-                _positive(name.replace("_", "-"), value)
-        if not 0 <= self.random_range_ratio < 1:
-            raise ValueError(f"random-range-ratio must be in [0, 1), got {self.random_range_ratio}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        check_ranges(self)
         if self.dataset_name in ("azure", "burstgpt", "mooncake") and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its published file")
         if self.dataset_name == "random" and self.dataset_path is not None:
@@ -106,15 +87,10 @@ class Acceptance:
     """Loss of acceptance per unit of drafter temperature away from 1; 0: acceptance does not respond."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.acceptance_rate <= 1:
-            raise ValueError(f"acceptance-rate must be in [0, 1], got {self.acceptance_rate}")
-        if self.acceptance_concentration is not None:
-            _positive("acceptance-concentration", self.acceptance_concentration)
+        check_ranges(self)
         rates = self.synthetic_acceptance_rates
-        if any(not 0 <= r <= 1 for r in rates) or any(b > a for a, b in pairwise(rates)):
-            raise ValueError(f"synthetic-acceptance-rates must be in [0, 1] and non-increasing, got {rates}")
-        _positive("acceptance-trace-k", self.acceptance_trace_k)
-        _finite("acceptance-temperature-slope", self.acceptance_temperature_slope)
+        if any(b > a for a, b in pairwise(rates)):
+            raise ValueError(f"synthetic-acceptance-rates must be non-increasing, got {rates}")
         forms = [bool(rates), self.acceptance_trace is not None, self.acceptance_concentration is not None]
         if sum(forms) > 1:
             raise ValueError("give one of --acceptance-concentration, --synthetic-acceptance-rates, --acceptance-trace")
@@ -165,30 +141,11 @@ class Server:
     """partition: SM share of decode, verify, prefill."""
 
     def __post_init__(self) -> None:
-        for name in (
-            "num_speculative_tokens",
-            "min_speculative_tokens",
-            "max_speculative_tokens",
-            "max_num_seqs",
-            "max_num_batched_tokens",
-            "num_workers",
-            "max_decode_queue",
-            "admission_factor",
-        ):
-            _positive(name.replace("_", "-"), getattr(self, name))
-        if self.max_prompts_per_forward is not None:
-            _positive("max-prompts-per-forward", self.max_prompts_per_forward)
-        if not math.isfinite(self.admission_factor):
-            raise ValueError(f"admission-factor must be finite, got {self.admission_factor}")
-        _finite("hybrid-threshold", self.hybrid_threshold)
-        _finite("draft-temperature", self.draft_temperature)
+        check_ranges(self)
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
-        longest = max(self.num_speculative_tokens, self.max_speculative_tokens)
-        if longest > MAX_DRAFT:
-            raise ValueError(f"drafts of more than {MAX_DRAFT} tokens are not modelled, got {longest}")
-        if len(self.partition) != 3 or any(not 0 < s <= 1 for s in self.partition) or sum(self.partition) > 1.000001:
-            raise ValueError(f"partition takes three shares in (0, 1] that sum to at most 1, got {self.partition}")
+        if len(self.partition) != 3 or sum(self.partition) > 1.000001:
+            raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")
 
 
 @dataclass(frozen=True)
@@ -217,14 +174,7 @@ class Hardware:
     """How the router picks a replica."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise ValueError(f"gpu-memory-utilization must be in (0, 1], got {self.gpu_memory_utilization}")
-        if self.kv_capacity_tokens is not None:
-            _positive("kv-capacity-tokens", self.kv_capacity_tokens)
-        if self.verify_gpu not in (0, 1):
-            raise ValueError(f"verify-gpu must be 0 or 1, got {self.verify_gpu}")
-        _finite("transfer-s", self.transfer_s)
-        _positive("replicas", self.replicas)
+        check_ranges(self)
 
 
 @dataclass(frozen=True)
@@ -243,10 +193,9 @@ class Host:
     """Host time of one such look, which every idle lane takes from the others."""
 
     def __post_init__(self) -> None:
-        for name in ("launch_s", "completion_s", "handoff_s", "idle_poll_s", "idle_poll_cost_s"):
-            value = getattr(self, name)
-            if value is not None:
-                _finite(name.replace("_", "-"), value)
+        check_ranges(self)
+        if 0 < self.idle_poll_s < 1e-9:
+            raise ValueError(f"idle-poll-s must be 0, or at least 1e-09, got {self.idle_poll_s}")
 
 
 @dataclass(frozen=True)
@@ -265,13 +214,10 @@ class Scoring:
     """--no-detailed keeps no record beyond the metrics: memory stays flat, and percentiles are within 1%."""
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         for name in self.percentile_metrics:
             if name not in ("ttft", "tpot", "itl", "e2el"):
                 raise ValueError(f"percentile-metrics: unknown metric {name!r}; known: ttft, tpot, itl, e2el")
-        for p in self.metric_percentiles:
-            if not 0 <= p <= 100:
-                raise ValueError(f"metric-percentiles must be in [0, 100], got {p}")
-        _finite("warmup-requests", self.warmup_requests)
         self.slo()
 
     def slo(self) -> dict[str, float]:
@@ -285,7 +231,7 @@ class Scoring:
                 level = float(value)
             except ValueError:
                 raise ValueError(f"goodput: {text!r} must be metric:milliseconds, e.g. ttft:500") from None
-            _finite(f"goodput {name}", level)
+            check(f"goodput {name}", level, LEVEL_MS)
             levels[name] = level / 1000
         return levels
 

@@ -13,15 +13,18 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
+from pdvsim.sim.reading import check_file, printable, quoted, said
+
 Lengths = NDArray[np.int64]  # one row a request: prompt tokens, output tokens
 
-MAX_TOKENS = 10_000_000  # beyond any context window; larger numbers are taken for a broken file
 TOKENS_ACCEPTED = f"a whole number from 1 to {MAX_TOKENS}"
 SHAREGPT_ACCEPTED = (
     'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
@@ -40,39 +43,38 @@ class Trace(NamedTuple):
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
     """A ValueError of one printable line about one place of one file."""
     text = f"{path}: {where}{': ' if where else ''}{what}{f'; accepted: {accepted}' if accepted else ''}"
-    return ValueError("".join(c if c.isprintable() else "?" for c in text))
-
-
-def show(value: object) -> str:
-    """A value as an error quotes it: short, whatever it is."""
-    # Cut before formatting: a nested list may be too deep, and an integer too long, for repr.
-    if isinstance(value, list | dict):
-        return "a list" if isinstance(value, list) else "an object"
-    if isinstance(value, int) and abs(value) >= 10**18:
-        return "a number of 19 or more digits"
-    text = repr(value)
-    return text if len(text) <= 40 else text[:37] + "..."
+    return ValueError(printable(text))
 
 
 @contextmanager
 def opened(path: str) -> Iterator[TextIO]:
     """The file as UTF-8 text; a ValueError of one line where it cannot be read as such."""
-    if "\0" in path:
-        raise bad(path, "", "not a file name")
+    try:
+        check_file(path)
+    except (OSError, ValueError) as error:
+        raise bad(path, "", f"cannot be read ({said(error)})", "a text file") from None
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
-        raise bad(path, "", f"cannot be read ({error.strerror or type(error).__name__})", "a text file") from None
+        raise bad(path, "", f"cannot be read ({said(error)})", "a text file") from None
     except UnicodeError:
         raise bad(path, "", "is not UTF-8 text", "a text file, unpacked") from None
+
+
+def _lines(path: str, file: TextIO, accepted: str) -> Iterator[str]:
+    """The lines of a file; a ValueError if already the first is no line of a trace, but fills the memory."""
+    first = file.readline(MAX_LINE_CHARS + 1)
+    if len(first) > MAX_LINE_CHARS:
+        raise bad(path, "line 1", f"is longer than {MAX_LINE_CHARS} characters", accepted)
+    return chain([first] if first else [], file)
 
 
 def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
     """Line number and value of each line of a JSONL file; blank lines are skipped."""
     decode = json.JSONDecoder().raw_decode  # half the cost of json.loads on short lines
     with opened(path) as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(_lines(path, file, accepted), 1):
             text = line.strip()
             if text:
                 try:
@@ -80,7 +82,7 @@ def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
                 except (ValueError, RecursionError):
                     end = -1
                 if end != len(text):
-                    raise bad(path, f"line {number}", f"{show(text)} is not JSON", accepted)
+                    raise bad(path, f"line {number}", f"{quoted(text)} is not JSON", accepted)
                 yield number, value
 
 
@@ -88,7 +90,7 @@ def _csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
     accepted = "CSV with the columns " + ",".join(columns)
     with opened(path) as file:
-        reader = csv.reader(file, strict=True)
+        reader = csv.reader(_lines(path, file, accepted), strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             for name in columns:
@@ -114,7 +116,7 @@ def _count(text: str) -> int:
 def _refuse_tokens(path: str, line: int, fields: tuple[tuple[str, object, bool], ...], accepted: str) -> ValueError:
     """The error about the first of (name, value, whether it is in order) that is not."""
     name, value = next((name, value) for name, value, good in fields if not good)
-    return bad(path, f"line {line}", f"{name} is {show(value)}", accepted)
+    return bad(path, f"line {line}", f"{name} is {quoted(value)}", accepted)
 
 
 def _seconds(text: str) -> float:
@@ -144,7 +146,7 @@ def read_azure(path: str) -> Trace:
             since = moment - (utc if moment.tzinfo else local)
         except (ValueError, OverflowError):
             accepted = "a time such as 2023-11-16 18:17:03.9799600"
-            raise bad(path, f"line {line}", f"TIMESTAMP is {show(time)}", accepted) from None
+            raise bad(path, f"line {line}", f"TIMESTAMP is {quoted(time)}", accepted) from None
         prompt, output = _count(context), _count(generated)
         if not (1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS):
             fields = (columns[1], context, 1 <= prompt <= MAX_TOKENS), (columns[2], generated, False)
@@ -161,7 +163,7 @@ def read_burstgpt(path: str) -> Trace:
     for line, (time, model, asked, answered) in _csv_rows(path, columns):
         arrival_s, prompt, output = _seconds(time), _count(asked), _count(answered)
         if arrival_s < 0:
-            raise bad(path, f"line {line}", f"Timestamp is {show(time)}", "seconds, at least 0")
+            raise bad(path, f"line {line}", f"Timestamp is {quoted(time)}", "seconds, at least 0")
         if not (0 <= prompt <= MAX_TOKENS and 0 <= output <= MAX_TOKENS):
             fields = (columns[2], asked, 0 <= prompt <= MAX_TOKENS), (columns[3], answered, False)
             raise _refuse_tokens(path, line, fields, f"a whole number from 0 to {MAX_TOKENS}")
@@ -178,16 +180,16 @@ def read_mooncake(path: str) -> Trace:
     lengths: list[tuple[int, int]] = []
     for line, row in json_lines(path, accepted):
         if type(row) is not dict:
-            raise bad(path, f"line {line}", f"holds {show(row)}", accepted)
+            raise bad(path, f"line {line}", f"holds {quoted(row)}", accepted)
         time: Any = row.get("timestamp")
         prompt: Any = row.get("input_length")
         output: Any = row.get("output_length")
         # The upper bound also refuses NaN, infinity and integers too long for a float.
         if type(time) not in (int, float) or not 0 <= time <= 1e18:
-            raise bad(path, f"line {line}", f"timestamp is {show(time)}", "milliseconds, from 0 to 1e18")
+            raise bad(path, f"line {line}", f"timestamp is {quoted(time)}", "milliseconds, from 0 to 1e18")
         for name, count in (("input_length", prompt), ("output_length", output)):
             if type(count) is not int or not 1 <= count <= MAX_TOKENS:
-                raise bad(path, f"line {line}", f"{name} is {show(count)}", TOKENS_ACCEPTED)
+                raise bad(path, f"line {line}", f"{name} is {quoted(count)}", TOKENS_ACCEPTED)
         arrivals_s.append(time / 1000)
         lengths.append((prompt, output))
     return _trace(path, arrivals_s, lengths, accepted)
@@ -216,7 +218,7 @@ def _conversations(path: str) -> list[tuple[str, str]]:
         except (ValueError, RecursionError):
             raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
     if type(entries) is not list:
-        raise bad(path, "", f"holds {show(entries)}", SHAREGPT_ACCEPTED)
+        raise bad(path, "", f"holds {quoted(entries)}", SHAREGPT_ACCEPTED)
     pairs = []
     for index, entry in enumerate(entries):
         turns = entry.get("conversations", []) if type(entry) is dict else None
@@ -234,6 +236,9 @@ def token_counter(folder: str) -> Callable[[list[str]], list[int]]:
     accepted = "a local folder of a Hugging Face tokenizer (tokenizer.json, tokenizer_config.json)"
     if "\0" in folder or not Path(folder).is_dir():
         raise bad(folder, "--tokenizer", "is not a folder", accepted)
+    for path in Path(folder).iterdir():
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading a pipe or a device may never end
+            raise bad(folder, "--tokenizer", f"{path.name} is not a regular file", accepted)
     try:
         from transformers import AutoTokenizer
     except ImportError:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
 from pdvsim.sim.cards import GPUS, gpu
 from pdvsim.sim.core import Family, ModelSpec, Pair
+from pdvsim.sim.limits import Range, shown
+from pdvsim.sim.reading import quoted, read_json, said
 
 __all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
 
@@ -28,6 +29,18 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, True, 2, 8192),
         ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, True, 2, 8192),
     )
+}
+
+
+SIZES = {  # of a config.json; several times those of the largest models known
+    "num_hidden_layers": Range(1, 1000),
+    "hidden_size": Range(8, 131_072),
+    "intermediate_size": Range(8, 1_048_576),
+    "num_attention_heads": Range(1, 1024),
+    "num_key_value_heads": Range(1, 1024),
+    "head_dim": Range(1, 1024),
+    "vocab_size": Range(2, 10_000_000),
+    "max_position_embeddings": Range(1, 1_000_000_000),
 }
 
 
@@ -53,16 +66,13 @@ def model_or_config(name: str) -> ModelSpec:
         return model(name)
     try:
         return from_config(read_config(path), name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"model {name}: {getattr(error, 'strerror', None) or 'not UTF-8 text'}") from None
-    except (ValueError, TypeError, KeyError, ArithmeticError, RecursionError) as error:
-        said = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"model {name}: {said}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {name}: {said(error)}") from None
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The dictionary in a config.json or in the folder that holds it."""
-    found = json.loads((path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8"))
+    found = read_json(path / "config.json" if path.is_dir() else path)
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object")
     return found
@@ -72,24 +82,41 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """The shape that a Hugging Face configuration describes; a ValueError if its family is not known."""
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"model family {family!r} is not supported; supported: {', '.join(FAMILIES)}")
-    heads, context = int(config["num_attention_heads"]), config.get("max_position_embeddings")
-    spec = ModelSpec(
+        raise ValueError(f"model family {quoted(family)} is not supported; supported: {', '.join(FAMILIES)}")
+    sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads cannot share {kv_heads} kv heads evenly")
+    if config.get("head_dim") is None and hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
+    tied = config.get("tie_word_embeddings", family == "gemma")
+    if not isinstance(tied, bool):
+        raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
+    return ModelSpec(
         name=name,
         family=cast(Family, family),
-        layers=int(config["num_hidden_layers"]),
-        hidden=int(config["hidden_size"]),
-        intermediate=int(config["intermediate_size"]),
+        layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
+        intermediate=_size(config, "intermediate_size"),
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_dim=int(config.get("head_dim") or config["hidden_size"] // heads),
-        vocab=int(config["vocab_size"]),
-        tied_embeddings=bool(config.get("tie_word_embeddings", family == "gemma")),
-        max_position_embeddings=None if context is None else int(context),
+        kv_heads=kv_heads,
+        head_dim=hidden // heads if config.get("head_dim") is None else _size(config, "head_dim"),
+        vocab=_size(config, "vocab_size"),
+        tied_embeddings=tied,
+        max_position_embeddings=(
+            None if config.get("max_position_embeddings") is None else _size(config, "max_position_embeddings")
+        ),
     )
-    sizes = (spec.layers, spec.hidden, spec.intermediate, heads, spec.kv_heads, spec.head_dim, spec.vocab)
-    if min(*sizes, 1 if context is None else int(context)) < 1:
-        raise ValueError("sizes must be at least 1")
-    if spec.heads % spec.kv_heads:
-        raise ValueError(f"{spec.heads} heads cannot share {spec.kv_heads} kv heads evenly")
-    return spec
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A whole number within its range; a ValueError names the key otherwise."""
+    if key not in config:
+        raise ValueError(f"{key} is missing")
+    value = config[key]
+    if type(value) is not int:
+        raise ValueError(f"{key}: must be a whole number, got {quoted(value)}")
+    if not SIZES[key].holds(value):
+        raise ValueError(f"{key}: must be {SIZES[key]}, got {shown(value)}")
+    return value

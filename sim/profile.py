@@ -6,32 +6,69 @@ A profile is data (JSON), checked on load; an unknown key, a negative or missing
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.cards import GPUS, gpu
+from pdvsim.sim.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.files import write_whole
 from pdvsim.sim.latency import ForwardFit
+from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.models import MODELS
+from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
 ROOFLINE = "roofline, not measured"
 
-# Figures below or above these are in other units, or would stop the clock.
-LEAST = {
-    "bandwidth_bytes_per_s": (1e9, "bytes per second"),
-    "flops_per_s": (1e9, "flops per second"),
-    "memory_bytes": (1e6, "bytes"),
-    "sharpness": (1.0, "a p-norm"),
+_TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
+_HOST_S = Range(0, 1)
+_WEIGHT = Range(0.001, 1000)
+_EXPONENT = Range(0, 10)
+PROFILE_RANGES: dict[str, Range] = {
+    **CARD_RANGES,
+    "schema_version": Range(SCHEMA, SCHEMA),
+    "uncertainty": Range(0, 10),
+    # HostCost
+    "launch_s": _HOST_S,
+    "completion_s": _HOST_S,
+    "handoff_s": _HOST_S,
+    # ContentionFit
+    "stream_weight": _WEIGHT,
+    "crowd_weight": _WEIGHT,
+    "turn_exponent": _EXPONENT,
+    "nimble_weight": _WEIGHT,
+    "nimble_first_rate": Range(0.001, 1),
+    "nimble_first_exponent": _EXPONENT,
+    "hold": Range(0, 1),
+    "hold_compute": Range(0, 10),
+    "hold_bandwidth": Range(0, 10),
+    "efficiency": Range(0.01, 1),
+    "partition_bandwidth_reach": Range(0.01, 100),
+    # ForwardFit
+    "fixed_s": _TIME_S,
+    "weights_s": _TIME_S,
+    "token_s": _TIME_S,
+    "head_weights_s": _TIME_S,
+    "head_token_s": _TIME_S,
+    "kv_s": _TIME_S,
+    "pair_s": _TIME_S,
+    "prompt_pair_s": _TIME_S,
+    "prompt_read_s": _TIME_S,
+    "split_s": _TIME_S,
+    "row_s": _TIME_S,
+    "mixed_s": _TIME_S,
+    "sharpness": Range(1, 100),
+    "programs": Range(0, 1_000_000),
+    "nimble_tokens": Range(0, MAX_TOKENS),
+    "draft_ratio": Range(0.01, 10),
+    "row_buckets": Range(1, 65_536),
+    "chunk_buckets": Range(1, MAX_TOKENS),
 }
-ABOVE_ZERO = ("stream_weight", "crowd_weight", "nimble_weight", "nimble_first_rate", "partition_bandwidth_reach")
-MOST_S = {"launch_s": 1.0, "completion_s": 1.0, "handoff_s": 1.0}
-LONGEST_S = 60.0  # anything else that is a time
+STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
 
 
 @dataclass(frozen=True)
@@ -156,25 +193,26 @@ def load(path: str | Path) -> Profile:
     try:
         return _load(path)
     except ValueError as error:  # a key of the file may hold anything, a new line too
-        raise ValueError("".join(c if c.isprintable() else "?" for c in str(error))) from None
+        raise ValueError(printable(str(error))) from None
 
 
 def _load(path: str | Path) -> Profile:
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        text = read_text(path)
+        data = parse_json(text)
     except OSError as error:
         raise ValueError(f"profile {path}: {error.strerror}; a profile is a JSON file, or roofline") from None
-    except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"profile {path}: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise ValueError(f"profile {path}: {said(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"profile {path}: expected a JSON object")
     version = data.get("schema_version")
-    if version != SCHEMA:
-        raise ValueError(f"profile {path}: schema_version is {version!r}, this version reads {SCHEMA}")
+    if type(version) is not int or version != SCHEMA:
+        raise ValueError(f"profile {path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     from pydantic import TypeAdapter, ValidationError  # a quarter of the start-up time, and only files need it
 
     try:
-        profile = TypeAdapter(Profile).validate_python(data)
+        profile = TypeAdapter(Profile).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -194,35 +232,34 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
     for key in given:
         if key not in known:
             raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
-    for name in known:
+    for name in sorted(known):
         value = getattr(read, name)
-        if isinstance(value, (int, float)) and not 0 <= value < math.inf:
-            raise ValueError(f"profile {path}: {where}{name}: must be a finite number of at least 0, got {value}")
-        if name in LEAST and value is not None and value < LEAST[name][0]:
-            least, unit = LEAST[name]
-            raise ValueError(f"profile {path}: {where}{name}: must be at least {least:g}, got {value}; not {unit}?")
-        if name in ABOVE_ZERO and value is not None and not value > 0:
-            raise ValueError(f"profile {path}: {where}{name}: must be greater than 0, got {value}")
-        if name.endswith("_s") and not name.endswith("_per_s") and value is not None:
-            most = MOST_S.get(name, LONGEST_S)
-            if value > most:
-                raise ValueError(f"profile {path}: {where}{name}: must be at most {most:g}, got {value}; not seconds?")
-        if name.endswith("_buckets") and (list(value) != sorted(set(value)) or any(size < 1 for size in value)):
-            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes of at least 1, got {value}")
-        if name.endswith("_knots"):
-            at = [tokens for tokens, _ in value]
-            if len(at) == 1 or at != sorted(set(at)) or any(not 0 <= s < math.inf for _, s in value):
-                raise ValueError(f"profile {path}: {where}{name}: needs two or more rising (tokens, seconds) pairs")
-            if at and value[-1][1] < value[-2][1]:  # what lies beyond would be less than nothing
-                raise ValueError(f"profile {path}: {where}{name}: the last pair's seconds must not fall")
-        if name == "uncertainty":
-            for model, bar in value.items():
-                if not 0 <= bar < math.inf:
-                    raise ValueError(f"profile {path}: {where}{name}.{model}: must be at least 0, got {bar}")
-        if name == "efficiency":
-            for pair, left in value.items():
-                if not 0 < left <= 1:
-                    raise ValueError(f"profile {path}: {where}{name}.{pair}: must be in (0, 1], got {left}")
+        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+        figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
+        for place, figure in figures.items():
+            if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
+                raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
+        if name.endswith("_buckets") and list(value) != sorted(set(value)):
+            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes")
+        if name.endswith("_knots") and value:
+            _check_knots(f"profile {path}: {where}{name}", value)
+    if isinstance(read, ForwardFit) and not read.layer_knots and not max(read.fixed_s, read.weights_s, read.token_s):
+        raise ValueError(f"profile {path}: {where}weights_s: a forward would take no time")
+
+
+def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
+    """Refuse knots that no measurement gives: they rise in tokens, take time, and never take much less for more."""
+    at, seconds = [tokens for tokens, _ in knots], [time_s for _, time_s in knots]
+    if len(at) == 1 or at != sorted(set(at)) or at[0] < 0 or at[-1] > MAX_TOKENS:
+        raise ValueError(f"{where}: needs two or more rising (tokens, seconds) pairs, up to {MAX_TOKENS} tokens")
+    if not all(_TIME_S.holds(time_s) for time_s in seconds):
+        raise ValueError(f"{where}: seconds must be {_TIME_S}")
+    if not any(seconds) or (where.endswith(".layer_knots") and not all(seconds)):
+        raise ValueError(f"{where}: seconds must be above 0")
+    if any(time_s < (1 - STEEPEST_FALL) * most for time_s, most in zip(seconds, accumulate(seconds, max), strict=True)):
+        raise ValueError(f"{where}: more tokens must not take less than a third of the time of fewer")
+    if seconds[-1] < seconds[-2]:  # what lies beyond would be less than nothing
+        raise ValueError(f"{where}: the last pair's seconds must not fall")
 
 
 def save(profile: Profile, path: str | Path) -> None:

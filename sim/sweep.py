@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.limits import check_points, check_ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -76,14 +77,16 @@ class Sweep:
                 raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
         if not self.archs:
             raise ValueError("arch needs at least one value")
-        if self.num_runs < 1:
-            raise ValueError(f"num-runs must be greater than 0, got {self.num_runs}")
+        check_ranges(self)
         if self.concurrency and self.request_rate:
             raise ValueError("--concurrency and --request-rate exclude each other")
         if self.concurrency and self.base.traffic.max_concurrency is not None:
             raise ValueError("--concurrency and --max-concurrency exclude each other")
         if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
             raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
+        loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
+        varied = math.prod(map(len, self.vary.values()))
+        check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
         _ = self._points  # an architecture that refuses an option refuses it now, not in the middle of the sweep
 
     def points(self) -> list[Point]:

@@ -268,10 +268,10 @@ def test_ctrl_c_tells_what_is_known(
         ([], "give --request-rate"),
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
-        (["--request-rate", "3", "--budget-s", "0"], "budget-s must be greater than 0"),
+        (["--request-rate", "3", "--budget-s", "0"], "budget-s must be 1 to 2592000, got 0"),
         (["--request-rate", "3", "--try-draft-lengths", "99"], "not modelled"),
         (["--request-rate", "3", "--arch", "pd", "--verify-gpu", "1"], "needs a verify lane"),
-        (["--request-rate", "3", "--indifference", "2"], "indifference must be in [0, 1)"),
+        (["--request-rate", "3", "--indifference", "2"], "indifference must be 0 to 0.99, got 2"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:

@@ -275,10 +275,10 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     [
         ([], "give --goodput"),
         (["--goodput", "ttft:0"], "cannot be met"),
-        (["--goodput", "ttft:9", "--attainment", "1.5"], "attainment must be in (0, 1], got 1.5"),
-        (["--goodput", "ttft:9", "--gpus", "0"], "gpus must be greater than 0"),
+        (["--goodput", "ttft:9", "--attainment", "1.5"], "attainment must be 0.01 to 1, got 1.5"),
+        (["--goodput", "ttft:9", "--gpus", "0"], "gpus must be 1 to 1024, got 0"),
         (["--goodput", "ttft:9", "--gpus", "1", "--verify-gpu", "1", "--arch", "pdv"], "multiple of 2"),
-        (["--goodput", "ttft:9", "--gpu-hour-usd", "0"], "gpu-hour-usd must be greater than 0"),
+        (["--goodput", "ttft:9", "--gpu-hour-usd", "0"], "gpu-hour-usd must be 0.0001 to 1e+06, got 0"),
         (["--goodput", "ttft:9", "--request-rate", "3"], "Unrecognized options: --request-rate"),
         (["--goodput", "ttft:9", "--arch", "pd,pd"], "arch names a value twice"),
     ],

@@ -162,10 +162,15 @@ def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: p
     ("change", "says"),
     [
         ({"model_type": "mamba"}, "model family 'mamba' is not supported"),
-        ({"hidden_size": None}, "model "),
-        ({"vocab_size": -1}, "sizes must be at least 1"),
+        ({"hidden_size": None}, "hidden_size: must be a whole number, got None"),
+        ({"vocab_size": -1}, "vocab_size: must be 2 to 10000000, got -1"),
+        ({"vocab_size": True}, "vocab_size: must be a whole number, got True"),
+        ({"num_attention_heads": 32.9}, "num_attention_heads: must be a whole number, got 32.9"),
+        ({"num_hidden_layers": 10**400}, "num_hidden_layers: must be 1 to 1000, got a number of 19 or more digits"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: must be true or false, got 'false'"),
+        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "is no multiple of 7 heads: head_dim is missing"),
         ({"num_key_value_heads": 3}, "20 heads cannot share 3 kv heads"),
-        ({"hidden_size": float("inf")}, "cannot convert float infinity to integer"),
+        ({"hidden_size": float("inf")}, "hidden_size: must be a whole number, got inf"),
     ],
 )
 def test_a_bad_configuration_is_refused_in_one_line(

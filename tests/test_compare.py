@@ -82,7 +82,7 @@ def test_differences_are_paired_within_a_pair_and_card() -> None:
         ({"gpus": ("z80",)}, "unknown gpu 'z80'; known: "),
         ({"pairs": ("llama-2-7b",)}, "must be written draft:target"),
         ({"pair_acceptance": (0.5,)}, "one rate for each of the 2 pairs"),
-        ({"pair_acceptance": (0.5, 2.0)}, "acceptance-rate must be in"),
+        ({"pair_acceptance": (0.5, 2.0)}, "pair-acceptance must be 0 to 1, got 2.0"),
         ({"archs": ("pd", "pd")}, "arch names a value twice"),
     ],
 )

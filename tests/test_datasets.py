@@ -133,7 +133,7 @@ def test_a_broken_file_is_refused_by_line_and_field(
 @pytest.mark.parametrize("read", [*READERS, datasets._conversations])
 def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: Write, tmp_path: Path) -> None:
     assert "No such file" in refusal(read, str(tmp_path / "missing"))
-    assert "directory" in refusal(read, str(tmp_path))
+    assert "is a folder" in refusal(read, str(tmp_path))
     assert "not UTF-8" in refusal(read, write(b"\x1f\x8b\x08\xff\xfe" * 10))
     with pytest.raises(ValueError, match="not a file name"):
         read("a\0b")

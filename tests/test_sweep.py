@@ -119,7 +119,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
         (["num-speculative-tokens=4,4"], "names a value twice"),
         (["acceptance-rate="], "vary: acceptance-rate needs a value"),
         (["acceptance-rate=0.5", "acceptance_rate=0.6"], "vary names acceptance_rate twice"),
-        (["acceptance-rate=nan"], "acceptance-rate must be in [0, 1], got nan"),
+        (["acceptance-rate=nan"], "acceptance-rate must be 0 to 1, got nan"),
         (["controller=fixd"], "invalid choice 'fixd'"),
         (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
         (["feedback-temperature=yes"], "must be true or false"),

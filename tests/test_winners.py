@@ -154,7 +154,7 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
         (["--concurrency", "1", "--request-rate", "2"], "give one of --concurrency and --request-rate"),
         (["--pairs", "a:b"], "--pairs is for --y size"),
         (["--y", "size", "--pairs", "a:b"], "unknown model 'a'"),
-        (["--acceptances", "1.5"], "acceptance-rate must be in [0, 1], got 1.5"),
+        (["--acceptances", "1.5"], "acceptances must be 0 to 1, got 1.5"),
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
         (["--synthetic-acceptance-rates", "0.5"], "takes no --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),

@@ -172,11 +172,7 @@ def test_timestamps_are_replayed_in_order_from_zero(mooncake: str) -> None:
 @pytest.mark.parametrize(
     ("traffic", "message"),
     [
-        (Traffic(num_prompts=10**12), "num-prompts must be at most"),
-        (Traffic(input_len=10**30), "input-len must be at most"),
-        (Traffic("random", output_len=10**30), "output-len must be at most"),
         (Traffic(num_prompts=10**4, output_len=10**7), "output tokens in all are too many"),
-        (Traffic(request_rate=1e-300, burstiness=1e-300), "request-rate 1e-300 puts arrivals beyond"),
         (Traffic(dataset_path="x.json"), "needs --tokenizer"),
         (Traffic("azure", "no/such.csv"), "no/such.csv: cannot be read"),
     ],

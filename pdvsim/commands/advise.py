@@ -13,9 +13,10 @@ import tyro
 from pdvsim.args import parse
 from pdvsim.console import say
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
 from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.decide.advise import Question
@@ -69,9 +70,7 @@ class AdviseOptions:
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
 
     def __post_init__(self) -> None:
-        check_jobs(self.jobs)
-        if self.gpu_hour_usd is not None and not 0 < self.gpu_hour_usd < math.inf:
-            raise ValueError(f"gpu-hour-usd must be greater than 0, got {self.gpu_hour_usd}")
+        check_ranges(self)
 
     def question(self) -> Question:
         """What these options ask; a ValueError names what is wrong."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.args import parse
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
+from pdvsim.console import forewarn
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan
@@ -51,9 +53,7 @@ class CapacityOptions:
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
 
     def __post_init__(self) -> None:
-        check_jobs(self.jobs)
-        if self.gpu_hour_usd is not None and not 0 < self.gpu_hour_usd < float("inf"):
-            raise ValueError(f"gpu-hour-usd must be greater than 0, got {self.gpu_hour_usd}")
+        check_ranges(self)
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
@@ -92,13 +92,16 @@ def main(argv: list[str]) -> int:
     from pdvsim import output
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.runs import Bench
+    from pdvsim.decide.runs import Bench, without_band
     from pdvsim.decide.tables import capacity_document, capacity_table
     from pdvsim.progress import Progress
+    from pdvsim.sim.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
     files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
+    runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
     with Progress(SEARCH_RUNS * len(plan.cases()), "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     document = output.dumps({"date": date, **capacity_document(found)})

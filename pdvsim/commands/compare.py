@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.args import SweepTraffic, parse
+from pdvsim.console import forewarn
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import RANGES, check, check_ranges
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -79,8 +81,7 @@ class CompareCommand:
     """TOML file of flags (pairs = ["gemma-2b:gemma-7b"]); the command line wins."""
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
+        check_ranges(self)
 
     def comparison(self) -> Comparison:
         """The comparison these options describe."""
@@ -126,8 +127,7 @@ def prices_usd(given: tuple[str, ...], gpus: tuple[str, ...]) -> dict[str, float
             price = float(value)
         except ValueError:
             raise ValueError(f"gpu-hour-usd: {text!r} must be a price, or card=price, e.g. h200=4") from None
-        if not 0 < price < float("inf"):
-            raise ValueError(f"gpu-hour-usd must be a finite number greater than 0, got {value}")
+        check("gpu-hour-usd", price, RANGES["gpu_hour_usd"])
         if equals and name not in gpus:
             raise ValueError(f"gpu-hour-usd: {name!r} is not among the cards compared: {', '.join(gpus)}")
         prices |= {name: price} if equals else dict.fromkeys(gpus, price) | prices
@@ -150,7 +150,9 @@ def main(argv: list[str]) -> int:
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
     files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
-    total = sum(len(comparison.points(*place)) for place in comparison.places())
+    points = [point for place in comparison.places() for point in comparison.points(*place)]
+    forewarn(points, args.jobs)
+    total = len(points)
     interrupted = False
     try:
         with Progress(total, "points", args.json, after_s=0) as progress:

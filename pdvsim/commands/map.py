@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.args import parse
+from pdvsim.console import forewarn
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, check_jobs, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place
@@ -66,7 +68,7 @@ class MapOptions:
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
 
     def __post_init__(self) -> None:
-        check_jobs(self.jobs)
+        check_ranges(self)
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
@@ -116,15 +118,20 @@ def main(argv: list[str]) -> int:
 
     from pdvsim import output
     from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.runs import Bench
+    from pdvsim.decide.runs import Bench, without_band
     from pdvsim.decide.tables import map_document, map_table
     from pdvsim.decide.winners import draw_map
     from pdvsim.progress import Progress
+    from pdvsim.sim.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))
     files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
-    with Progress(len(grid.experiments()), "runs", args.json, after_s=0) as progress:
+    experiments = grid.experiments()
+    forewarn(
+        [Point("request_rate", e.traffic.request_rate, 0, without_band(e)) for e in experiments], args.options.jobs
+    )
+    with Progress(len(experiments), "runs", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))

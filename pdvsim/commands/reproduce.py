@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from pdvsim.args import parse
+from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.calibration.fair import Fair
@@ -42,10 +43,7 @@ class ReproduceCommand:
     def __post_init__(self) -> None:
         from pdvsim.sim.models import gpu
 
-        if self.num_runs is not None and self.num_runs < 1:
-            raise ValueError(f"num-runs must be greater than 0, got {self.num_runs}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        check_ranges(self)
         if self.gpu is not None:
             gpu(self.gpu)
             if not self.fair:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdvsim.args import RunCommand, parse
-from pdvsim.console import say
+from pdvsim.console import forewarn, say
 
 
 def main(argv: list[str]) -> int:
@@ -16,9 +16,11 @@ def main(argv: list[str]) -> int:
     from pdvsim.sim.band import ends, wanted
     from pdvsim.sim.inputs import checked
     from pdvsim.sim.run import simulate
+    from pdvsim.sim.sweep import Point
 
     requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
     files = RunFiles.checked(args)
+    forewarn([Point("request_rate", args.experiment.traffic.request_rate, 0, args.experiment)])
     runs = 3 if wanted(args.experiment) else 1
     with Progress(runs * args.experiment.traffic.num_prompts, "requests", args.json) as progress:
         result = simulate(args.experiment, progress.update, requests=requests)

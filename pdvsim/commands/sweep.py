@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.args import SweepCommand, parse
-from pdvsim.console import say
+from pdvsim.console import forewarn, say
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,10 @@ def main(argv: list[str]) -> int:
     if args.dry_run:
         return _dry_run(folder, args)
 
-    check_reachable(args.options.where())
+    where = args.options.where()
+    check_reachable(where)
+    if where.name == "loky":
+        forewarn(sweep.points(), where.jobs)
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume, _notice):
@@ -45,7 +48,7 @@ def main(argv: list[str]) -> int:
         rows = found.rows
         try:
             with Progress(total, "points", args.json, after_s=0) as progress:
-                failures = folder.run(args.options.where(), args.continue_on_error, progress.update, rows, _notice)
+                failures = folder.run(where, args.continue_on_error, progress.update, rows, _notice)
         except KeyboardInterrupt:
             interrupted = True
         except (ValueError, OSError):
@@ -83,14 +86,14 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and what they may take; nothing is written."""
     from pdvsim import output, table
     from pdvsim.sim.backends import cores
-    from pdvsim.sim.estimate import core_seconds
+    from pdvsim.sim.estimate import cost
     from pdvsim.sweepdir import listed
 
     folder.check(args.resume)
     points = folder.sweep.points()
     done = set(folder.survey().rows) if args.resume else set()
     rows = listed(points, done)
-    needed_s = core_seconds([p for i, p in enumerate(points) if i not in done])
+    needed_s = cost([p for i, p in enumerate(points) if i not in done]).core_s
     jobs = (
         min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "loky" else None
     )

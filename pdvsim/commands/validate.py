@@ -13,6 +13,7 @@ import tyro
 from pdvsim.args import parse
 from pdvsim.console import say
 from pdvsim.sim.config import Arch, Contention
+from pdvsim.sim.limits import Range, check_ranges
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
          "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms")  # fmt: skip
@@ -50,12 +51,7 @@ class ValidateCommand:
     """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
-        if self.jobs is not None and self.jobs < 1:
-            raise ValueError(f"jobs must be greater than 0, got {self.jobs}")
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be greater than 0, got {self.repeats}")
-        if not self.budget_s > 0:
-            raise ValueError(f"budget-s must be greater than 0, got {self.budget_s}")
+        check_ranges(self, budget_s=Range(1, 30 * 86400, or_inf=True))
         if self.run and self.runs is None:
             raise ValueError("--run needs the file to write the runs to: pdvsim validate RUNS.jsonl --run")
         if not self.run:

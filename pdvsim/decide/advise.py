@@ -21,6 +21,7 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.limits import check_ranges
 
 FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any
 SEARCH_SHARE, FINALS_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.7, 0.9  # of the budget: when each is to be done
@@ -48,12 +49,7 @@ class Question:
             raise ValueError("advice is for a load: give --request-rate, in requests per second")
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
-        if not 0 <= self.indifference < 1:
-            raise ValueError(f"indifference must be in [0, 1), got {self.indifference}")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup-share must be in [0, 1), got {self.warmup_share}")
-        if not 0 < self.budget_s < float("inf"):
-            raise ValueError(f"budget-s must be greater than 0, got {self.budget_s}")
+        check_ranges(self)
 
     @property
     def varies_acceptance(self) -> bool:

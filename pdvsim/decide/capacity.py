@@ -21,6 +21,7 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.stats import interval
 
 if TYPE_CHECKING:
@@ -83,15 +84,9 @@ class Plan:
                 raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
         if not self.goal.levels:
             raise ValueError("capacity is within service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
-        if self.num_runs < 1:
-            raise ValueError(f"num-runs must be greater than 0, got {self.num_runs}")
-        if not 0.001 <= self.tolerance <= 0.5:
-            raise ValueError(f"tolerance must be in [0.001, 0.5], got {self.tolerance}")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup-share must be in [0, 1), got {self.warmup_share}")
+        check_ranges(self)
+        check_points("GPUs x architectures x runs", len(self.gpus), len(self.archs), self.num_runs)
         for gpus in self.gpus:
-            if gpus < 1:
-                raise ValueError(f"gpus must be greater than 0, got {gpus}")
             if gpus % self.gpus_a_server:
                 raise ValueError(f"gpus must be a multiple of {self.gpus_a_server}, the GPUs of one server, got {gpus}")
         self.cases()  # an architecture that refuses an option refuses it now

@@ -15,6 +15,7 @@ from typing import Literal, get_args
 from pdvsim.decide.runs import keeps_up, kept_up
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment, Scoring
+from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.metrics import percentile_name
 
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
@@ -40,8 +41,7 @@ class Goal:
     attainment: float = 0.9
 
     def __post_init__(self) -> None:
-        if not 0 < self.attainment <= 1:
-            raise ValueError(f"attainment must be in (0, 1], got {self.attainment}")
+        check_ranges(self)
         if self.objective in ("headroom", "goodput") and not self.levels:
             raise ValueError(f"objective {self.objective} needs --goodput, e.g. --goodput ttft:500 tpot:50")
         if any(not level for level in self.levels_ms.values()):

@@ -32,9 +32,3 @@ class TrimmedScoring(Scoring):
 def plain(cls: type[T], given: T) -> T:
     """A subclass made for the command line as the dataclass it extends, equal to one made by hand."""
     return cls(**{f.name: getattr(given, f.name) for f in fields(cls)})  # type: ignore[arg-type]
-
-
-def check_jobs(jobs: int | None) -> None:
-    """A ValueError where no point could run."""
-    if jobs is not None and jobs < 1:
-        raise ValueError(f"jobs must be greater than 0, got {jobs}")

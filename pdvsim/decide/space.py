@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pdvsim.sim.config import ARCHS, MAX_DRAFT, Arch, Controller, Experiment, Server
+from pdvsim.sim.config import ARCHS, Arch, Controller, Experiment, Server
+from pdvsim.sim.limits import check_ranges
 
 # from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
 SIMPLEST_FIRST: tuple[Arch, ...] = (
@@ -37,10 +38,7 @@ class Space:
                 raise ValueError(f"{flag} needs at least one value")
             if len(set(values)) != len(values):
                 raise ValueError(f"{flag} names a value twice: {', '.join(map(str, values))}")
-            if any(isinstance(value, int) and value < 1 for value in values):
-                raise ValueError(f"{flag} must be greater than 0, got {', '.join(map(str, values))}")
-        if max(self.draft_lengths) > MAX_DRAFT:
-            raise ValueError(f"drafts of more than {MAX_DRAFT} tokens are not modelled, got {max(self.draft_lengths)}")
+        check_ranges(self)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """Each architecture with the settings given, or the nearest that may be tried."""

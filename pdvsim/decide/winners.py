@@ -19,6 +19,7 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replicati
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.models import pair as named_pair
 
@@ -61,10 +62,10 @@ class Grid:
             raise ValueError(f"{'acceptances' if self.axis == 'acceptance' else 'pairs'} needs at least one value")
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
-        if not 0 <= self.warmup_share < 1:
-            raise ValueError(f"warmup-share must be in [0, 1), got {self.warmup_share}")
-        if not 0 <= self.indifference < 1:
-            raise ValueError(f"indifference must be in [0, 1), got {self.indifference}")
+        check_ranges(self)
+        check_points(
+            "loads x places x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs
+        )
         acceptance = self.base.acceptance
         if self.axis == "acceptance" and (acceptance.synthetic_acceptance_rates or acceptance.acceptance_trace):
             raise ValueError("a map over acceptance takes no --synthetic-acceptance-rates and no --acceptance-trace")

@@ -66,7 +66,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         (["--device", "cpu", "--pair", "tiny"], "must be written draft:target"),
         (["--device", "cpu", "--draft-path", "/no/such", "--target-path", "/no/such"], "/no/such"),
         ([*CPU, "--devise", "cpu"], "unknown option --devise; did you mean --device?"),
-        ([*CPU, "--request-rate", "0"], "request-rate must be greater than 0"),
+        ([*CPU, "--request-rate", "0"], "request-rate must be 1e-06 to 1e+09, or inf, got 0"),
         ([*CPU, "-o", "/proc/no/such.json"], "/proc/no"),
     ],
 )

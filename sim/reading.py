@@ -1,0 +1,180 @@
+"""Files that a user names, read within limits: regular files only, of a size that is stated, and not too deep.
+
+A pipe or a device would hang or never end. Every refusal is a ValueError of one line that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.sim.limits import MAX_CONFIG_BYTES, MAX_DATA_BYTES, MAX_DEPTH, MAX_TABLE_BYTES, MIB, shown
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+def check_file(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> None:
+    """Refuse what is no regular file, or larger; an OSError if it is not there."""
+    if "\0" in str(path):
+        raise ValueError("not a file name")
+    _check_stat(os.stat(path), most_bytes)
+
+
+def _check_stat(found: os.stat_result, most_bytes: int) -> None:
+    if stat.S_ISDIR(found.st_mode):
+        raise ValueError("is a folder, not a file")
+    if not stat.S_ISREG(found.st_mode):
+        raise ValueError("is not a regular file")
+    if found.st_size > most_bytes:
+        raise ValueError(f"is {found.st_size} bytes; at most {most_bytes // MIB} MiB are read")
+
+
+def read_bytes(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> bytes:
+    """The content of a regular file of at most so many bytes; a ValueError or an OSError otherwise."""
+    check_file(path, most_bytes)
+    with open(path, "rb") as file:
+        data = file.read(most_bytes + 1)
+    if len(data) > most_bytes:  # it grew, or is one of those that have no size beforehand
+        raise ValueError(f"is more than {most_bytes // MIB} MiB")
+    return data
+
+
+def read_text(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> str:
+    """The same as text; a ValueError if it is not UTF-8."""
+    try:
+        return read_bytes(path, most_bytes).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError("is not UTF-8 text") from None
+
+
+def read_json(path: str | Path) -> Any:
+    """The document in a JSON file; a ValueError or an OSError otherwise."""
+    return parse_json(read_text(path))
+
+
+def parse_json(text: str) -> Any:
+    """A JSON document; a ValueError of one line if it is none, or nested too deeply for anything that walks it."""
+    try:
+        document = json.loads(text)
+    except RecursionError:
+        raise _too_deep() from None
+    except json.JSONDecodeError as error:
+        raise ValueError(f"is not JSON: {error}") from None
+    except ValueError:
+        raise ValueError("is not JSON: a number of thousands of digits") from None
+    _check_depth(document)
+    return document
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file; a ValueError or an OSError otherwise."""
+    try:
+        document = tomllib.loads(read_text(path))
+    except RecursionError:
+        raise _too_deep() from None
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"is not TOML: {' '.join(str(error).split())}") from None
+    _check_depth(document)
+    return document
+
+
+def _check_depth(document: Any) -> None:
+    level = [document]
+    for _ in range(MAX_DEPTH):
+        level = [
+            item
+            for holder in level
+            if isinstance(holder, dict | list)
+            for item in (holder.values() if isinstance(holder, dict) else holder)
+        ]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> ValueError:
+    return ValueError(f"holds more than {MAX_DEPTH} lists or tables inside each other")
+
+
+def said(error: Exception) -> str:
+    """What went wrong with a file, as one printable line without its name."""
+    return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:300]
+
+
+def printable(text: str) -> str:
+    """A text as one line, whatever a file put into it."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
+def quoted(value: object) -> str:
+    """A value of a file as an error quotes it: short, whatever it is."""
+    # Cut before formatting: a nested list may be too deep, and an integer too long, for repr.
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    text = shown(value) if isinstance(value, int) else repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def read_table(path: str | Path) -> pa.Table:
+    """The table in a parquet file; a ValueError or an OSError if it is none, or needs more memory than it should."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    most = min(MAX_TABLE_BYTES, memory_bytes() // 2)
+    try:
+        with pq.ParquetFile(path) as file:
+            _check_memory(_needed_bytes(file), most)
+            types = {field.name: field.type for field in file.schema_arrow}
+        texts = [name for name, kind in types.items() if pa.types.is_string(kind) or pa.types.is_binary(kind)]
+        with pq.ParquetFile(path, read_dictionary=texts) as file:
+            table = file.read()
+        table.validate(full=True)
+        for name in texts:  # a long text repeated is there once until it is spelt out
+            at, column = table.column_names.index(name), table.column(name)
+            long = max((pc.max(pc.binary_length(c.dictionary)).as_py() or 0 for c in column.chunks), default=0)
+            _check_memory(long * len(column), most)
+            table = table.set_column(at, name, column.cast(types[name]))
+    except (pa.ArrowException, KeyError, TypeError, NotImplementedError) as error:
+        raise ValueError(f"not parquet, or cut short: {said(error)[:120]}") from None
+    return table
+
+
+def _needed_bytes(file: Any) -> int:
+    """Memory that a parquet file's columns would take, by its own account."""
+    found, schema, needed = file.metadata, file.schema, 0
+    for at in range(found.num_row_groups):
+        group = found.row_group(at)
+        for number in range(group.num_columns):
+            chunk = group.column(number)
+            # a column of one value repeated is tiny in the file, and as long as its rows once it is read
+            spread = max(chunk.num_values, group.num_rows) * _width(schema.column(number))
+            needed += max(spread, chunk.total_uncompressed_size)
+    return needed
+
+
+def _check_memory(needed_bytes: int, most_bytes: int) -> None:
+    if needed_bytes > most_bytes:
+        raise ValueError(f"asks for {needed_bytes // MIB} MiB of memory; at most {most_bytes // MIB} MiB are read")
+
+
+def _width(column: Any) -> int:
+    """Bytes of one value in memory; of a text, of the pointer to it and a short one."""
+    widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
+    return widths.get(column.physical_type, 64) if column.length <= 0 else int(column.length)
+
+
+def memory_bytes() -> int:
+    """Memory of this machine, or what its container may use of it."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total

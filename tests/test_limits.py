@@ -1,0 +1,268 @@
+"""Limits are stated, kept before any work is done, and the same wherever a value comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import math
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pdvsim import cli, console
+from pdvsim.sim import limits, profile
+from pdvsim.sim.cards import GPUS
+from pdvsim.sim.config import Experiment, Host, Server, Traffic
+from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.estimate import cost, forewarning
+from pdvsim.sim.latency import ForwardFit
+from pdvsim.sim.limits import RANGES, Range, check_ranges
+from pdvsim.sim.reading import read_table
+from pdvsim.sim.sweep import Point, Sweep
+
+ROOT = Path(cli.__file__).parents[1]
+CONFIGS = ("pdvsim.args", "pdvsim.sim.config", "pdvsim.realrun.command", "pdvsim.decide.options",
+           *(f"pdvsim.commands.{name}" for name in cli.COMMANDS),
+           *(f"pdvsim.decide.{name}" for name in ("capacity", "advise", "winners", "goal", "space")))  # fmt: skip
+MADE = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell"}  # answers, not questions
+
+
+def numeric(hint: Any) -> bool:
+    parts = get_args(hint)
+    return hint in (int, float) or any(numeric(part) for part in parts)
+
+
+def configurations() -> list[type]:
+    modules = [import_module(name) for name in CONFIGS]
+    found = [c for m in modules for c in vars(m).values() if dataclasses.is_dataclass(c) and isinstance(c, type)]
+    return [c for c in dict.fromkeys(found) if c.__name__ not in MADE and c.__module__ in CONFIGS]
+
+
+def test_every_number_that_can_be_given_has_a_range() -> None:
+    """A new numeric field of a configuration needs a line in `limits.RANGES`."""
+    named = {(c.__name__, f.name): get_type_hints(c)[f.name] for c in configurations() for f in dataclasses.fields(c)}
+    assert len(named) > 100
+    missing = [name for name, hint in named.items() if numeric(hint) and name[1] not in RANGES]
+    assert not missing, f"no range in limits.RANGES: {missing}"
+
+
+def test_every_range_is_kept_by_its_configuration() -> None:
+    """Just inside is taken, just outside is refused by name with the range."""
+    for group in (Traffic, Server, Host):
+        for part in dataclasses.fields(group):
+            if part.name not in RANGES or part.name in ("partition", "max_speculative_tokens"):
+                continue
+            span, flag = RANGES[part.name], part.name.replace("_", "-")
+            whole = get_type_hints(group)[part.name] in (int, int | None)
+            for bad in (span.low - 1, span.high * 2 + 1, math.nan if not whole else span.low - 10**400):
+                with pytest.raises(ValueError, match=f"^{flag} must be .* to ") as refused:
+                    group(**{part.name: bad})
+                assert "\n" not in str(refused.value)
+                assert len(str(refused.value)) < 200
+
+
+def test_every_figure_of_a_profile_has_a_range() -> None:
+    parts = (GpuSpec, ForwardFit, profile.HostCost, profile.ContentionFit, profile.Profile)
+    figures = {f.name: get_type_hints(part)[f.name] for part in parts for f in dataclasses.fields(part)}
+    texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "provenance"}
+    for name in figures:
+        assert name in profile.PROFILE_RANGES or name.endswith("_knots") or name in texts, name
+
+
+def test_a_range_of_its_own_stands_in_for_the_usual_one() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Mine:
+        jobs: int = 0
+        budget_s: float = math.inf
+
+    with pytest.raises(ValueError, match="jobs must be 1 to 1024, got 0"):
+        check_ranges(Mine())
+    check_ranges(Mine(), jobs=Range(0, 8), budget_s=Range(1, 2, or_inf=True))
+
+
+def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
+    assert cli.main(argv) == code
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert not captured.out
+    return captured.err
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        (["run", "--num-prompts", "1" + "0" * 400], "num-prompts must be 1 to 10000000, got a number of 19 or more"),
+        (["run", "--launch-s", "1e308"], "launch-s must be 0 to 1, got 1e+308"),
+        (["run", "--idle-poll-s", "1e-300"], "idle-poll-s must be 0, or at least 1e-09, got 1e-300"),
+        (["run", "--replicas", "100000"], "replicas must be 1 to 1024, got 100000"),
+        (["run", "--num-workers", "1000000000"], "num-workers must be 1 to 4096"),
+        (["run", "--seed", "9" * 400], "seed must be 0 to"),
+        (["run", "--goodput", "ttft:1e300"], "goodput ttft must be 0 to 1e+09"),
+        (["sweep", "--num-runs", "3000000"], "num-runs must be 1 to 10000, got 3000000"),
+        (["sweep", "--num-runs", "9999", "--vary", "num-speculative-tokens=1,2,3"], "at most 100000 are accepted"),
+        (["map", "--num-runs", "9999"], "at most 100000 are accepted"),
+        (["capacity", "--goodput", "ttft:9", "--gpus", "99999"], "gpus must be 1 to 1024"),
+        (["advise", "--request-rate", "3", "--budget-s", "inf"], "budget-s must be 1 to 2592000, got inf"),
+        (["compare", "--gpu-hour-usd", "1e300"], "gpu-hour-usd must be 0.0001 to 1e+06"),
+        (["validate", "--jobs", "99999"], "jobs must be 1 to 1024"),
+        (["reproduce", "three-way", "--num-runs", "99999999"], "num-runs must be 1 to 10000"),
+    ],
+)
+def test_more_than_the_limit_is_refused_at_once(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert says in said(argv, capsys)
+
+
+TINY = ("--num-prompts", "2", "--output-len", "3")
+READS = {
+    "profile.json": ("run", "--profile", "{}", *TINY),
+    "card.toml": ("run", "--gpu", "{}", *TINY),
+    "config.json": ("run", "--pair", "{}:llama-2-7b", *TINY),
+    "flags.toml": ("run", "--config", "{}"),
+    "azure.csv": ("run", "--dataset-name", "azure", "--dataset-path", "{}", *TINY),
+    "accepted.jsonl": ("run", "--acceptance-trace", "{}", *TINY),
+    "runs.jsonl": ("validate", "{}"),
+    "run.json": ("report", "{}"),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_only_regular_files_of_a_stated_size_are_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A pipe would hang, a device never end, a deep file overflow the stack."""
+    path = tmp_path / name
+    argv = [part.replace("{}", str(path)) for part in READS[name]]
+    os.mkfifo(path)
+    assert "is not a regular file" in said(argv, capsys)
+    path.unlink()
+    path.symlink_to("/dev/zero")
+    assert "is not a regular file" in said(argv, capsys)
+    path.unlink()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert "MiB are read" in said(argv, capsys)
+    path.write_text("a = " + "[" * 3000 if name.endswith(".toml") else '{"schema_version": ' + "[" * 3000)
+    assert name in said(argv, capsys)
+
+
+def test_a_small_table_that_asks_for_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of one value is tiny in the file and as long as its rows in memory; so is a long text repeated."""
+    path = tmp_path / "t.parquet"
+    ones = pa.table({"x": pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["a" * 10**7]))})
+    pq.write_table(ones.cast(pa.schema([("x", pa.dictionary(pa.int32(), pa.string()))])), path, store_schema=False)
+    assert path.stat().st_size < 3e7
+    with pytest.raises(ValueError, match=r"asks for 9536 MiB of memory; at most \d+ MiB are read"):
+        read_table(path)
+    zeros = pa.table({f"c{i}": pa.repeat(pa.scalar(0.0), 1_000_000) for i in range(4)})
+    with pq.ParquetWriter(path, zeros.schema) as writer:
+        for _ in range(3):
+            writer.write_table(zeros)
+    assert read_table(path).num_rows == 3_000_000
+    assert path.stat().st_size < 1e5
+    monkeypatch.setattr("pdvsim.sim.reading.MAX_TABLE_BYTES", 50 * limits.MIB)
+    with pytest.raises(ValueError, match="asks for 91 MiB of memory; at most 50 MiB are read"):
+        read_table(path)
+
+
+def test_what_nobody_foresaw_is_one_line_and_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise ZeroDivisionError("a\nsurprise")
+
+    monkeypatch.chdir(tmp_path)
+    assert console.guarded("pdvsim", command) == 70
+    [file] = tmp_path.glob("pdvsim-crash-*.txt")
+    err = capsys.readouterr().err
+    assert err == f"pdvsim: internal error: ZeroDivisionError: a surprise; please report it with {file}\n"
+    report = file.read_text()
+    assert "Please report it" in report
+    assert "raise ZeroDivisionError" in report
+    assert "Python" in report
+
+
+@pytest.mark.parametrize("error", [RecursionError(), OverflowError("x"), KeyError("x"), AssertionError()])
+def test_the_last_net_holds_whatever_falls(
+    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command() -> int:
+        raise error
+
+    monkeypatch.chdir(tmp_path)
+    assert console.guarded("realrun", command) == 70
+    assert capsys.readouterr().err.startswith(f"realrun: internal error: {type(error).__name__}")
+
+
+def test_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> int:
+        raise MemoryError
+
+    assert console.guarded("pdvsim", command) == 2
+    assert "out of memory" in capsys.readouterr().err
+
+
+def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
+    whole = os.environ | {"PYTHONPATH": str(ROOT)} | env
+    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim.cli")
+    return subprocess.run(["bash", "-c", line], env=whole, capture_output=True, text=True, check=False)
+
+
+def test_closed_full_and_plain_standard_output(tmp_path: Path) -> None:
+    """A closed output leads nowhere, a full one is one line, and what it cannot encode is replaced."""
+    closed = shell("pdvsim profiles >&-")
+    assert (closed.returncode, closed.stderr) == (0, "")
+    silent = shell("pdvsim run --num-prompts 0 2>&-")
+    assert (silent.returncode, silent.stdout) == (2, "")
+    full = shell("pdvsim profiles >/dev/full")
+    assert (full.returncode, full.stderr) == (2, "pdvsim: error: No space left on device\n")
+    config = tmp_path / "é.toml"
+    config.write_text('gpu = "é"')
+    plain = shell(f"pdvsim run --config {config}", PYTHONIOENCODING="ascii")
+    assert plain.returncode == 2
+    assert "Traceback" not in plain.stderr
+    assert "unknown gpu '?'" in plain.stderr
+
+
+def test_tables_are_printed_whatever_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+
+    def command() -> int:
+        print("8.1 ±0.2")
+        return 0
+
+    assert console.guarded("pdvsim", command) == 0
+    assert raw.getvalue() == b"8.1 ?0.2\n"
+
+
+def points(**traffic: Any) -> list[Point]:
+    return [Point("request_rate", 8.0, 0, Experiment(traffic=Traffic(request_rate=8.0, **traffic)))]
+
+
+def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert forewarning(points(num_prompts=1000), 1) == ""
+    assert forewarning(Sweep(num_runs=3).points(), 2) == ""
+    long = points(num_prompts=10_000_000)
+    assert "hours on 1 core" in forewarning(long, 1)
+    assert "GB of this machine's" in forewarning(long, 1)
+    # beyond the few that are timed, requests cost what they cost: ten times as many, ten times as much
+    one, ten = (cost(points(num_prompts=n, dataset_name="random", output_len=40)).point_bytes for n in (10**5, 10**6))
+    assert ten == pytest.approx(10 * one)
+    # long requests are cut for the timing, and count for what they are
+    short, longer = (cost(points(num_prompts=50, dataset_name="random", output_len=n)).point_bytes for n in (900, 9000))
+    assert longer == pytest.approx(10 * short, rel=0.2)
+    monkeypatch.setattr("pdvsim.sim.estimate.memory_bytes", lambda: 10**6)
+    assert "GB" in forewarning(points(num_prompts=50_000), 1)
+
+
+def test_the_ranges_of_cards_are_those_of_the_cards_that_are_known() -> None:
+    for card in GPUS.values():
+        for name, span in profile.CARD_RANGES.items():
+            assert span.holds(getattr(card, name))
