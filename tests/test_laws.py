@@ -606,6 +606,21 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
     assert preempted > 10
 
 
+@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
+def test_verify_never_waits_for_a_request_that_was_preempted(arch: Arch) -> None:
+    """One request's drafts wait for another to be drafted for, which finds no block for that and is preempted.
+
+    Slow hand-overs, as above; the second request comes a little later each time.
+    """
+    options: dict[str, Any] = {"server.verify_gather": "always", "server.kv_cache": "paged"}
+    options |= {"hardware.kv_capacity_tokens": 64, "server.hybrid_threshold": 0, "host.handoff_s": 1e-3}
+    for later in range(100, 160):
+        joined = Workload((0.0, later * 4e-4), (12, 12), (40, 40), seed=5)
+        requests = Scenario(_settled(arch, options), joined).run().requests
+        assert requests["preemptions"].any()
+        assert np.all(requests["finish_s"] > 0)
+
+
 @pytest.mark.parametrize("arch", POLICIES)
 def test_paging_changes_nothing_where_there_is_room(arch: Arch) -> None:
     runs = [Scenario(_settled(arch, {"server.kv_cache": kv}), light_load(2)).run() for kv in ("paged", "reserved")]

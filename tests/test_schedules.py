@@ -614,6 +614,36 @@ def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None
     assert result.meta["kv_peak_tokens"] == 80
 
 
+def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
+    """Four blocks, 32 tokens a forward. R1 is preempted, and the first stretch of it would fit again at once.
+
+    0       R0's 16 tokens and 16 of R1's 32: 13.2: 0.1 -> 13.3; 13.5 R0's first token.
+    13.5    R0's 17 tokens are two blocks, R1's 32 as well: 17 tokens take 11.7: 13.6 -> 25.3; 25.5 a token each.
+    25.5    33 tokens of R1 are three blocks: it gives its two up, and R0 goes on alone: 25.6 -> 35.7; 35.9.
+    35.9    31 of R1's 33 tokens fit beside R0's one: 36 -> 49.2; 49.4 R0 has its four tokens.
+    49.4    The other two, 10.2: 49.5 -> 59.7; 59.9 the second token of R1, its last.
+    """
+    result = run(
+        "autoregressive",
+        [(0, 16, 4, {}), (0, 32, 2, {})],
+        server={"max_num_batched_tokens": 32},
+        hardware={"kv_capacity_tokens": 64},
+    )
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 13.3, 32),
+            ("main", "decode", 1, 13.6, 25.3, 17),
+            ("main", "decode", 1, 25.6, 35.7, 1),
+            ("main", "decode", 1, 36.0, 49.2, 32),
+            ("main", "prefill", 0, 49.5, 59.7, 2),
+        ],
+        [[(13.5, 1), (25.5, 1), (35.9, 1), (49.4, 1)], [(25.5, 1), (59.9, 1)]],
+        "tokens",
+    )
+    assert result.requests["recomputed_tokens"].tolist() == [0, 32]
+
+
 def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
     """The same with k = 2, every draft accepted: a round takes room for three tokens more, and uses them.
 
