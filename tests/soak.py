@@ -1,7 +1,7 @@
 """An hour of random experiments under the laws, and of sweeps that are killed: `make soak`, or `python tests/soak.py`.
 
 Two things go on by turns until the time is over. A random experiment, of any architecture and setting, is run three
-ways: its books must balance (`test_laws`), foreseen and stepped records must be the same to the last bit, and streamed
+ways: its books must balance (`test_laws`), directly reached and queued records must be the same to the last bit, and streamed
 metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random moments and
 --resume, until it is done; the rows must be the same. Prints a summary, writes it as JSON, ends with 1 on a violation.
 """
@@ -97,7 +97,7 @@ def experiment(rng: random.Random, profiles: tuple[str | None, ...], done: Count
     check_littles_law(result)
     check_gpus(result, covering_profile(scenario.experiment))
     assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
-    assert_same(result, scenario.run(foresee=False))
+    assert_same(result, scenario.run(direct=False))
     assert_same(result, scenario.run())
     whole = summarise(result)
     scoring = replace(scenario.experiment.scoring, detailed=False)

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.sim.acceptance import draw_streams
+from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, GpuSpec, Request
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import GPUS, MODELS
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.profile import ContentionFit, Profile, roofline, save
-from pdvsim.sim.records import LANES, Columns, Result
-from pdvsim.sim.run import profile_of, simulate
+from pdvsim.sim.records import LANES, Columns, Log, Result
+from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
 
@@ -612,3 +613,90 @@ def test_acceptance_means_nothing_without_drafts() -> None:
         experiment = Experiment(arch="autoregressive", acceptance=Acceptance(acceptance_rate=rate))
         runs.append(Scenario(experiment, light_load(1)).run())
     assert_same(*runs)
+
+
+# the KV cache ----------------------------------------------------------------------------------------------------
+
+
+def served(scenario: Scenario) -> tuple[Site, list[Request]]:
+    """The servers after all is done, and the requests."""
+    env, requests = Clock(), scenario.workload.requests(scenario.experiment.acceptance)
+    site = Site(env, scenario.experiment, covering_profile(scenario.experiment), Log())
+    Client(env, requests, scenario.experiment, site, None).run()
+    return site, requests
+
+
+SCARCE: list[dict[str, Any]] = [
+    {},
+    {"server.controller": "goodput", "server.max_num_batched_tokens": 64, "server.num_workers": 8},
+    {"server.controller": "feedback", "server.verify_gather": "always", "hardware.verify_gpu": 1},
+    {"hardware.replicas": 2, "host.launch_s": 0.0, "host.completion_s": 0.0, "host.handoff_s": 0.0},
+    {"server.max_decode_queue": 1, "server.verify_gather": "never", "server.hybrid_threshold": 0},
+]
+
+
+@pytest.mark.parametrize("arch", POLICIES)
+def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
+    """All are served all the same, each token once, by either way; blocks never exceed the cache, and all return.
+
+    Whoever is preempted reads again what left the cache, and nothing else is read twice.
+    """
+    preempted = 0
+    for seed, options in enumerate(SCARCE * 2):
+        rng = np.random.default_rng(seed)
+        prompts, outputs = rng.choice([1, 30, 64, 200], 14), rng.integers(1, 90, 14)
+        need = int((prompts + outputs).max()) + 8
+        room = need - need % -16 + int(rng.choice([0, 16, 100]))
+        options = options | {"server.kv_cache": "paged", "hardware.kv_capacity_tokens": room}
+        times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
+        scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
+        result = scenario.run(direct=False)
+        check_books(scenario, result)
+        check_littles_law(result)
+        assert_same(scenario.run(), result)
+        assert result.meta["kv_peak_tokens"] <= room
+        if arch not in ("autoregressive", "colocated"):  # whose forwards carry rows as well
+            launches, books = result.launches, result.requests
+            reads = (launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)
+            again = books["recomputed_tokens"].sum() + books["resumptions"].sum()
+            assert launches["tokens"][reads].sum() == prompts.sum() + again
+        site, requests = served(scenario)
+        for server in site.servers:
+            server.kv.check_integrity()
+            assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
+        preempted += sum(request.preemptions for request in requests)
+    assert preempted > 10
+
+
+@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
+def test_verify_never_waits_for_a_request_that_was_preempted(arch: Arch) -> None:
+    """One request's drafts wait for another to be drafted for, which finds no block for that and is preempted.
+
+    Slow hand-overs, as above; the second request comes a little later each time.
+    """
+    options: dict[str, Any] = {"server.verify_gather": "always", "server.kv_cache": "paged"}
+    options |= {"hardware.kv_capacity_tokens": 64, "server.hybrid_threshold": 0, "host.handoff_s": 1e-3}
+    for later in range(100, 160):
+        joined = Workload((0.0, later * 4e-4), (12, 12), (40, 40), seed=5)
+        requests = Scenario(_settled(arch, options), joined).run().requests
+        assert requests["preemptions"].any()
+        assert np.all(requests["finish_s"] > 0)
+
+
+@pytest.mark.parametrize("arch", POLICIES)
+def test_paging_changes_nothing_where_there_is_room(arch: Arch) -> None:
+    runs = [Scenario(_settled(arch, {"server.kv_cache": kv}), light_load(2)).run() for kv in ("paged", "reserved")]
+    paged, reserved = (run.meta.pop("kv_peak_tokens") for run in runs)
+    assert paged < reserved
+    assert_same(*runs)
+
+
+@pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pd", "pdv"])
+def test_paging_holds_more_requests_than_reserving(arch: Arch) -> None:
+    """Long outputs in a scarce cache: half of what is reserved is empty on average."""
+    asked = Workload((0.0,) * 64, (32,) * 64, (480,) * 64)
+    rates = []
+    for kv in ("reserved", "paged"):
+        options = {"server.kv_cache": kv, "hardware.kv_capacity_tokens": 10_000}
+        rates.append(1 / float(Scenario(_settled(arch, options), asked).run().requests["finish_s"].max()))
+    assert rates[1] > 1.05 * rates[0]

@@ -580,6 +580,112 @@ def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
     assert result.meta["kv_peak_tokens"] == 105
 
 
+def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None:
+    """Five blocks of 16 tokens. Two prompts of 32 take two each, and R0's first step the fifth: none is left for R1's.
+
+    0       64 tokens take 16.4: 0.1 -> 16.5; 16.7 both get their first token.
+    16.7    33 tokens of R0 are three blocks. R1 gives its two up, and nobody is let in: R0 alone, 16.8 -> 26.9; 27.1.
+    27.1    R1's 33 tokens, prompt and first token, are three blocks, and two are free. R0 27.2 -> 37.3; 37.5.
+    37.5    R0 37.6 -> 47.7; 47.9 R0 has its four tokens and gives three blocks back.
+    47.9    R1 reads 33 tokens in 13.3: 48 -> 61.3; 61.5 its second token.
+    61.5    R1 decodes: 61.6 -> 71.7; 71.9. 72 -> 82.1; 82.3.
+    """
+    result = run("autoregressive", [(0, 32, 4, {}), (0, 32, 4, {})], hardware={"kv_capacity_tokens": 80})
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 16.5, 64),
+            ("main", "decode", 1, 16.8, 26.9, 1),
+            ("main", "decode", 1, 27.2, 37.3, 1),
+            ("main", "decode", 1, 37.6, 47.7, 1),
+            ("main", "prefill", 0, 48.0, 61.3, 33),
+            ("main", "decode", 1, 61.6, 71.7, 1),
+            ("main", "decode", 1, 72.0, 82.1, 1),
+        ],
+        [[(16.7, 1), (27.1, 1), (37.5, 1), (47.9, 1)], [(16.7, 1), (61.5, 1), (71.9, 1), (82.3, 1)]],
+        "tokens",
+    )
+    assert times_ms(result, "admitted_s") == [0, 0]
+    assert [result.requests[name].tolist() for name in ("preemptions", "resumptions", "recomputed_tokens")] == [
+        [0, 1],
+        [0, 1],
+        [0, 32],
+    ]
+    assert result.meta["kv_peak_tokens"] == 80
+
+
+def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
+    """Four blocks, 32 tokens a forward. R1 is preempted, and the first stretch of it would fit again at once.
+
+    0       R0's 16 tokens and 16 of R1's 32: 13.2: 0.1 -> 13.3; 13.5 R0's first token.
+    13.5    R0's 17 tokens are two blocks, R1's 32 as well: 17 tokens take 11.7: 13.6 -> 25.3; 25.5 a token each.
+    25.5    33 tokens of R1 are three blocks: it gives its two up, and R0 goes on alone: 25.6 -> 35.7; 35.9.
+    35.9    31 of R1's 33 tokens fit beside R0's one: 36 -> 49.2; 49.4 R0 has its four tokens.
+    49.4    The other two, 10.2: 49.5 -> 59.7; 59.9 the second token of R1, its last.
+    """
+    result = run(
+        "autoregressive",
+        [(0, 16, 4, {}), (0, 32, 2, {})],
+        server={"max_num_batched_tokens": 32},
+        hardware={"kv_capacity_tokens": 64},
+    )
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 13.3, 32),
+            ("main", "decode", 1, 13.6, 25.3, 17),
+            ("main", "decode", 1, 25.6, 35.7, 1),
+            ("main", "decode", 1, 36.0, 49.2, 32),
+            ("main", "prefill", 0, 49.5, 59.7, 2),
+        ],
+        [[(13.5, 1), (25.5, 1), (35.9, 1), (49.4, 1)], [(25.5, 1), (59.9, 1)]],
+        "tokens",
+    )
+    assert result.requests["recomputed_tokens"].tolist() == [0, 32]
+
+
+def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
+    """The same with k = 2, every draft accepted: a round takes room for three tokens more, and uses them.
+
+    0       Both prompts of 20: draft 1.4, target 14: 0.1 -> 1.5 -> 15.5; 15.7. Two blocks each hold 32 tokens.
+    15.7    Contexts 20, 23, 26 and 29 and three more are at most 32, so four rounds of both: draft 2.04, later 2.06
+            (they catch up), verify 10.6: 28.64, 41.6, 54.56 and 67.52. Each has 13 tokens.
+    67.52   Context 32: R0 takes the fifth block, R1 gives its two up. R0's draft 2.03, verify 10.3; 80.15 all 16.
+    80.15   R1 reads 20 + 13: draft 1.33, target 13.3: 80.25 -> 81.58 -> 94.88; 95.08 its 14th token.
+    95.08   A round like the first, with nothing to catch up: 95.18 -> 97.2 -> 107.5; 107.7 the last two.
+    """
+    all_accepted = dict.fromkeys(range(16), 2)
+    asked: list[Asked] = [(0, 20, 16, all_accepted), (0, 20, 16, all_accepted)]
+    result = run("colocated", asked, hardware={"kv_capacity_tokens": 80})
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 1.5),
+            ("main", "prefill", 0, 1.5, 15.5),
+            ("main", "draft", 2, 15.8, 17.84),
+            ("main", "verify", 2, 17.84, 28.44),
+            ("main", "draft", 2, 28.74, 30.8),
+            ("main", "verify", 2, 30.8, 41.4),
+            ("main", "draft", 2, 41.7, 43.76),
+            ("main", "verify", 2, 43.76, 54.36),
+            ("main", "draft", 2, 54.66, 56.72),
+            ("main", "verify", 2, 56.72, 67.32),
+            ("main", "draft", 1, 67.62, 69.65),
+            ("main", "verify", 1, 69.65, 79.95),
+            ("main", "prefill", 0, 80.25, 81.58),
+            ("main", "prefill", 0, 81.58, 94.88),
+            ("main", "draft", 1, 95.18, 97.2),
+            ("main", "verify", 1, 97.2, 107.5),
+        ],
+        [
+            [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (80.15, 3)],
+            [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (95.08, 1), (107.7, 2)],
+        ],
+    )
+    assert result.requests["recomputed_tokens"].tolist() == [0, 32]
+    assert result.requests["accepted"].tolist() == [10, 10]
+
+
 def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     """With one request waiting to be drafted, prefill admits nobody. A slow drafter (30 + N/100), priority none.
 

@@ -1,0 +1,168 @@
+"""Room in the KV cache, room in a forward and room in a model's context: who is let in, and who never can be."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.calibration.runs import Load
+from pdvsim.cli import main
+from pdvsim.realrun.command import MAX_PROMPTS, as_served
+from pdvsim.sim.config import ARCHS, Arch, Controller, Experiment, Server, Traffic
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.inputs import checked
+from pdvsim.sim.kv import KvCache
+from pdvsim.sim.models import MODELS, from_config, pair
+from pdvsim.sim.run import simulate
+
+
+def ask(prompt: int, output: int, id: int = 0) -> Request:
+    return Request(id, 0.0, prompt, output, bytes(output))
+
+
+def test_blocks_come_one_by_one_and_go_all_at_once() -> None:
+    kv = KvCache(capacity_tokens=70, lookahead=2, paged=True)  # four blocks and a rest that is no block
+    first, second = ask(17, 9), ask(10, 9, 1)
+    assert kv.need(first) == 32
+    assert kv.admit(first, 17)
+    assert kv.admit(second, 10)
+    assert kv.used_tokens == 48
+    assert kv.grow(second, 16)
+    assert kv.used_tokens == 48
+    assert kv.grow(second, 17)
+    assert not kv.grow(first, 33)
+    kv.check_integrity()
+    kv.unpin([first])
+    assert kv.last_admitted() is first  # the other has a work under way
+    kv.unpin([second])
+    assert kv.last_admitted() is second
+    kv.release(second)
+    assert (kv.used_tokens, kv.peak_tokens, second in kv) == (32, 64, False)
+    assert kv.grow(first, 64)
+
+
+def test_a_reserved_request_never_asks_again() -> None:
+    kv = KvCache(capacity_tokens=40, lookahead=2)
+    request = ask(17, 9)
+    assert kv.admit(request, 1)
+    assert kv.used_tokens == kv.need(request) == 28
+    assert kv.grow(request, 28)
+    assert not kv.admit(ask(6, 5, 1), 6)
+    kv.release(request)
+    assert kv.used_tokens == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_blocks_by_default_where_vllm_is_modelled(arch: Arch) -> None:
+    assert Experiment(arch).paged == (arch in ("autoregressive", "colocated"))
+    assert Experiment(arch, server=Server(kv_cache="paged")).paged
+    assert not Experiment(arch, server=Server(kv_cache="reserved")).paged
+
+
+@pytest.mark.parametrize(("controller", "drafts"), [("fixed", 1), ("feedback", 8), ("goodput", 8)])
+def test_room_is_kept_for_drafts_that_can_be_made(controller: Controller, drafts: int) -> None:
+    server = Server(num_speculative_tokens=1, controller=controller)
+    assert Experiment("pd", server=server).longest_draft == drafts
+    assert Experiment("autoregressive").longest_draft == 0
+    traffic = Traffic("random", num_prompts=1, input_len=50, output_len=10)
+    result = simulate(Experiment("pd", traffic, server=server))
+    assert result.meta["kv_peak_tokens"] == 60 + drafts
+
+
+def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
+    """As vLLM; unless --max-prompts-per-forward says otherwise."""
+    traffic = Traffic("random", num_prompts=48, input_len=64, output_len=2)
+    for arch in ("autoregressive", "colocated", "pd", "pdv"):
+        first = {}
+        for most in (None, 4):
+            launches = simulate(Experiment(arch, traffic, server=Server(max_prompts_per_forward=most))).launches
+            reads = (launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)
+            first[most] = int(launches["tokens"][reads][0])
+        assert first == {None: 2048, 4: 256}
+
+
+def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
+    compared = Load("colocated", "tinyllama-1.1b:llama-2-7b", 8, None, 48).experiment()
+    assert as_served(compared) == compared
+    assert not compared.paged
+    assert compared.server.max_prompts_per_forward == MAX_PROMPTS
+    fewer = Experiment("pd", server=Server(max_prompts_per_forward=2))
+    assert as_served(fewer).server.max_prompts_per_forward == 2
+
+
+# what a run says of it -----------------------------------------------------------------------------------------------
+
+SCARCE = ["run", "--arch", "colocated", "--num-prompts", "20", "--dataset-name", "random", "--input-len", "64"]
+SCARCE += ["--output-len", "64", "--kv-capacity-tokens", "640"]
+
+
+@pytest.mark.parametrize("more", [[], ["--no-detailed"]])
+def test_preemptions_are_counted(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*SCARCE, *more, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["preemptions"] > 0
+    assert found["recomputed_tokens"] > 64 * found["preemptions"]
+    assert main([*SCARCE, *more]) == 0
+    table = capsys.readouterr().out
+    assert f"Preemptions:                             {found['preemptions']}\n" in table
+    assert f"Recomputed tokens:                       {found['recomputed_tokens']}\n" in table
+    assert main([*SCARCE, *more, "--kv-cache", "reserved", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["preemptions"] == 0
+    assert main([*SCARCE, *more, "--kv-cache", "reserved"]) == 0
+    assert "Preemptions" not in capsys.readouterr().out
+
+
+def test_a_request_knows_how_often_it_was_preempted() -> None:
+    run = pdvsim.run(
+        arch="colocated", num_prompts=20, dataset_name="random", input_len=64, output_len=64, kv_capacity_tokens=640
+    )
+    assert run.metrics["preemptions"] == run.requests["preemptions"].sum() > 0
+    assert run.metrics["spec_decode_per_position_acceptance_rates"]
+
+
+# context -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arch", "models", "lengths", "says"),
+    [
+        ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens and the context of tinyllama-1.1b"),
+        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
+        ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
+        ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
+        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 96), None),
+        ("pd", "llama-3.2-1b:llama-3.1-8b", (8000, 49), None),
+    ],
+)
+def test_a_request_longer_than_a_context_is_refused(
+    arch: Arch, models: str, lengths: tuple[int, int], says: str | None
+) -> None:
+    traffic = Traffic("random", num_prompts=2, input_len=lengths[0], output_len=lengths[1])
+    experiment = Experiment(arch, traffic, server=Server(models))
+    if says is None:
+        assert checked(experiment).largest().prompt_tokens == lengths[0]
+        return
+    for attempt in (checked, simulate):
+        with pytest.raises(ValueError, match=says):
+            attempt(experiment)
+
+
+def test_a_context_is_read_from_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shape: dict[str, Any] = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2}
+    shape |= {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 100}
+    assert from_config(shape, "m").max_position_embeddings is None
+    assert all(model.max_position_embeddings for model in MODELS.values())
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 300}))
+    assert pair(f"{tmp_path}:llama-2-7b").draft.max_position_embeddings == 300
+    lengths = ["--dataset-name", "random", "--input-len", "295", "--output-len", "6", "--num-prompts", "2"]
+    assert main(["run", "--pair", f"{tmp_path}:llama-2-7b", *lengths]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert f"request 0 has 301 tokens and the context of {tmp_path} ends at 300" in said
+    (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 0}))
+    with pytest.raises(ValueError, match="sizes must be at least 1"):
+        pair(f"{tmp_path}:llama-2-7b")
