@@ -54,7 +54,7 @@ _REQUIRED = {"name": str, "bandwidth_bytes_per_s": float, "flops_per_s": float, 
 _OPTIONAL = {"sms": int, "measured": bool}
 LONGEST_TEXT = 1000
 CARD_RANGES = {  # one unit off by a thousand falls outside
-    "bandwidth_bytes_per_s": Range(1e10, 1e14),
+    "bandwidth_bytes_per_s": Range(1e9, 1e14),
     "flops_per_s": Range(1e12, 1e17),
     "memory_bytes": Range(1e9, 4e12),
     "sms": Range(1, 1024),

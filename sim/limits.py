@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 MAX_REQUESTS = 10_000_000

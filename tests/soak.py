@@ -1,9 +1,10 @@
 """An hour of random experiments under the laws, and of sweeps that are killed: `make soak`, or `python tests/soak.py`.
 
 Two things go on by turns until the time is over. A random experiment, of any architecture and setting, is run three
-ways: its books must balance (`test_laws`), directly reached and queued records must be the same to the last bit, and streamed
-metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random moments and
---resume, until it is done; the rows must be the same. Prints a summary, writes it as JSON, ends with 1 on a violation.
+ways: its books must balance (`test_laws`), directly reached and queued records must be the same to the last bit, and
+streamed metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random
+moments and --resume, until it is done; the rows must be the same. Prints a
+summary, writes it as JSON, ends with 1 on a violation.
 """
 
 from __future__ import annotations

@@ -164,5 +164,5 @@ def test_a_context_is_read_from_the_configuration(tmp_path: Path, capsys: pytest
     assert said.count("\n") == 1
     assert f"request 0 has 301 tokens and the context of {tmp_path} ends at 300" in said
     (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 0}))
-    with pytest.raises(ValueError, match="sizes must be at least 1"):
+    with pytest.raises(ValueError, match="max_position_embeddings: must be 1 to"):
         pair(f"{tmp_path}:llama-2-7b")
