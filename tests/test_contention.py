@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.contention import Sharing, max_min, max_min_of_two
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.lane import Lane
 from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import MODELS
+from pdvsim.sim.models import MODELS, pair
+from pdvsim.sim.planner import Planner
 from pdvsim.sim.profile import ContentionFit, builtin
 from pdvsim.sim.records import LANES, WRITTEN_DTYPES, Table, launch_columns
 
@@ -437,3 +439,63 @@ def test_the_host_launches_one_work_at_a_time() -> None:
     bench.submit(0.000, "decode", 5)
     bench.submit(0.000, "verify", 5)
     assert bench.run() == [("decode", 1, 6), ("verify", 2, 7)]
+
+
+# the H200's works ---------------------------------------------------------------------------------------------------
+
+PAIR = pair("tinyllama-1.1b:llama-2-7b")
+
+
+def h200(priority: Priority) -> tuple[SimulatedGPU, Planner]:
+    """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
+    profile, env = builtin("h200"), Clock()
+    models: dict[Role, Latency] = {
+        "draft": Latency(PAIR.draft, profile.fit(PAIR.draft)), "target": Latency(PAIR.target, profile.fit(PAIR.target))
+    }  # fmt: skip
+    sharing = Sharing("fluid", priority, profile.contention, SHARES)
+    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
+    host = HostTimes()
+    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, Table(WRITTEN_DTYPES), lambda work: None, peak)
+    return gpu, Planner(models, sharing, peak, host)
+
+
+def batch(rows: int, context: int) -> list[Request]:
+    requests = [Request(i, 0.0, context, 1, b"") for i in range(rows)]
+    for request in requests:
+        request.context = context
+    return requests
+
+
+@pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
+@pytest.mark.parametrize(("rows", "k"), [(1, 4), (16, 8), (64, 1), (128, 4)])
+def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
+    """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
+    gpu, planner = h200(priority)
+    mine, others = batch(rows, 300), batch(rows, 300)
+    gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2), 0.0)
+    gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1), 0.0)
+    gpu.env.run()
+    ends = launch_columns(gpu.log.columns())["end_s"]
+    assert len(ends) == 2
+    assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
+
+
+def test_a_draft_is_as_nimble_as_its_steps() -> None:
+    """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
+
+    A draft's turn is a layer of one step, whatever their number.
+    """
+    gpu, _ = h200("stream")
+    rows = batch(20, 300)
+    for tokens, steps, nimble in ((1, 1, True), (2, 1, False), (1, 4, True), (2, 4, True)):
+        job = gpu.job(Work("draft", "draft", "decode", rows, tokens, steps), 0.0)
+        assert job.nimble == nimble
+        assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
+    assert not gpu.job(Work("draft", "draft", "decode", batch(33, 300), 1, 4), 0.0).nimble
+    assert not gpu.job(Work("verify", "target", "verify", rows, 1), 0.0).nimble  # none of a large model's are
+
+
+def test_a_lane_hands_out_each_request_once_in_order() -> None:
+    lane = Lane(Clock(), SimulatedHost(HostTimes()), "decode")
+    lane.put(batch(5, 10))
+    assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
