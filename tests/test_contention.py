@@ -8,17 +8,19 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.contention import Sharing, max_min, max_min_of_two
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.lane import Lane
 from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import MODELS
+from pdvsim.sim.models import MODELS, pair
+from pdvsim.sim.planner import Planner
 from pdvsim.sim.profile import ContentionFit, builtin
 from pdvsim.sim.records import LANES, Launches
 
@@ -164,7 +166,7 @@ def test_the_short_cut_for_two_is_max_min(
 
 
 @given(loads=lanes_at_work(), priority=st.sampled_from(PRIORITIES), fit=st.one_of(ideal, measured))
-@settings(max_examples=500)
+@settings(max_examples=300)
 def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: ContentionFit) -> None:
     """Whatever the priority: nobody is faster than alone, and neither resource nor the room is given out twice.
 
@@ -194,7 +196,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
-@settings(max_examples=300)
+@settings(max_examples=200)
 def test_preemption_is_strict(loads: list[Load], fit: ContentionFit, levels: tuple[int, int, int]) -> None:
     """Those above get on as if those below were not there, and those on one level share as without priority."""
     for load, level in zip(loads, levels, strict=False):
@@ -224,14 +226,16 @@ def test_preemption_leaves_the_room_that_is_free() -> None:
 
 
 @given(loads=lanes_at_work(2), priority=st.sampled_from(["none", "stream", "preemptive"]), fit=measured)
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Priority, fit: ContentionFit) -> None:
     """Raising one work's priority never lowers its rate, and never gives it less than preemption grants it at most.
 
-    On streams as measured a nimble work has its own rate where it goes first, which need not be more.
+    Of streams that is so between two, and apart from a nimble work on the one that goes first, which has its own rate.
+    Among three it need not be: a work that takes over another's place may leave more to the third, its rival.
     """
-    assume(fit.nimble_first_rate is None or priority != "stream")
-    fit = replace(fit, efficiency={}, stream_weight=max(1.0, fit.stream_weight), crowd_weight=None)
+    loads = loads[:2] if priority == "stream" else loads
+    weight = max(1.0, fit.stream_weight)
+    fit = replace(fit, efficiency={}, stream_weight=weight, crowd_weight=None, nimble_first_rate=None)
     sharing = Sharing("fluid", priority, fit)
     found = []
     for level in range(4):
@@ -244,25 +248,38 @@ def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Prior
         assert found[-1] == 1.0  # above all others: as if alone
 
 
+def test_of_three_streams_each_has_so_many_times_the_share_of_the_next() -> None:
+    """All want the whole bandwidth, the verify's kernels are twice as long: 1 to 2 * 3 to 3 * 3."""
+    fit = ContentionFit(stream_weight=1.0, crowd_weight=3.0, turn_exponent=1.0)
+    prefill, verify, decode = Load(0.1, 1.0, 0), Load(0.1, 1.0, 1, turn_s=2e-4), Load(0.1, 1.0, 2)
+    found = rates(Sharing("fluid", "stream", fit), [verify, decode, prefill])
+    assert found == pytest.approx([6 / 16, 9 / 16, 1 / 16])
+    found = rates(Sharing("fluid", "none", fit), [verify, decode, prefill])
+    assert found == pytest.approx([2 / 4, 1 / 4, 1 / 4])
+
+
 @given(loads=lanes_at_work(), fit=measured)
 @settings(max_examples=200)
 def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: ContentionFit) -> None:
-    """A stream weight of 1 is no priority, and what the highest stream gets grows with it, towards preemption."""
+    """A stream weight of 1 is no priority, and with it what the highest stream gets goes towards preemption.
+
+    Of two it only grows; among three the second, whose weight grows as well, may at first take some of it.
+    """
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
     found = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
         weighed = replace(fit, stream_weight=weight, crowd_weight=None, nimble_first_rate=None, efficiency={})
         found.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert found[0] == pytest.approx(found[1], abs=TINY)
-    assert np.all(np.diff(found) >= -NEAR)
+    assert np.all(np.diff(found) >= -NEAR) or len(loads) == 3
     assert found[3] == pytest.approx(found[4], abs=1e-4)
 
 
 @given(loads=lanes_at_work(2), fit=measured)
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_a_nimble_work_that_goes_first_has_its_measured_rate(loads: list[Load], fit: ContentionFit) -> None:
     """`nimble_first_rate` beside works of 200 us a layer, less beside longer ones, unless a resource is full before."""
-    assume(fit.nimble_first_rate is not None)
+    fit = replace(fit, nimble_first_rate=fit.nimble_first_rate or 0.5)
     first = max(loads, key=lambda x: x.priority)
     first.nimble = True
     rates(Sharing("fluid", "stream", fit), loads)
@@ -437,3 +454,63 @@ def test_the_host_launches_one_work_at_a_time() -> None:
     bench.submit(0.000, "decode", 5)
     bench.submit(0.000, "verify", 5)
     assert bench.run() == [("decode", 1, 6), ("verify", 2, 7)]
+
+
+# the H200's works ---------------------------------------------------------------------------------------------------
+
+PAIR = pair("tinyllama-1.1b:llama-2-7b")
+
+
+def h200(priority: Priority) -> tuple[SimulatedGPU, Planner]:
+    """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
+    profile, env = builtin("h200"), Clock()
+    models: dict[Role, Latency] = {
+        "draft": Latency(PAIR.draft, profile.fit(PAIR.draft)), "target": Latency(PAIR.target, profile.fit(PAIR.target))
+    }  # fmt: skip
+    sharing = Sharing("fluid", priority, profile.contention, SHARES)
+    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
+    host = HostTimes()
+    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, Table(WRITTEN_DTYPES), lambda work: None, peak)
+    return gpu, Planner(models, sharing, peak, host)
+
+
+def batch(rows: int, context: int) -> list[Request]:
+    requests = [Request(i, 0.0, context, 1, b"") for i in range(rows)]
+    for request in requests:
+        request.context = context
+    return requests
+
+
+@pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
+@pytest.mark.parametrize(("rows", "k"), [(1, 4), (16, 8), (64, 1), (128, 4)])
+def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
+    """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
+    gpu, planner = h200(priority)
+    mine, others = batch(rows, 300), batch(rows, 300)
+    gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2), 0.0)
+    gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1), 0.0)
+    gpu.env.run()
+    ends = launch_columns(gpu.log.columns())["end_s"]
+    assert len(ends) == 2
+    assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
+
+
+def test_a_draft_is_as_nimble_as_its_steps() -> None:
+    """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
+
+    A draft's turn is a layer of one step, whatever their number.
+    """
+    gpu, _ = h200("stream")
+    rows = batch(20, 300)
+    for tokens, steps, nimble in ((1, 1, True), (2, 1, False), (1, 4, True), (2, 4, True)):
+        job = gpu.job(Work("draft", "draft", "decode", rows, tokens, steps), 0.0)
+        assert job.nimble == nimble
+        assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
+    assert not gpu.job(Work("draft", "draft", "decode", batch(33, 300), 1, 4), 0.0).nimble
+    assert not gpu.job(Work("verify", "target", "verify", rows, 1), 0.0).nimble  # none of a large model's are
+
+
+def test_a_lane_hands_out_each_request_once_in_order() -> None:
+    lane = Lane(Clock(), SimulatedHost(HostTimes()), "decode")
+    lane.put(batch(5, 10))
+    assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
