@@ -8,7 +8,7 @@ Not modelled: prefix sharing, and swapping to the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 
@@ -25,6 +25,7 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
+        self._needed = 0  # at most, by all who hold anything
         self._held: dict[Request, int] = {}  # in order of admission
         self._pinned: set[Request] = set()
 
@@ -41,6 +42,7 @@ class KvCache:
         if not self._take(tokens):
             return False
         self._held[request] = tokens
+        self._needed += self.need(request)
         self._pinned.add(request)
         return True
 
@@ -54,13 +56,20 @@ class KvCache:
         self._pinned.add(request)
         return True
 
-    def grow_all(self, rows: Iterable[Request], tokens: int) -> bool:
+    def grow_all(self, rows: Sequence[Request], tokens: int) -> bool:
         """Room for `tokens` more of each row, if there is."""
-        return not self.paged or all(self.grow(row, row.context + tokens) for row in rows)
+        if not self.paged:
+            return True
+        held = self._held
+        for row in rows:
+            if row.context + tokens > held[row] and not self.grow(row, row.context + tokens):
+                return False
+        self._pinned.update(rows)
+        return True
 
     def covers(self, rows: Iterable[Request]) -> bool:
         """Whether there is room for all that these rows can still need, if nobody else asks."""
-        if not self.paged:
+        if self._needed <= self.capacity_tokens:
             return True
         return self.used_tokens + sum(self.need(row) - self._held[row] for row in rows) <= self.capacity_tokens
 
@@ -75,6 +84,7 @@ class KvCache:
 
     def release(self, request: Request) -> None:
         self.used_tokens -= self._held.pop(request)
+        self._needed -= self.need(request)
         self._pinned.discard(request)
 
     def check_integrity(self) -> None:

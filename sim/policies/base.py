@@ -203,8 +203,10 @@ class Policy:
 
     def round(self, rows: list[Request], k: int, draft: Maker, verify: Maker, alone: bool = False) -> Event:
         """Draft and verify `rows`, which have room, on one lane: the verdict, perhaps of a later round."""
-        verdict = self.device.round(rows, k, draft, verify, self.foreseeable(rows), alone)
-        self.kv.grow_all(rows, k + 1)  # for the last of the rounds that were run ahead
+        steady = self.foreseeable(rows)
+        verdict = self.device.round(rows, k, draft, verify, steady, alone)
+        if steady:
+            self.kv.grow_all(rows, k + 1)  # for the last of the rounds that were run ahead
         return verdict
 
     def run_ahead(self, rows: list[Request], k: int) -> Event | None:
