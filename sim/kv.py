@@ -8,7 +8,7 @@ Not modelled: prefix sharing, and swapping to the host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 
@@ -54,7 +54,7 @@ class KvCache:
         self._pinned.add(request)
         return True
 
-    def grow_all(self, rows: Iterable[Request], tokens: int) -> bool:
+    def grow_all(self, rows: Sequence[Request], tokens: int) -> bool:
         """Room for `tokens` more of each row, if there is."""
         if not self.paged:
             return True

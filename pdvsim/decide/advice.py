@@ -260,7 +260,7 @@ def _failure_modes(advice: Advice) -> list[str]:
     if advice.memory is not None:
         share = advice.memory.peak_tokens / advice.memory.capacity_tokens
         tokens = f"{advice.memory.peak_tokens} of {advice.memory.capacity_tokens} tokens"
-        lines.append(f"KV cache: at most {share:.0%} reserved ({tokens})")
+        lines.append(f"KV cache: at most {share:.0%} held ({tokens})")
     lines.append(_saturation(advice))
     named = [what for what in advice.left_out if not what.startswith("flips")]
     return lines + [f"no time within the budget: {what}" for what in named]

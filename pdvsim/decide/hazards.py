@@ -152,7 +152,7 @@ class Memory:
 
 
 def memory(recommended: Experiment) -> Memory:
-    """The most that was reserved at once, and what there is."""
+    """The most that was held at once, and what there is."""
     meta = simulate(recommended).meta
     return Memory(int(meta["kv_peak_tokens"]), int(meta["kv_capacity_tokens"]))
 
