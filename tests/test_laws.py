@@ -512,6 +512,8 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
                 accepted += passed
                 expected.append(min(passed + 1, request.output_tokens - at))
                 at += expected[-1]
+            if result.requests["preemptions"][request.id]:  # what is read again gives its next token undrafted
+                continue
             mine = result.deliveries["request"] == request.id
             assert result.deliveries["tokens"][mine].tolist() == expected
             assert result.requests["accepted"][request.id] == accepted
@@ -652,7 +654,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
         result = scenario.run(direct=False)
         check_books(scenario, result)
-        check_littles_law(result)
+        check_littles_law(scenario, result)
         assert_same(scenario.run(), result)
         assert result.meta["kv_peak_tokens"] <= room
         if arch not in ("autoregressive", "colocated"):  # whose forwards carry rows as well

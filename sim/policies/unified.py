@@ -36,6 +36,7 @@ class Unified(Policy):
     def loop(self) -> Process:
         batch = self.settings.max_num_seqs
         while True:
+            self.preempting = False
             if self.reading is None:
                 self.begin_prompt()
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
@@ -48,7 +49,7 @@ class Unified(Policy):
                 self.ready.extend(self.settle(rows, verdict))
             elif self.reading is not None:
                 yield self.reading[2] if self.reading[1].processed else self.reading[1]
-            else:
+            elif not self.preempting:  # whoever was is let in again next turn
                 yield self.door.wait()
             self.join_prompt()
 
