@@ -103,6 +103,7 @@ class Request:
         "context",
         "draft_ns",
         "drafted",
+        "drafts",
         "emitted",
         "finish_s",
         "first_token_s",
@@ -114,6 +115,7 @@ class Request:
         "prefilled",
         "prompt_tokens",
         "ready_s",
+        "refused",
         "replica",
         "rounds",
         "runs",
@@ -135,9 +137,11 @@ class Request:
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
         self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
-        self.rounds = 0
+        self.rounds = 0  # forwards of the target behind the prompt
+        self.drafts = 0  # of these, those that had drafts to verify
         self.drafted = 0
         self.accepted = 0
+        self.refused = 0  # the target judges a round's drafts up to the first that it refuses, and no further
         self.replica = 0
         self.admitted_s = -1.0
         self.first_token_s = -1.0
@@ -159,9 +163,14 @@ class Request:
         self.context += gained
         self.rounds += 1
         if k:
+            self.drafts += 1
             self.drafted += k
             self.accepted += accepted
-            self.owed = 1 if accepted == k else 0
+            if accepted == k:
+                self.owed = 1
+            else:
+                self.owed = 0
+                self.refused += 1
         else:
             self.owed += gained
         return gained

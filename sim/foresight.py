@@ -163,6 +163,7 @@ class Foresight:
             if not k:
                 row.owed += gained
             elif settled:
+                row.drafts += settled
                 row.drafted += settled * k
                 row.accepted += gained - settled
                 row.owed = int(last[i] == full)

@@ -6,7 +6,7 @@ worked out for thousands of rounds at once, with the arithmetic of `SimulatedGPU
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from pdvsim.sim.records import DELIVERY_DTYPES, WRITTEN_DTYPES, Columns
 Round = tuple[
     float, float, float, float, float, int, bool
 ]  # draft start, end; verify start, end; delivered; context; owed
+
+BOOKED = ("draft_ns", "verify_ns", "wait_ns", "refused")  # what rounds add to a request's books
 
 _NS = 1e9
 
@@ -44,7 +46,7 @@ class Ledger:
         self._laps: list[Lap] = []
         self.launches: list[Columns] = []
         self.deliveries: list[Columns] = []
-        self.spent_ns = {stage: np.zeros(requests, np.int64) for stage in ("draft_ns", "verify_ns", "wait_ns")}
+        self.books = {name: np.zeros(requests, np.int64) for name in BOOKED}  # of each request
 
     def close(self, lap: Lap) -> None:
         """The rounds and gains noted since the last call were this batch's."""
@@ -53,7 +55,7 @@ class Ledger:
             self.pack()
 
     def pack(self) -> None:
-        """Turn what is noted into columns, and into each request's time by stage."""
+        """Turn what is noted into columns, and into each request's books."""
         if not self._laps:
             return
         laps, self._laps = self._laps, []
@@ -74,9 +76,13 @@ class Ledger:
             done = drafted + completion
             self._spend("wait_ns", laps, counts, _whole(done, done + handoff))
         sizes = np.repeat([len(lap.ids) for lap in laps], counts)[settled]
+        ids = np.array([i for lap in laps for i in lap.ids * lap.settled], DELIVERY_DTYPES["request"])
+        gains = np.array(self.gains, DELIVERY_DTYPES["tokens"])
+        each = np.array([len(lap.ids) * lap.settled for lap in laps])
+        self._book("refused", ids, gains <= np.repeat([lap.k for lap in laps], each))
         deliveries = {
-            "request": np.array([i for lap in laps for i in lap.ids * lap.settled], DELIVERY_DTYPES["request"]),
-            "tokens": np.array(self.gains, DELIVERY_DTYPES["tokens"]),
+            "request": ids,
+            "tokens": gains,
             "time_s": np.repeat(delivered[settled], sizes),
         }
         self.deliveries.append(deliveries)
@@ -106,20 +112,20 @@ class Ledger:
         ids = np.array([i for lap in laps for i in lap.ids])
         self._book(stage, ids, np.repeat(total, [len(lap.ids) for lap in laps]))
 
-    def _book(self, stage: str, ids: NDArray[np.int64], spent: NDArray[np.int64]) -> None:
-        np.add.at(self.spent_ns[stage], ids, spent)
+    def _book(self, name: str, ids: NDArray[Any], amounts: NDArray[Any]) -> None:
+        np.add.at(self.books[name], ids, amounts)
 
 
 class SumLedger(Ledger):
-    """The same where requests are not kept: only the time that all of them spent, those of a warm-up apart."""
+    """The same where requests are not kept: only the sums over all of them, those of a warm-up apart."""
 
     def __init__(self, warmup: int) -> None:
         super().__init__()
         self.warmup = warmup
-        self.total_ns = dict.fromkeys(self.spent_ns, 0)
+        self.sums = dict.fromkeys(BOOKED, 0)
 
-    def _book(self, stage: str, ids: NDArray[np.int64], spent: NDArray[np.int64]) -> None:
-        self.total_ns[stage] += int(spent[ids >= self.warmup].sum())
+    def _book(self, name: str, ids: NDArray[Any], amounts: NDArray[Any]) -> None:
+        self.sums[name] += int(amounts[ids >= self.warmup].sum())
 
 
 def _whole(start_s: NDArray[np.float64], end_s: NDArray[np.float64]) -> NDArray[np.int64]:

@@ -30,16 +30,18 @@ REQUEST_DTYPES: dict[str, str] = {
     "finish_s": "f8",
     "prompt_tokens": "i8",
     "output_tokens": "i8",
-    "rounds": "i8",
+    "rounds": "i8",  # forwards of the target behind the prompt
+    "drafts": "i8",  # of these, those that had drafts to verify
     "drafted": "i8",
     "accepted": "i8",
+    "refused": "i8",  # at most one a round: what lies behind it is not judged
     "prefill_s": "f8",  # the target reading the prompt
     "draft_s": "f8",
     "wait_s": "f8",  # drafted, in the queue for verification
     "verify_s": "f8",
 }
 
-STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")
+STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")  # whole nanoseconds in a request's own books
 
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",
@@ -143,16 +145,16 @@ class Result:
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
 
 
-def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.int64]] | None = None) -> Columns:
-    """The requests as columns, in their order; `more_ns` is time by stage that is not in their own books."""
+def request_columns(requests: Sequence[Request], more: dict[str, NDArray[np.int64]] | None = None) -> Columns:
+    """The requests as columns, in their order; `more` is what is not in their own books, by name."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
-        if name in STAGES:
-            stage = name.removesuffix("_s") + "_ns"
-            spent = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests))
-            columns[name] = (spent + more_ns[stage] if more_ns and stage in more_ns else spent) * 1e-9
-        else:
-            columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
+        timed = name in STAGES
+        booked = name.removesuffix("_s") + "_ns" if timed else name
+        values = np.fromiter(map(attrgetter(booked), requests), "i8" if timed else dtype, len(requests))
+        if more and booked in more:
+            values += more[booked]
+        columns[name] = values * 1e-9 if timed else values
     return columns
 
 

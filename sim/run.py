@@ -76,7 +76,7 @@ def simulate(
     ledger.pack()
     return Result(
         experiment=experiment,
-        requests=request_columns(requests, ledger.spent_ns),
+        requests=request_columns(requests, ledger.books),
         deliveries=by_time([log.deliveries.columns(), *ledger.deliveries], ("request", "time_s")),
         launches=launch_columns(by_time([log.launches.columns(), *ledger.launches], ("code", "end_s"))),
         meta=site.meta(),
@@ -95,7 +95,7 @@ def stream(
     env = Clock()
     site = Site(env, experiment, profile, log, ledger, foresee)
     check_kv(site.servers[0].kv, [requests.largest()] if isinstance(requests, Workload) else requests)
-    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log, ledger)
+    tally = Tally(experiment, len(requests), profile.gpu.bandwidth_bytes_per_s, log, ledger)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         env.run_to(client.all_done)
