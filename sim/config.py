@@ -253,7 +253,10 @@ class Scoring:
     metric_percentiles: tuple[float, ...] = (99.0,)
     """Percentiles to give."""
     warmup_requests: int = 0
-    """Leave the first N requests by arrival out of the metrics."""
+    """Measure behind the first N requests: latencies leave them out, rates count what is delivered from then on.
+
+    A closed loop is then measured until its last request is sent, so that its running dry does not count either.
+    """
     detailed: bool = True
     """--no-detailed keeps no record beyond the metrics: memory stays flat, and percentiles are within 1%."""
 

@@ -16,7 +16,7 @@ What is not modelled: clients, the network and detokenisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -65,9 +65,9 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     share = finished.astype(float)
     if window.trimmed:
         share = np.bincount(inside["row"], inside["tokens"], len(share)) / every["output_tokens"]
-    amounts = (share.sum(), share @ every["prompt_tokens"], share @ every["output_tokens"])
+    amounts = [float(share @ column) for column in (finished, every["prompt_tokens"], every["output_tokens"])]
     in_time = None if good is None else (int(good.sum()), len(good))
-    metrics = totals(window, *map(float, amounts), int((~finished).sum()), in_time)
+    metrics = totals(window, amounts, int((~finished).sum()), in_time)
     metrics["max_output_tokens_per_s"] = _peak_tokens(inside, start_s)
     metrics["max_concurrent_requests"] = _peak_concurrency(_of(every, finished), start_s)
     for name, values in (
@@ -106,18 +106,13 @@ class Window(NamedTuple):
         return self.end_s - self.start_s
 
 
-def totals(
-    window: Window,
-    completed: float,
-    tokens_in: float,
-    tokens_out: float,
-    failed: int,
-    in_time: tuple[int, int] | None,
-) -> dict[str, Any]:
-    """vLLM's counts of a window and the rates that follow; `in_time` is how many requests met their levels, of how many.
+def totals(window: Window, amounts: Sequence[float], failed: int, in_time: tuple[int, int] | None) -> dict[str, Any]:
+    """vLLM's counts of a window and their rates, from its requests, prompt tokens and output tokens.
 
-    Goodput is the throughput times that share, so that it agrees with the percentiles, which are of the same requests.
+    `in_time` is how many requests met their levels, of how many. Goodput is the throughput times that share, so that it
+    agrees with the percentiles, which are of the same requests.
     """
+    completed, tokens_in, tokens_out = amounts
     duration_s, tokens_out = window.duration_s, round(tokens_out)
     if not window.trimmed:
         completed, tokens_in = int(completed), int(tokens_in)

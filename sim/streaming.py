@@ -185,7 +185,7 @@ class Tally:
         sums, scoring = self.sums, self.experiment.scoring
         count, span_s = sums["count"], self.window.duration_s
         in_time = (sums["good"], count) if scoring.goodput else None
-        metrics = totals(self.window, *self.amounts.tolist(), 0, in_time)
+        metrics = totals(self.window, self.amounts.tolist(), 0, in_time)
         metrics["max_output_tokens_per_s"] = float(max([self._most_tokens, *self._seconds.values()]))
         metrics["max_concurrent_requests"] = self.peak.most()
         ranks = [50.0, *scoring.metric_percentiles]

@@ -67,7 +67,7 @@ def test_latencies_by_hand() -> None:
 def test_speculation_by_hand() -> None:
     m = summarise(two_requests())
     assert m["spec_decode_acceptance_rate"] == 100 * 5 / 8
-    assert m["spec_decode_judged_acceptance_rate"] == 100 * 5 / 7  # the first draft refused of each round is the last judged
+    assert m["spec_decode_judged_acceptance_rate"] == 100 * 5 / 7  # a round is judged up to its first refusal
     assert m["spec_decode_judged_tokens"] == 7
     assert m["spec_decode_acceptance_length"] == 1 + 5 / 2
     assert (m["spec_decode_num_drafts"], m["spec_decode_draft_tokens"], m["spec_decode_accepted_tokens"]) == (2, 8, 5)
