@@ -94,7 +94,7 @@ def _name(place: Place, entries: list[Entry], places: list[Place]) -> str:
     if len({gpu for _, gpu in places}) > 1:
         lines.append(place[1])
     if accepted:
-        lines.append(f"accepted {sum(accepted) / len(accepted):.0f}%")
+        lines.append(f"accepted {sum(accepted) / len(accepted):.0f}% of drafted")
     return "\n".join(lines)
 
 

@@ -16,7 +16,8 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
     entries = document["summary"]
     columns = [("out tok/s", "output_throughput"), ("mean latency ms", "mean_e2el_ms")]
     columns += [(f"{percentile_name(p).upper()} latency ms", f"{percentile_name(p)}_e2el_ms") for p in tails(scoring)]
-    columns += [("acceptance %", "spec_decode_acceptance_rate"), ("tok/round", "spec_decode_acceptance_length")]
+    columns += [("accepted % of drafted", "spec_decode_acceptance_rate")]
+    columns += [("of judged", "spec_decode_judged_acceptance_rate"), ("tok/round", "spec_decode_acceptance_length")]
     if COST in entries[0]:
         columns.append(("USD/M out tok", COST))
     rows = [

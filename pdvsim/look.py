@@ -36,14 +36,14 @@ KIND_COLOURS = dict(zip(KINDS, (SKY, RED, BLUE, GREEN), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))
 STRANGER = BROWN  # an architecture that this version does not know
 
-GREW = ("overloaded", "backlogged")  # labels of points whose queue was still growing
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
 NAMES = {
     "output_throughput": ("Output throughput", "tok/s", 1.0),
     "request_throughput": ("Request throughput", "req/s", 1.0),
     "total_token_throughput": ("Total token throughput", "tok/s", 1.0),
     "request_goodput": ("Request goodput", "req/s", 1.0),
-    "spec_decode_acceptance_rate": ("Drafts accepted", "%", 1.0),
+    "spec_decode_acceptance_rate": ("Drafted tokens accepted", "%", 1.0),
+    "spec_decode_judged_acceptance_rate": ("Judged tokens accepted", "%", 1.0),
     "spec_decode_acceptance_length": ("Tokens per round", "tokens", 1.0),
 }
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
@@ -76,7 +76,7 @@ def lower_is_better(column: str) -> bool:
 
 def grew(stability: object) -> bool:
     """Whether a label says that a queue was still growing, in any replication."""
-    return any(word in str(stability) for word in GREW)
+    return "overloaded" in str(stability)
 
 
 def tail(points: pd.DataFrame) -> str:

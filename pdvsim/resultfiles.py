@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1  # of sweep.json and of a run's document; files from before it was written count as 1
 WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
+LATER = ("drafts", "refused")  # columns that files of earlier versions lack; whoever reads files does without them
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 
@@ -134,6 +135,8 @@ def _columns(path: Path, table: str) -> Columns:
     frame = read_frame(path)
     columns: Columns = {}
     for name, dtype in DTYPES[table].items():
+        if name not in frame and name in LATER:
+            continue
         if name not in frame:
             raise ValueError(f"{path}: column {name} is missing")
         values = frame[name]

@@ -43,10 +43,12 @@ TOTALS = (
 DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
 SPECULATION = (
-    ("Acceptance rate (%):", "spec_decode_acceptance_rate", 2),
+    ("Acceptance rate per drafted token (%):", "spec_decode_acceptance_rate", 2),  # vLLM's
+    ("Acceptance rate per judged token (%):", "spec_decode_judged_acceptance_rate", 2),
     ("Acceptance length:", "spec_decode_acceptance_length", 2),
     ("Drafts:", "spec_decode_num_drafts", 0),
     ("Draft tokens:", "spec_decode_draft_tokens", 0),
+    ("Judged tokens:", "spec_decode_judged_tokens", 0),
     ("Accepted tokens:", "spec_decode_accepted_tokens", 0),
 )
 

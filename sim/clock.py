@@ -102,6 +102,8 @@ class Clock(simpy.Environment):
 
     def step(self) -> None:
         """Let the next thing happen: a work ends, or an event."""
+        while self.launched:
+            self.launched.pop().take_in()
         queue, machine = self._queue, self._first_machine()
         if machine is not None and (not queue or machine.due < queue[0]):
             self._now = machine.due[0]
@@ -117,8 +119,6 @@ class Clock(simpy.Environment):
             callback(event)
         if not event._ok and not event.defused:
             raise event._value
-        while self.launched:
-            self.launched.pop().take_in()
 
     def reach(self, work: Completion) -> bool:
         """Go to where `work` is noticed, if nothing else happens before; else it is on its way as ever."""

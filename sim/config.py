@@ -123,7 +123,7 @@ class Server:
     max_prompts_per_forward: int | None = None
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
     kv_cache: KvPolicy | None = None
-    """paged: blocks as tokens come, with preemption (default of colocated, autoregressive); reserved: all at admission."""
+    """paged: blocks as tokens come, and preemption (default of colocated, autoregressive); reserved: at admission."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
@@ -208,7 +208,10 @@ class Scoring:
     metric_percentiles: tuple[float, ...] = (99.0,)
     """Percentiles to give."""
     warmup_requests: int = 0
-    """Leave the first N requests by arrival out of the metrics."""
+    """Measure behind the first N requests: latencies leave them out, rates count what is delivered from then on.
+
+    A closed loop is then measured until its last request is sent, so that its running dry does not count either.
+    """
     detailed: bool = True
     """--no-detailed keeps no record beyond the metrics: memory stays flat, and percentiles are within 1%."""
 

@@ -104,6 +104,7 @@ class Request:
         "context",
         "draft_ns",
         "drafted",
+        "drafts",
         "emitted",
         "finish_s",
         "first_token_s",
@@ -117,6 +118,7 @@ class Request:
         "prompt_tokens",
         "ready_s",
         "recomputed_tokens",
+        "refused",
         "replica",
         "resumptions",
         "rounds",
@@ -139,9 +141,11 @@ class Request:
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
         self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
-        self.rounds = 0
+        self.rounds = 0  # forwards of the target behind the prompt
+        self.drafts = 0  # of these, those that had drafts to verify
         self.drafted = 0
         self.accepted = 0
+        self.refused = 0  # the target judges a round's drafts up to the first that it refuses, and no further
         self.preemptions = 0
         self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
         self.recomputed_tokens = 0  # that left the KV cache with a preemption

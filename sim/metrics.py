@@ -1,15 +1,23 @@
 """What a run amounts to, in the names and definitions of `vllm bench serve`, computed from the rows of a Result.
 
 Two things differ from vLLM on purpose: a metric without any value is nan, not 0, and `max_output_tokens_per_s` counts
-tokens, where vLLM counts chunks (which a speculative server fills with several tokens). Times run from the first
-counted arrival to the last counted finish. What is not modelled: clients, the network and detokenisation.
+tokens, where vLLM counts chunks (which a speculative server fills with several tokens).
+
+Rates are of a window of time; latencies, acceptance and the share of requests in time are of requests. Without a
+warm-up the window is vLLM's, from the first arrival to the last finish, and the requests are all. With one, the
+requests are those behind it, and the window opens as the first of them is sent. What is delivered in it counts, to
+whomever: a request counts, as does its prompt, by the share of its tokens delivered in the window. A closed loop's
+window closes as the last request is sent, since from then on the loop runs dry and is no longer so many at once; any
+other, and one that would be empty, closes at the last finish.
+
+What is not modelled: clients, the network and detokenisation.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +25,14 @@ from numpy.typing import NDArray
 from pdvsim.sim.config import Scoring, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns, Result
+from pdvsim.sim.stability import is_closed_loop, stability
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Array = NDArray[Any]
 
-OVERLOADED = 0.10  # share of the arrivals that stay behind, from which a queue grows without bound
-BACKLOGGED = 0.02
-GROWTH_SIGMAS = 2.0  # growth below this many standard deviations of a Poisson count is noise
+DRAFTED = ("drafts", "drafted", "accepted", "refused")  # what the speculation metrics are counted from
 STEPS = ("queue", "prefill", "draft", "wait", "verify", "other")
 PREEMPTION = ("preemptions", "recomputed_tokens")
 
@@ -39,36 +46,32 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     scoring = scoring or result.experiment.scoring
     traffic: Traffic = result.experiment.traffic
     every = result.requests
-    counted = _counted(every, scoring.warmup_requests)
+    finished, counted = every["finish_s"] >= 0, _counted(every, scoring.warmup_requests)
     req = {name: column[counted] for name, column in every.items()}
     if not len(req["id"]):
         raise ValueError(f"no request is left to measure: {len(every['id'])} requests, none finished after the warm-up")
-    start_s, end_s = float(req["arrival_s"].min()), float(req["finish_s"].max())
-    duration_s = end_s - start_s
+    window = _window(every, req, traffic, scoring.warmup_requests)
+    start_s, end_s = window.start_s, window.end_s
 
     ttft_s, tpot_s, e2el_s = _times(req)
     several = req["output_tokens"] > 1
-    chunks = _chunks(result.deliveries, every["id"], counted)
-    completed, tokens_in, tokens_out = len(ttft_s), int(req["prompt_tokens"].sum()), int(req["output_tokens"].sum())
+    delivered = _chunks(result.deliveries, every["id"], finished)
+    chunks = delivered if counted.sum() == finished.sum() else _of(delivered, counted[delivered["row"]])
+    inside = _of(delivered, window.holds(delivered["time_s"]))
 
     levels = scoring.slo()
     per_request = {"ttft": ttft_s, "tpot": tpot_s, "e2el": e2el_s}  # a lone token has tpot 0 and is always in time
     good = np.logical_and.reduce([per_request[name] <= level for name, level in levels.items()]) if levels else None
 
-    metrics: dict[str, Any] = {
-        "duration": duration_s,
-        "completed": completed,
-        "failed": int((every["finish_s"] < 0).sum()),
-        "total_input_tokens": tokens_in,
-        "total_output_tokens": tokens_out,
-        "request_throughput": rate(completed, duration_s),
-        "request_goodput": None if good is None else rate(int(good.sum()), duration_s),
-        "output_throughput": rate(tokens_out, duration_s),
-        "total_token_throughput": rate(tokens_in + tokens_out, duration_s),
-        "max_output_tokens_per_s": _peak_tokens(chunks, start_s),
-        "max_concurrent_requests": _peak_concurrency(req["arrival_s"], req["finish_s"]),
-        **{name: int(req[name].sum()) for name in PREEMPTION},
-    }
+    share = finished.astype(float)
+    if window.trimmed:
+        share = np.bincount(inside["row"], inside["tokens"], len(share)) / every["output_tokens"]
+    amounts = [float(share @ column) for column in (finished, every["prompt_tokens"], every["output_tokens"])]
+    in_time = None if good is None else (int(good.sum()), len(good))
+    metrics = totals(window, amounts, int((~finished).sum()), in_time)
+    metrics["max_output_tokens_per_s"] = _peak_tokens(inside, start_s)
+    metrics["max_concurrent_requests"] = _peak_concurrency(_of(every, finished), start_s)
+    metrics |= {name: int(req[name].sum()) for name in PREEMPTION}
     for name, values in (
         ("ttft", ttft_s),
         ("tpot", tpot_s[several]),
@@ -77,15 +80,55 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     ):
         metrics |= _spread(name, values, scoring.metric_percentiles)
     metrics |= _speculation(req, chunks)
-    metrics["stability"] = stability(every["arrival_s"], every["finish_s"], traffic, every["admitted_s"])
+    metrics["stability"] = stability(every, traffic)
     metrics["breakdown_ms"] = _breakdown(req, e2el_s)
-    inside = (result.launches["start_s"] < end_s) & (result.launches["end_s"] > start_s)
-    launches = result.launches if inside.all() else {n: column[inside] for n, column in result.launches.items()}
+    ran = (result.launches["start_s"] < end_s) & (result.launches["end_s"] > start_s)
+    launches = result.launches if ran.all() else _of(result.launches, ran)
     bandwidth = float(result.meta.get("bandwidth_bytes_per_s", math.nan))
-    metrics["launches"] = int(inside.sum())
+    metrics["launches"] = int(ran.sum())
     metrics["lanes"] = _lanes(launches, start_s, end_s, bandwidth, int(result.experiment.hardware.replicas))
     metrics["kinds"] = _kinds(launches)
     return metrics
+
+
+class Window(NamedTuple):
+    """The stretch of time that a run's rates are of."""
+
+    start_s: float
+    end_s: float
+    trimmed: bool  # a warm-up was left out
+
+    def holds(self, time_s: Array) -> Array:
+        """Mask of the times in it. What a batch delivers at the very moment that a window opens is from before it."""
+        early = time_s <= self.start_s if self.trimmed else time_s < self.start_s
+        return ~early & (time_s <= self.end_s)
+
+    @property
+    def duration_s(self) -> float:
+        return self.end_s - self.start_s
+
+
+def totals(window: Window, amounts: Sequence[float], failed: int, in_time: tuple[int, int] | None) -> dict[str, Any]:
+    """vLLM's counts of a window and their rates, from its requests, prompt tokens and output tokens.
+
+    `in_time` is how many requests met their levels, of how many. Goodput is the throughput times that share, so that it
+    agrees with the percentiles, which are of the same requests.
+    """
+    completed, tokens_in, tokens_out = amounts
+    duration_s, tokens_out = window.duration_s, round(tokens_out)
+    if not window.trimmed:
+        completed, tokens_in = int(completed), int(tokens_in)
+    return {
+        "duration": duration_s,
+        "completed": completed,
+        "failed": failed,
+        "total_input_tokens": tokens_in,
+        "total_output_tokens": tokens_out,
+        "request_throughput": rate(completed, duration_s),
+        "request_goodput": None if in_time is None else rate(completed * in_time[0] / in_time[1], duration_s),
+        "output_throughput": rate(tokens_out, duration_s),
+        "total_token_throughput": rate(tokens_in + tokens_out, duration_s),
+    }
 
 
 def latencies_s(requests: Columns, deliveries: Columns, warmup: int) -> dict[str, Array]:
@@ -96,88 +139,6 @@ def latencies_s(requests: Columns, deliveries: Columns, warmup: int) -> dict[str
     chunks = _chunks(deliveries, requests["id"], counted)
     itl_s = chunks["gap_s"][~chunks["first"]]
     return {"ttft": ttft_s, "tpot": tpot_s[req["output_tokens"] > 1], "itl": itl_s, "e2el": e2el_s}
-
-
-def stability(arrival_s: Array, finish_s: Array, traffic: Traffic, admitted_s: Array | None = None) -> str:
-    """Did the server keep up? "stable", "backlogged" or "overloaded"; "closed loop" and "burst" cannot be told.
-
-    The arrival window is cut into eighths. If N5 and N8 are the mean requests in the system in the fifth and the last,
-    then (N8 - N5) over the arrivals between them is the share that stayed behind: above 10% the run is overloaded,
-    above 2% backlogged. Growth within two standard deviations of a Poisson count of N5 + N8 is noise, so a short run
-    near saturation reads stable. The same is asked of the requests that wait to be admitted, whose number moves less by
-    chance; either tells. A window shorter than a request reads overloaded: nothing leaves in it.
-    Where --max-concurrency holds requests back, sending them 10% slower than --request-rate is overloaded as well.
-    """
-    return judged(traffic, _Rows(arrival_s, [left_s for left_s in (finish_s, admitted_s) if left_s is not None]))
-
-
-class Census(Protocol):
-    """Who was there when."""
-
-    @property
-    def count(self) -> int:
-        """Arrivals in all."""
-
-    @property
-    def first_s(self) -> float:
-        """The first arrival."""
-
-    @property
-    def last_s(self) -> float:
-        """The last."""
-
-    @property
-    def ways_out(self) -> int:
-        """Of how many kinds of leaving (finish, admission) it knows."""
-
-    def present(self, way_out: int, start_s: float, stop_s: float) -> float:
-        """Mean number, in that stretch of time, of those who have arrived and not left."""
-
-    def arrived(self, after_s: float, until_s: float) -> float:
-        """Arrivals in a stretch of time."""
-
-
-class _Rows:
-    """A census from rows."""
-
-    def __init__(self, arrival_s: Array, left_s: list[Array]) -> None:
-        self.count, self.ways_out = len(arrival_s), len(left_s)
-        self.first_s, self.last_s = float(arrival_s.min()), float(arrival_s.max())
-        self._arrival_s = arrival_s
-        self._left_s = [np.where(column < 0, math.inf, column) for column in left_s]
-
-    def present(self, way_out: int, start_s: float, stop_s: float) -> float:
-        left_s = self._left_s[way_out].clip(start_s, stop_s)
-        return float((left_s - self._arrival_s.clip(start_s, stop_s)).sum()) / (stop_s - start_s)
-
-    def arrived(self, after_s: float, until_s: float) -> float:
-        return float(((self._arrival_s > after_s) & (self._arrival_s <= until_s)).sum())
-
-
-def judged(traffic: Traffic, census: Census) -> str:
-    """The label that `stability` explains."""
-    trace = traffic.use_trace_timestamps
-    if math.isinf(traffic.request_rate) and not trace:
-        return "burst" if traffic.max_concurrency is None else "closed loop"
-    first_s, last_s = census.first_s, census.last_s
-    if last_s <= first_s:
-        return "burst"
-    eighth_s = (last_s - first_s) / 8
-    middle_s, end_s = first_s + 4 * eighth_s, first_s + 7 * eighth_s
-    growth = 0.0
-    for way_out in range(census.ways_out):
-        before, after = (census.present(way_out, at_s, at_s + eighth_s) for at_s in (middle_s, end_s))
-        if after - before > GROWTH_SIGMAS * math.sqrt(before + after):
-            growth = max(growth, after - before)
-    if traffic.max_concurrency is not None and not trace:
-        noise = GROWTH_SIGMAS / math.sqrt(census.count * traffic.burstiness)
-        if census.count / (last_s - first_s) < (1 - OVERLOADED - noise) * traffic.request_rate:
-            return "overloaded"
-    arrivals = census.arrived(middle_s + eighth_s / 2, end_s + eighth_s / 2)
-    if not arrivals:
-        return "stable"
-    behind = growth / arrivals
-    return "overloaded" if behind > OVERLOADED else "backlogged" if behind > BACKLOGGED else "stable"
 
 
 def frames(result: Result) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
@@ -205,6 +166,16 @@ def _counted(requests: Columns, warmup: int) -> Array:
     return counted
 
 
+def _window(every: Columns, req: Columns, traffic: Traffic, warmup: int) -> Window:
+    start_s, last_s = float(req["arrival_s"].min()), float(every["arrival_s"].max())
+    early = warmup > 0 and is_closed_loop(traffic) and last_s > start_s
+    return Window(start_s, last_s if early else float(req["finish_s"].max()), warmup > 0)
+
+
+def _of(columns: Columns, rows: Array) -> Columns:
+    return {name: column[rows] for name, column in columns.items()}
+
+
 def _times(req: Columns) -> tuple[Array, Array, Array]:
     """Time to first token, per later token (0 where there is none) and end to end."""
     e2el_s = req["finish_s"] - req["arrival_s"]
@@ -217,13 +188,13 @@ def rate(count: float, duration_s: float) -> float:
     return count / duration_s if duration_s > 0 else math.nan
 
 
-def _chunks(deliveries: Columns, ids: Array, counted: Array) -> Columns:
-    """Deliveries to the counted requests, request by request in time order, with the gap since the one before."""
+def _chunks(deliveries: Columns, ids: Array, some: Array) -> Columns:
+    """Deliveries to some of the requests, request by request in time order, with the gap since the one before."""
     order = np.argsort(ids, kind="stable")
     row = deliveries["request"] if _is_range(ids) else order[np.searchsorted(ids, deliveries["request"], sorter=order)]
     time_s, tokens = deliveries["time_s"], deliveries["tokens"]
-    if not counted.all():
-        keep = counted[row]
+    if not some.all():
+        keep = some[row]
         row, time_s, tokens = row[keep], time_s[keep], tokens[keep]
     order = np.argsort(row, kind="stable")  # rows are written in time order, so a request's stay in order
     row, time_s, tokens = row[order], time_s[order], tokens[order]
@@ -254,41 +225,48 @@ def _peak_tokens(chunks: Columns, start_s: float) -> float:
     return float(np.bincount(second, weights=chunks["tokens"]).max()) if len(second) else 0.0
 
 
-def _peak_concurrency(arrival_s: Array, finish_s: Array) -> int:
+def _peak_concurrency(req: Columns, since_s: float) -> int:
     """Most requests in the system at once; one that leaves makes room for one that arrives at the same time."""
-    arrived = np.arange(1, len(arrival_s) + 1)
-    return int((arrived - np.searchsorted(np.sort(finish_s), np.sort(arrival_s), side="right")).max())
+    arrival_s, finish_s = np.sort(req["arrival_s"]), np.sort(req["finish_s"])
+    inside = np.arange(1, len(arrival_s) + 1) - np.searchsorted(finish_s, arrival_s, side="right")
+    return int(inside[arrival_s >= since_s].max())
 
 
 def _speculation(req: Columns, chunks: Columns) -> dict[str, Any]:
     """vLLM's spec_decode keys; nothing where nothing was drafted."""
-    rounds, drafted, accepted = int(req["rounds"].sum()), int(req["drafted"].sum()), int(req["accepted"].sum())
-    return speculation(rounds, drafted, accepted, lambda: _per_position(req, chunks, rounds))
+    sums = {name: int(req[name].sum()) for name in DRAFTED}
+    return speculation(sums, lambda: _per_position(req, chunks, sums["drafts"]))
 
 
-def speculation(
-    rounds: int, drafted: int, accepted: int, per_position: Callable[[], list[float] | None]
-) -> dict[str, Any]:
-    """vLLM's spec_decode keys from their counts; nothing where nothing was drafted."""
+def speculation(sums: Mapping[str, int], per_position: Callable[[], list[float] | None]) -> dict[str, Any]:
+    """vLLM's spec_decode keys from their counts; nothing where nothing was drafted.
+
+    vLLM's acceptance rate is over all drafted tokens. The rate per judged token is what an acceptance rate given to the
+    simulator means: drafts behind a round's first refused one were never judged.
+    """
+    drafts, drafted, accepted = sums["drafts"], sums["drafted"], sums["accepted"]
     if not drafted:
         return {}
     metrics: dict[str, Any] = {
         "spec_decode_acceptance_rate": 100 * accepted / drafted,
-        "spec_decode_acceptance_length": 1 + accepted / rounds,
-        "spec_decode_num_drafts": rounds,
+        "spec_decode_judged_acceptance_rate": 100 * accepted / (accepted + sums["refused"]),
+        "spec_decode_acceptance_length": 1 + accepted / drafts,
+        "spec_decode_num_drafts": drafts,
         "spec_decode_draft_tokens": drafted,
+        "spec_decode_judged_tokens": accepted + sums["refused"],
         "spec_decode_accepted_tokens": accepted,
     }
     shares = per_position()
     return metrics | ({} if shares is None else {"spec_decode_per_position_acceptance_rates": shares})
 
 
-def _per_position(req: Columns, chunks: Columns, rounds: int) -> list[float] | None:
-    """Share of the rounds that accepted each draft position; None where the rows do not tell.
+def _per_position(req: Columns, chunks: Columns, drafts: int) -> list[float] | None:
+    """Share of the drafting rounds that accepted each draft position; None where the rows do not tell.
 
     A round delivers its accepted drafts plus one token, but the last is cut at the request's length. What the last
     accepted is the request's total less the rounds before it. Rows tell only if every later chunk is a round, or the
-    one token of a request that was read again.
+    one token of a request that was read again. A round without drafts accepts none, and only the number of those that
+    drafted divides.
     """
     heads = np.flatnonzero(chunks["first"])
     counts = np.diff(heads, append=len(chunks["first"]))
@@ -302,12 +280,12 @@ def _per_position(req: Columns, chunks: Columns, rounds: int) -> list[float] | N
     accepted[lasts] = (req["accepted"] - np.add.reduceat(accepted, heads))[has_rounds]
     if accepted.min() < 0:
         return None
-    return reached(np.bincount(accepted[~chunks["first"]]), rounds)
+    return reached(np.bincount(accepted[~chunks["first"]]), drafts)
 
 
-def reached(by_count: Array, rounds: int) -> list[float]:
-    """Share of the rounds that accepted each draft position, from how many accepted how many."""
-    return (by_count[::-1].cumsum()[::-1][1:] / rounds).tolist()  # type: ignore[no-any-return]
+def reached(by_count: Array, drafts: int) -> list[float]:
+    """Share of the drafting rounds that accepted each draft position, from how many accepted how many."""
+    return (by_count[::-1].cumsum()[::-1][1:] / drafts).tolist()  # type: ignore[no-any-return]
 
 
 def _breakdown(req: Columns, e2el_s: Array) -> dict[str, float]:
@@ -315,6 +293,14 @@ def _breakdown(req: Columns, e2el_s: Array) -> dict[str, float]:
     means = {"queue": float((req["admitted_s"] - req["arrival_s"]).mean()) * 1e3}
     means |= {step: float(req[f"{step}_s"].mean()) * 1e3 for step in STEPS[1:-1]}
     return means | {"other": float(e2el_s.mean()) * 1e3 - sum(means.values())}
+
+
+def cut(launches: Columns, start_s: float, end_s: float) -> tuple[Array, Array, Array]:
+    """Launches' starts, ends and bytes within a window; a launch moves its bytes evenly over its time."""
+    begin_s, finish_s = launches["start_s"].clip(start_s), launches["end_s"].clip(max=end_s)
+    whole_s = launches["end_s"] - launches["start_s"]
+    share = np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
+    return begin_s, finish_s, launches["bytes"] * share
 
 
 def _busy_s(start_s: Array, end_s: Array) -> float:
@@ -331,14 +317,14 @@ def _lanes(launches: Columns, start_s: float, end_s: float, bandwidth: float, re
     place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
     for code in np.unique(launches["lane"]).tolist():
         mine = launches["lane"] == code
-        begin_s, finish_s = launches["start_s"][mine].clip(start_s), launches["end_s"][mine].clip(max=end_s)
+        begin_s, finish_s, moved = cut(_of(launches, mine), start_s, end_s)
         places = np.unique(place[mine])
         busy_s = sum(_busy_s(begin_s[at], finish_s[at]) for at in (place[mine] == p for p in places))
         available_s = (end_s - start_s) * max(len(places), replicas)  # a replica that never ran it was idle
         lanes[LANES[code]] = {
             "launches": int(mine.sum()),
             "utilisation": rate(busy_s, available_s),
-            "bandwidth_share": rate(float(launches["bytes"][mine].sum()), available_s * bandwidth),
+            "bandwidth_share": rate(float(moved.sum()), available_s * bandwidth),
             "mean_queue_depth": float(launches["queue_depth"][mine].mean()),
         }
     return lanes

@@ -32,9 +32,11 @@ REQUEST_DTYPES: dict[str, str] = {
     "finish_s": "f8",
     "prompt_tokens": "i8",
     "output_tokens": "i8",
-    "rounds": "i8",
+    "rounds": "i8",  # forwards of the target behind the prompt
+    "drafts": "i8",  # of these, those that had drafts to verify
     "drafted": "i8",
     "accepted": "i8",
+    "refused": "i8",  # at most one a round: what lies behind it is not judged
     "preemptions": "i8",
     "resumptions": "i8",  # readings to the end after a preemption, each of which gave the next token
     "recomputed_tokens": "i8",  # that left the KV cache with a preemption
@@ -44,7 +46,7 @@ REQUEST_DTYPES: dict[str, str] = {
     "verify_s": "f8",
 }
 
-STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")
+STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")  # whole nanoseconds in a request's own books
 
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",

@@ -81,7 +81,7 @@ def stream(
     log, env = Log(), Clock(direct)
     site = Site(env, experiment, profile, log)
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)
-    tally = Tally(experiment, profile.gpu.bandwidth_bytes_per_s, log)
+    tally = Tally(experiment, len(requests), profile.gpu.bandwidth_bytes_per_s, log)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         client.run()

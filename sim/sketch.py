@@ -71,42 +71,23 @@ class Spread:
         return 0.0 if at == 0 else _SMALLEST * math.exp((at - 1) * _GROWTH) * (1 - ERROR)
 
 
-class Moments:
-    """When things happened, in bins of time that double in width as time goes on; never fewer than half are in use."""
+class Timeline:
+    """How often each of several things happened, in bins of time that double in width as time goes on.
+
+    At least half of the bins are in use. The counts do not depend on the order in which times are added.
+    """
 
     BINS = 1 << 14
 
-    def __init__(self) -> None:
-        self.first_s, self.last_s = math.inf, -math.inf
-        self._width_s = 1e-6
-        self._count = np.zeros(self.BINS, np.int64)
-        self._sum_s = np.zeros(self.BINS)
+    def __init__(self, things: int) -> None:
+        self.width_s = 1e-6
+        self.counts = np.zeros((things, self.BINS), np.int64)
 
-    def add(self, times_s: Array) -> None:
+    def add(self, thing: int, times_s: Array) -> None:
         if not len(times_s):
             return
-        self.first_s = min(self.first_s, float(times_s.min()))
-        self.last_s = max(self.last_s, float(times_s.max()))
-        while self.last_s >= self._width_s * self.BINS:
-            self._width_s *= 2
-            half = np.zeros(self.BINS // 2)
-            self._count = np.concatenate((self._count.reshape(-1, 2).sum(axis=1), half.astype(np.int64)))
-            self._sum_s = np.concatenate((self._sum_s.reshape(-1, 2).sum(axis=1), half))
-        at = (times_s / self._width_s).astype(np.int64)
-        self._count += np.bincount(at, minlength=self.BINS)
-        self._sum_s += np.bincount(at, weights=times_s, minlength=self.BINS)
-
-    def before(self, edge_s: float) -> float:
-        """How many happened by then; those in the edge's own bin in proportion."""
-        at, share = self._place(edge_s)
-        return float(self._count[:at].sum() + self._count[at] * share)
-
-    def elapsed_s(self, edge_s: float) -> float:
-        """The time since each of them, in sum, as of then."""
-        at, share = self._place(edge_s)
-        whole = float(self._count[:at].sum() * edge_s - self._sum_s[:at].sum())
-        return whole + float(self._count[at]) * share * share * self._width_s / 2
-
-    def _place(self, edge_s: float) -> tuple[int, float]:
-        at = min(int(edge_s / self._width_s), self.BINS - 1)
-        return at, min(1.0, edge_s / self._width_s - at)
+        while float(times_s.max()) >= self.width_s * self.BINS:
+            self.width_s *= 2
+            self.counts[:, : self.BINS // 2] = self.counts.reshape(len(self.counts), -1, 2).sum(axis=2)
+            self.counts[:, self.BINS // 2 :] = 0
+        self.counts[thing] += np.bincount((times_s / self.width_s).astype(np.int64), minlength=self.BINS)

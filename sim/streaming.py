@@ -2,7 +2,7 @@
 
 Rows are taken out of the log now and then, a few thousand requests at a time. Counts, means and deviations are exact,
 to rounding; quantiles are a sketch's, within 1%. What is held beyond the requests in the system does not grow with
-their number. Stability is judged from arrivals and departures counted in at least 8,192 bins of time.
+their number.
 
 Taken for granted of a simulated run: requests are sent in the order of their numbers, every one of them finishes, and
 the works of one lane on one GPU follow each other.
@@ -18,48 +18,28 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.metrics import PREEMPTION, STEPS, judged, percentile_name, rate, reached, speculation
+from pdvsim.sim.metrics import (
+    DRAFTED,
+    PREEMPTION,
+    STEPS,
+    Window,
+    cut,
+    percentile_name,
+    rate,
+    reached,
+    speculation,
+    totals,
+)
 from pdvsim.sim.records import LANES, Columns, Log, request_columns
-from pdvsim.sim.sketch import Moments, Spread
+from pdvsim.sim.sketch import Spread
+from pdvsim.sim.stability import Census, is_closed_loop, judged
 
 Array = NDArray[Any]
 
 REQUESTS = 4096  # served, before they are booked
 ROWS = 1 << 18  # of the log, likewise
-SUMMED = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", *PREEMPTION, "resumptions")
+SUMMED = ("rounds", *DRAFTED, *PREEMPTION, "resumptions")
 MOST_ACCEPTED = 64  # of one round; drafts are shorter
-
-
-class BinnedCensus:
-    """Who was there when, for `judged`: from counts."""
-
-    ways_out = 2
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._arrival, self._left = Moments(), (Moments(), Moments())
-
-    def add(self, requests: Columns) -> None:
-        self.count += len(requests["id"])
-        self._arrival.add(requests["arrival_s"])
-        for moments, name in zip(self._left, ("finish_s", "admitted_s"), strict=True):
-            moments.add(requests[name])
-
-    @property
-    def first_s(self) -> float:
-        return self._arrival.first_s
-
-    @property
-    def last_s(self) -> float:
-        return self._arrival.last_s
-
-    def present(self, way_out: int, start_s: float, stop_s: float) -> float:
-        came, left = self._arrival, self._left[way_out]
-        area = came.elapsed_s(stop_s) - came.elapsed_s(start_s) - (left.elapsed_s(stop_s) - left.elapsed_s(start_s))
-        return max(0.0, area / (stop_s - start_s))
-
-    def arrived(self, after_s: float, until_s: float) -> float:
-        return self._arrival.before(until_s) - self._arrival.before(after_s)
 
 
 class Peak:
@@ -76,6 +56,10 @@ class Peak:
             self._now_s, self._someone_came = time_s, False
         self._inside += by
         self._someone_came = self._someone_came or by > 0
+
+    def forget(self) -> None:
+        """Count from now on."""
+        self._most = 0
 
     def most(self) -> int:
         if self._someone_came:
@@ -101,15 +85,15 @@ class Lanes:
         place = works["replica"].astype(np.int64) * 256 + works["gpu"]
         for lane in np.unique(works["lane"]).tolist():
             mine = works["lane"] == lane
-            sums = [mine.sum(), works["queue_depth"][mine].sum(), works["bytes"][mine].sum()]
+            begin_s, finish_s, moved = cut({name: column[mine] for name, column in works.items()}, start_s, end_s)
+            sums = [mine.sum(), works["queue_depth"][mine].sum(), moved.sum()]
             self._lanes[lane] = self._lanes.get(lane, 0) + np.array(sums, float)
             for gpu in np.unique(place[mine]).tolist():
-                here, key = mine & (place == gpu), (lane, gpu)
-                begin_s, finish_s = works["start_s"][here].clip(start_s), works["end_s"][here].clip(max=end_s)
-                before_s = np.concatenate(([self._reach_s.get(key, -math.inf)], finish_s[:-1]))
-                busy_s = float((finish_s - np.maximum(begin_s, before_s)).clip(0).sum())
+                here, key = place[mine] == gpu, (lane, gpu)
+                before_s = np.concatenate(([self._reach_s.get(key, -math.inf)], finish_s[here][:-1]))
+                busy_s = float((finish_s[here] - np.maximum(begin_s[here], before_s)).clip(0).sum())
                 self._busy_s[key] = self._busy_s.get(key, 0.0) + busy_s
-                self._reach_s[key] = float(finish_s[-1])
+                self._reach_s[key] = float(finish_s[here][-1])
         for kind in np.unique(works["kind"]).tolist():
             mine = works["kind"] == kind
             columns = (works["rows"], works["tokens"], works["end_s"] - works["start_s"], works["solo_s"])
@@ -143,69 +127,73 @@ class Lanes:
 
 
 class Tally:
-    """Books a run while it goes on."""
+    """Books a run of so many requests while it goes on."""
 
-    def __init__(self, experiment: Experiment, bandwidth: float, log: Log) -> None:
+    def __init__(self, experiment: Experiment, requests: int, bandwidth: float, log: Log) -> None:
         self.experiment, self.bandwidth = experiment, bandwidth
         self.log = log
         self.warmup = experiment.scoring.warmup_requests
-        self.start_s, self.end_s = math.inf, -math.inf  # first counted arrival, last counted finish
-        self.census, self.peak, self.works = BinnedCensus(), Peak(), Lanes()
+        self.start_s, self.end_s = math.inf, math.inf  # of the window
+        self._last_id = requests - 1
+        self._left = requests - self.warmup
+        self.census, self.peak, self.works = Census(), Peak(), Lanes()
         self.spreads = {name: Spread() for name in ("ttft", "tpot", "itl", "e2el")}
         self.sums = dict.fromkeys(("count", "good", *SUMMED), 0)
+        self.amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
         self.steps_s = dict.fromkeys(STEPS[:-1], 0.0)
         self.by_accepted = np.zeros(MOST_ACCEPTED, np.int64)
         self._served: list[Request] = []
         self._last: dict[int, tuple[float, int]] = {}  # of each request in the system: its last delivery
+        self._inside: dict[int, int] = {}  # likewise: tokens in the window
         self._seconds: dict[int, int] = {}  # tokens in each of the last seconds
         self._most_tokens = 0
         self._now_s = 0.0
 
+    @property
+    def window(self) -> Window:
+        """As far as it is known; what has happened so far lies before an end that is not."""
+        return Window(self.start_s, self.end_s, self.warmup > 0)
+
     def arrived(self, request: Request) -> None:
         """A request is sent."""
-        if request.id >= self.warmup:
-            if math.isinf(self.start_s):
-                self.start_s = request.arrival_s
-            self.peak.moved(request.arrival_s, 1)
+        self.peak.moved(request.arrival_s, 1)
+        if request.id == self.warmup:
+            self.start_s = request.arrival_s
+            self.peak.forget()
+        drains = request.id == self._last_id and self.warmup > 0 and is_closed_loop(self.experiment.traffic)
+        if drains and request.arrival_s > self.start_s:
+            self.end_s = request.arrival_s
 
     def finished(self, request: Request) -> None:
         """A request has all its tokens, and they are in the log."""
         self._served.append(request)
         self._now_s = request.finish_s
+        self.peak.moved(request.finish_s, -1)
         if request.id >= self.warmup:
-            self.end_s = request.finish_s
-            self.peak.moved(request.finish_s, -1)
+            self._left -= 1
+            if not self._left:
+                self.end_s = min(self.end_s, request.finish_s)
         rows = max(len(self.log.launches), len(self.log.deliveries))
         if len(self._served) >= REQUESTS or rows >= ROWS:
-            self._book(math.inf)
+            self._book()
 
     def close(self) -> dict[str, Any]:
         """The metrics, when all is done."""
-        self._book(self.end_s)
+        self._book()
         sums, scoring = self.sums, self.experiment.scoring
-        count, span_s = sums["count"], self.end_s - self.start_s
-        tokens_in, tokens_out = sums["prompt_tokens"], sums["output_tokens"]
-        metrics: dict[str, Any] = {
-            "duration": span_s,
-            "completed": count,
-            "failed": 0,
-            "total_input_tokens": tokens_in,
-            "total_output_tokens": tokens_out,
-            "request_throughput": rate(count, span_s),
-            "request_goodput": rate(sums["good"], span_s) if scoring.goodput else None,
-            "output_throughput": rate(tokens_out, span_s),
-            "total_token_throughput": rate(tokens_in + tokens_out, span_s),
-            "max_output_tokens_per_s": float(max([self._most_tokens, *self._seconds.values()])),
-            "max_concurrent_requests": self.peak.most(),
-            **{name: sums[name] for name in PREEMPTION},
-        }
+        count, span_s = sums["count"], self.window.duration_s
+        in_time = (sums["good"], count) if scoring.goodput else None
+        metrics = totals(self.window, self.amounts.tolist(), 0, in_time)
+        metrics["max_output_tokens_per_s"] = float(max([self._most_tokens, *self._seconds.values()]))
+        metrics["max_concurrent_requests"] = self.peak.most()
+        metrics |= {name: sums[name] for name in PREEMPTION}
         ranks = [50.0, *scoring.metric_percentiles]
         for name, spread in self.spreads.items():
             keys = [f"median_{name}_ms", *(f"{percentile_name(p)}_{name}_ms" for p in ranks[1:])]
             marks = [mark * 1e3 for mark in spread.percentiles(ranks)]
             metrics |= {f"mean_{name}_ms": spread.mean * 1e3, f"std_{name}_ms": spread.std * 1e3}
             metrics |= dict(zip(keys, marks, strict=True))
-        metrics |= speculation(sums["rounds"], sums["drafted"], sums["accepted"], self._per_position)
+        metrics |= speculation(sums, self._per_position)
         metrics["stability"] = judged(self.experiment.traffic, self.census)
         means = {step: seconds / count * 1e3 for step, seconds in self.steps_s.items()}
         metrics["breakdown_ms"] = means | {"other": self.spreads["e2el"].mean * 1e3 - sum(means.values())}
@@ -214,28 +202,23 @@ class Tally:
         metrics["kinds"] = self.works.kinds()
         return metrics
 
-    def _book(self, end_s: float) -> None:
+    def _book(self) -> None:
         """Take what has happened out of the log and into the sums."""
         deliveries, launches = self.log.deliveries.drain(), self.log.launches.drain()
-        if not math.isinf(self.start_s):  # the warm-up is over
-            self.works.add(launches, self.start_s, end_s)
-        self._deliveries(deliveries)
+        if self.start_s < math.inf:
+            self.works.add(launches, self.start_s, self.end_s)
+            self._deliveries(deliveries)
         served, self._served = self._served, []
         if served:
             self._requests(request_columns(served))
 
     def _deliveries(self, deliveries: Columns) -> None:
+        self._tokens(_rows(deliveries, self.window.holds(deliveries["time_s"])))
         counted = deliveries["request"] >= self.warmup
         order = np.argsort(deliveries["request"][counted], kind="stable")  # each request's stay in order
         ids, tokens, time_s = (deliveries[name][counted][order] for name in ("request", "tokens", "time_s"))
         if not len(ids):
             return
-        second, where = np.unique((time_s - self.start_s).astype(np.int64), return_inverse=True)
-        for at, gained in zip(second.tolist(), np.bincount(where, weights=tokens).tolist(), strict=True):
-            self._seconds[at] = self._seconds.get(at, 0) + int(gained)
-        over = [at for at in self._seconds if at < int(self._now_s - self.start_s)]  # none is noted for them any more
-        self._most_tokens = max([self._most_tokens, *(self._seconds.pop(at) for at in over)])
-
         head = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
         tail = np.append(head[1:], len(ids)) - 1
         known = [self._last.get(id) for id in ids[head].tolist()]
@@ -248,9 +231,23 @@ class Tally:
             zip(ids[tail].tolist(), zip(time_s[tail].tolist(), tokens[tail].tolist(), strict=True), strict=True)
         )
 
+    def _tokens(self, deliveries: Columns) -> None:
+        """Tokens that are delivered in the window, and in each of its seconds."""
+        tokens, time_s = deliveries["tokens"], deliveries["time_s"]
+        ids, whose = np.unique(deliveries["request"], return_inverse=True)
+        for id, gained in zip(ids.tolist(), np.bincount(whose, weights=tokens).tolist(), strict=True):
+            self._inside[id] = self._inside.get(id, 0) + int(gained)
+        second, where = np.unique((time_s - self.start_s).astype(np.int64), return_inverse=True)
+        for at, gained in zip(second.tolist(), np.bincount(where, weights=tokens).tolist(), strict=True):
+            self._seconds[at] = self._seconds.get(at, 0) + int(gained)
+        over = [at for at in self._seconds if at < int(self._now_s - self.start_s)]  # none is noted for them any more
+        self._most_tokens = max([self._most_tokens, *(self._seconds.pop(at) for at in over)])
+
     def _requests(self, every: Columns) -> None:
         """Requests that are served; their deliveries have been booked."""
         self.census.add(every)
+        share = np.array([self._inside.pop(id, 0) for id in every["id"].tolist()]) / every["output_tokens"]
+        self.amounts += (share.sum(), share @ every["prompt_tokens"], share @ every["output_tokens"])
         counted = every["id"] >= self.warmup
         req = {name: column[counted] for name, column in every.items()}
         ttft_s, e2el_s = req["first_token_s"] - req["arrival_s"], req["finish_s"] - req["arrival_s"]
@@ -285,8 +282,12 @@ class Tally:
         self.by_accepted += np.bincount(accepted[has], minlength=MOST_ACCEPTED)
 
     def _per_position(self) -> list[float] | None:
-        """Share of the rounds that accepted each draft position; None where the rows do not tell."""
+        """Share of the drafting rounds that accepted each draft position; None where the rows do not tell."""
         if self.by_accepted.min() < 0 or int(self.by_accepted.sum()) != self.sums["rounds"] + self.sums["resumptions"]:
             return None
         most = int(np.flatnonzero(self.by_accepted)[-1])
-        return reached(self.by_accepted[: most + 1], self.sums["rounds"])
+        return reached(self.by_accepted[: most + 1], self.sums["drafts"])
+
+
+def _rows(columns: Columns, which: Array | slice) -> Columns:
+    return {name: column[which] for name, column in columns.items()}

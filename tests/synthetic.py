@@ -59,7 +59,8 @@ def served_alone(experiment: Experiment, replicas: int = 1) -> Result:
         output, k, now = rng.randint(1, 40), experiment.server.num_speculative_tokens, arrival_s + 0.001
         row: dict[str, Any] = {"id": id, "replica": id % replicas, "arrival_s": arrival_s, "admitted_s": now}
         row |= {"prompt_tokens": rng.randint(1, 100), "output_tokens": output}
-        row |= {"rounds": 0, "drafted": 0, "accepted": 0, "prefill_s": 0.01, "draft_s": 0.0, "verify_s": 0.0}
+        row |= dict.fromkeys(("rounds", "drafts", "drafted", "accepted", "refused"), 0)
+        row |= {"prefill_s": 0.01, "draft_s": 0.0, "verify_s": 0.0}
         launch = {"replica": id % replicas, "gpu": 0, "rows": 1, "queue_depth": id % 3, "bytes": 1e6, "steps": 1}
         launches.append(
             launch | {"lane": "prefill", "kind": "prefill", "start_s": now, "end_s": now + 0.01, "solo_s": 0.01}
@@ -81,8 +82,10 @@ def served_alone(experiment: Experiment, replicas: int = 1) -> Result:
             emitted += tokens
             deliveries.append((id, tokens, now))
             row["rounds"] += 1
+            row["drafts"] += 1
             row["drafted"] += k
             row["accepted"] += accepted
+            row["refused"] += accepted < k
         row["finish_s"] = now
         requests.append(row)
     deliveries.sort(key=lambda d: d[2])

@@ -25,9 +25,9 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.latency import ForwardFit
-from pdvsim.sim.metrics import stability
 from pdvsim.sim.models import GPUS
 from pdvsim.sim.profile import roofline, save
+from pdvsim.sim.stability import stability
 from pdvsim.sim.sweep import Row, SweepInterrupted
 from pdvsim.sim.workload import make_requests
 
@@ -91,9 +91,11 @@ def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     admitted_s = arrival_s + np.array(wait_s)
     counted = np.array(wait_s)[int(plan.warmup_share * len(arrival_s)) :]
     share = np.mean(counted + SERVICE_S <= plan.goal.levels_ms["ttft"] / 1e3)
-    stable = stability(arrival_s, admitted_s + SERVICE_S, traffic, admitted_s) == "stable"
-    few = np.mean(counted) * rate <= WAITING * len(counted)
-    return bool(stable and few and share >= plan.goal.attainment)
+    finish_s = admitted_s + SERVICE_S
+    label = stability({"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": finish_s}, traffic)
+    served = np.sum(finish_s > arrival_s[len(arrival_s) - len(counted)])
+    few = np.mean(counted) * rate <= WAITING * served
+    return bool(label != "overloaded" and few and share >= plan.goal.attainment)
 
 
 @pytest.mark.parametrize("level_ms", [15, 50])

@@ -470,7 +470,7 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner]:
     sharing = Sharing("fluid", priority, profile.contention, SHARES)
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     host = HostTimes()
-    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, Table(WRITTEN_DTYPES), lambda work: None, peak)
+    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, Launches(), lambda work: None, peak)
     return gpu, Planner(models, sharing, peak, host)
 
 
@@ -487,10 +487,10 @@ def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
     gpu, planner = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
-    gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2), 0.0)
-    gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1), 0.0)
+    gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
+    gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1))
     gpu.env.run()
-    ends = launch_columns(gpu.log.columns())["end_s"]
+    ends = gpu.log.drain()["end_s"]
     assert len(ends) == 2
     assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
 

@@ -221,7 +221,8 @@ def check_books(scenario: Scenario, result: Result) -> None:
     resumed = requests["resumptions"]
     assert np.all(resumed <= requests["preemptions"])
     assert np.all(np.bincount(deliveries["request"], minlength=count) == rounds + 1 + resumed)
-    assert np.all(accepted <= drafted)
+    assert np.all(accepted + requests["refused"] <= drafted)
+    assert np.all(requests["refused"] <= requests["drafts"])
     # accepted drafts, one token of the target's a round, a reading's: all but what the last round had too many of
     surplus = 1 + rounds + resumed + accepted - requests["output_tokens"]
     assert np.all(surplus >= 0)
@@ -230,6 +231,7 @@ def check_books(scenario: Scenario, result: Result) -> None:
     # the GPU's books agree with the requests' books
     drafts, checks = launches["kind"] == DRAFT, (launches["kind"] == VERIFY) | (launches["kind"] == DECODE)
     assert np.sum(launches["rows"][checks]) == np.sum(rounds)
+    assert np.sum(launches["rows"][launches["kind"] == VERIFY]) == np.sum(requests["drafts"])
     assert np.sum(launches["rows"][drafts] * launches["steps"][drafts]) == np.sum(drafted)
     spent = launches["rows"] * (launches["end_s"] - launches["start_s"])
     rounding_s = 2e-9 * (np.sum(launches["rows"]) + 1)  # requests keep whole nanoseconds

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synthetic import result, served_alone
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.metrics import frames, stability, summarise
+from pdvsim.sim.metrics import frames, summarise
 from pdvsim.sim.records import Result
 
 POISSON = Traffic(request_rate=1.0, num_prompts=2)
@@ -24,7 +24,7 @@ def two_requests(**changes: Any) -> Result:
     """Request 7 gets 1+3+2 tokens (the last round accepted 3, cut at 2); request 3 a single token."""
     requests = [
         {"id": 7, "arrival_s": 1.0, "admitted_s": 1.5, "first_token_s": 2.0, "finish_s": 5.0, "prompt_tokens": 10}
-        | {"output_tokens": 6, "rounds": 2, "drafted": 8, "accepted": 5}
+        | {"output_tokens": 6, "rounds": 2, "drafts": 2, "drafted": 8, "accepted": 5, "refused": 2}
         | {"prefill_s": 0.5, "draft_s": 1.0, "wait_s": 0.25, "verify_s": 1.5},
         {"id": 3, "arrival_s": 4.0, "admitted_s": 4.0, "first_token_s": 4.5, "finish_s": 4.5, "prompt_tokens": 20}
         | {"output_tokens": 1, "prefill_s": 0.5},
@@ -67,9 +67,21 @@ def test_latencies_by_hand() -> None:
 def test_speculation_by_hand() -> None:
     m = summarise(two_requests())
     assert m["spec_decode_acceptance_rate"] == 100 * 5 / 8
+    assert m["spec_decode_judged_acceptance_rate"] == 100 * 5 / 7  # a round is judged up to its first refusal
+    assert m["spec_decode_judged_tokens"] == 7
     assert m["spec_decode_acceptance_length"] == 1 + 5 / 2
     assert (m["spec_decode_num_drafts"], m["spec_decode_draft_tokens"], m["spec_decode_accepted_tokens"]) == (2, 8, 5)
     assert m["spec_decode_per_position_acceptance_rates"] == [1.0, 1.0, 0.5]  # rounds accepted 2 and 3
+
+
+def test_a_round_without_drafts_is_no_draft() -> None:
+    """Request 7 drafts once, accepts 2 of 4, and then decodes two tokens plainly."""
+    row = {"id": 7, "arrival_s": 1.0, "first_token_s": 2.0, "finish_s": 5.0, "prompt_tokens": 10, "output_tokens": 6}
+    row |= {"rounds": 3, "drafts": 1, "drafted": 4, "accepted": 2, "refused": 1}
+    deliveries = [(7, 1, 2.0), (7, 3, 3.0), (7, 1, 4.0), (7, 1, 5.0)]
+    m = summarise(result(Experiment(traffic=POISSON), [row], deliveries))
+    assert (m["spec_decode_num_drafts"], m["spec_decode_acceptance_length"]) == (1, 3.0)
+    assert m["spec_decode_per_position_acceptance_rates"] == [1.0, 1.0]
 
 
 def test_no_per_position_rates_where_a_chunk_was_not_a_round() -> None:
@@ -103,10 +115,31 @@ def test_goodput_counts_requests_within_every_level() -> None:
     assert summarise(two_requests(goodput=("e2el:100",)))["request_goodput"] == 0.0
 
 
-def test_warm_up_leaves_out_the_first_arrivals() -> None:
-    m = summarise(two_requests(warmup_requests=1))
+def test_behind_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
+    """Request 7 arrives at 1 and is the warm-up; the window is request 3's life, from 4 to 4.5, or a second longer."""
+    run = two_requests(warmup_requests=1)
+    m = summarise(run)
     assert (m["completed"], m["duration"], m["mean_ttft_ms"]) == (1, 0.5, 500.0)
+    assert (m["total_output_tokens"], m["max_output_tokens_per_s"]) == (1, 1.0)  # what comes at 4.0 is from before it
+    assert m["max_concurrent_requests"] == 2  # request 7 is still there
+    assert m["lanes"]["verify"]["utilisation"] == 1.0
     assert math.isnan(m["mean_tpot_ms"])  # nothing to average is not zero
+    run.requests["finish_s"][1] = run.deliveries["time_s"][2] = 5.5
+    m = summarise(run)
+    assert (m["duration"], m["total_output_tokens"]) == (1.5, 3)  # request 7's last two are in it
+    assert m["completed"] == pytest.approx(1 + 2 / 6)
+    assert m["total_input_tokens"] == pytest.approx(20 + 10 * 2 / 6)
+    assert m["request_throughput"] == pytest.approx((1 + 2 / 6) / 1.5)
+    assert m["mean_e2el_ms"] == 1500.0  # of request 3 alone
+
+
+def test_a_warm_up_moves_bytes_in_its_own_time() -> None:
+    run = two_requests(warmup_requests=1)
+    run.launches["bytes"][2] = 3e9  # from 3.5 to 5; a third of it from 4 to 4.5
+    assert summarise(run)["lanes"]["verify"]["bandwidth_share"] == pytest.approx(2.0)
+
+
+def test_a_warm_up_of_all_leaves_nothing() -> None:
     with pytest.raises(ValueError, match="no request is left"):
         summarise(two_requests(warmup_requests=2))
 
@@ -179,52 +212,9 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
     assert all(0 <= lane["utilisation"] <= 1 + 1e-9 for lane in metrics["lanes"].values())
 
 
-def single_server(rate: float, service_s: float, count: int, seed: int) -> str:
-    """What `stability` says of an M/D/1 queue, by Lindley's recursion."""
-    rng = np.random.default_rng(seed)
-    arrival_s = rng.exponential(1 / rate, count).cumsum()
-    finish_s, free_s = np.empty(count), 0.0
-    for i, at_s in enumerate(arrival_s):
-        free_s = finish_s[i] = max(at_s, free_s) + service_s
-    return stability(arrival_s, finish_s, Traffic(request_rate=rate, num_prompts=count))
-
-
-def test_stability_of_a_single_server() -> None:
-    for seed in range(10):
-        assert single_server(1.0, 0.5, 1000, seed) == "stable"
-        assert single_server(1.0, 0.8, 1000, seed) == "stable"
-        assert single_server(1.0, 1.5, 1000, seed) == "overloaded"
-        assert single_server(1.0, 3.0, 1000, seed) == "overloaded"
-    assert {single_server(1.0, 1.06, 20000, seed) for seed in range(5)} == {"backlogged"}
-
-
-def test_a_load_without_a_rate_cannot_be_overloaded() -> None:
-    zeros, ones = np.zeros(4), np.ones(4)
-    assert stability(zeros, ones, Traffic(num_prompts=4)) == "burst"
-    assert stability(zeros, ones, Traffic(num_prompts=4, max_concurrency=2)) == "closed loop"
-
-
-def test_requests_held_back_by_the_client_are_an_overload() -> None:
-    arrival_s = np.arange(400) / 10.0
-    traffic = Traffic(request_rate=20.0, max_concurrency=4, num_prompts=400)
-    assert stability(arrival_s, arrival_s + 0.4, traffic) == "overloaded"
-    assert stability(arrival_s / 2, arrival_s / 2 + 0.1, traffic) == "stable"
-
-
 def test_frames_decode_lanes_and_kinds() -> None:
     requests, launches, deliveries = frames(two_requests())
     assert requests["id"].tolist() == [7, 3]
     assert launches["lane"].tolist() == ["prefill", "verify", "verify"]
     assert launches["kind"].dtype == "category"
     assert deliveries["tokens"].sum() == 7
-
-
-def test_a_line_that_grows_slowly_is_told_from_noise() -> None:
-    """32 requests a second at a server that admits 29: requests in service hide the growth, those in line do not."""
-    number = np.arange(1000)
-    arrival_s = number / 32
-    admitted_s = np.maximum(arrival_s, number / 29)
-    finish_s = admitted_s + 4.4
-    traffic = Traffic(request_rate=32)
-    assert stability(arrival_s, finish_s, traffic, admitted_s) in ("backlogged", "overloaded")
-    assert stability(arrival_s, arrival_s + 4.4, traffic, arrival_s) == "stable"

@@ -123,7 +123,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
         assert bool(highest) is (axes.get_title(loc="left") in ("Output throughput", "Mean TPOT"))
 
 
-@pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("backlogged", True)])
+@pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("cannot tell", False)])
 def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marked: bool) -> None:
     results = made_up(stability=stability)
     figure = latency_figure(results.points)

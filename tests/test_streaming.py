@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.metrics import stability, summarise
+from pdvsim.sim.metrics import summarise
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sketch import ERROR, Moments, Spread
+from pdvsim.sim.sketch import ERROR, Spread
 from pdvsim.sim.sweep import flatten
 from pdvsim.sim.workload import Workload, make_requests
 
@@ -44,22 +44,6 @@ def test_zeros_and_nothing_in_a_sketch() -> None:
     assert all(math.isnan(x) for x in (spread.mean, spread.std, *spread.percentiles([50])))
     spread.add(np.array([0.0, 0.0, 0.0, 1.0]))
     assert spread.percentiles([0, 50, 100])[:2] == [0.0, 0.0]
-
-
-@settings(max_examples=50)
-@given(times=st.lists(st.floats(0, 1e5), min_size=1, max_size=50), share=st.floats(0, 1))
-def test_moments_against_all_of_them(times: list[float], share: float) -> None:
-    """Wrong by at most what fell into the edge's own bin, which is 1/8192 of the time or less."""
-    moments, edge = Moments(), share * max(times)
-    for part in (times[: len(times) // 2], times[len(times) // 2 :]):
-        moments.add(np.array(part))
-    bin_s = max(max(times) / 8192, 1e-6)
-    near = sum(abs(t - edge) <= bin_s for t in times)
-    assert (moments.first_s, moments.last_s) == (min(times), max(times))
-    assert moments.before(edge) == pytest.approx(sum(t <= edge for t in times), abs=near + 1e-9)
-    assert moments.elapsed_s(edge) == pytest.approx(
-        sum(max(0.0, edge - t) for t in times), rel=1e-9, abs=near * bin_s + 1e-9
-    )
 
 
 TRACE = "".join(
@@ -145,25 +129,6 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
         check_same(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), server, hardware, scoring=scoring))
 
     check()
-
-
-@given(seed=st.integers(0, 1000), load=st.floats(0.3, 2.0))
-@settings(max_examples=40)
-def test_stability_from_counts(seed: int, load: float) -> None:
-    """The label of a single server's queue, from bins and from rows: they differ only at a threshold."""
-    from pdvsim.sim.metrics import judged
-    from pdvsim.sim.streaming import BinnedCensus
-
-    rng = np.random.default_rng(seed)
-    arrival_s = rng.exponential(1.0, 2000).cumsum()
-    begin_s = np.maximum.accumulate(arrival_s - load * np.arange(2000)) + load * np.arange(2000)
-    traffic, census = Traffic(request_rate=1.0, num_prompts=2000), BinnedCensus()
-    rows = {"id": np.arange(2000), "arrival_s": arrival_s, "admitted_s": begin_s, "finish_s": begin_s + load}
-    for part in np.array_split(np.arange(2000), 7):
-        census.add({name: column[part] for name, column in rows.items()})
-    exact = stability(arrival_s, begin_s + load, traffic, begin_s)
-    if load < 0.9 or load > 1.2:
-        assert judged(traffic, census) == exact
 
 
 def test_a_closed_loop_draws_no_request_before_its_turn() -> None:

@@ -18,7 +18,6 @@ from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
 if TYPE_CHECKING:
     import pandas as pd
 
-UNSTABLE = ("overloaded", "backlogged")
 WAITING = 0.03  # share of a run's requests that may, on average, be waiting for admission
 
 
@@ -91,12 +90,12 @@ def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
 
 
 def keeps_up(row: Row) -> bool:
-    """Whether a run's queue stayed bounded: it is not labelled as growing, and few of all requests were ever waiting.
+    """Whether a run's queue stayed bounded: it is not labelled overloaded, and few of all requests were ever waiting.
 
-    The label compares two stretches of the run and lets one in twenty overloaded runs pass by chance. In these the wait
-    for admission gives it away: beyond saturation the number waiting is a share of all who came, below it is not.
+    Near saturation a short run's label is "cannot tell". There the wait for admission decides: beyond saturation the
+    number waiting is a share of all who came, below it is not.
     """
-    if row["stability"] in UNSTABLE:
+    if row["stability"] == "overloaded":
         return False
     rate = float(row["load"])  # of a closed loop it is infinite, and the loop is what bounds the queue
     waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law

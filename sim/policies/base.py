@@ -241,9 +241,14 @@ class Policy:
             row.context += gained
             row.rounds += 1
             if k:
+                row.drafts += 1
                 row.drafted += k
                 row.accepted += accepted
-                row.owed = 1 if accepted == k else 0
+                if accepted == k:
+                    row.owed = 1  # the drafter has not read its own last draft
+                else:
+                    row.owed = 0
+                    row.refused += 1
             else:
                 row.owed += gained
         self.deliveries.extend([row.id for row in rows], gains, now)
