@@ -246,13 +246,13 @@ class SimulatedGPU:
         elif running:
             for job in running:
                 if job.turn_s < 0:
-                    self._demand(job)
+                    self.demand(job)
             self.sharing.solve(running)
         for job in running:
             if job.start_s < 0 and job.rate > 0:  # at the head of its stream it may still be held back
                 job.start_s = self.time_s
 
-    def _demand(self, job: Job) -> None:
+    def demand(self, job: Job) -> None:
         """What a work asks of the GPU, for those it shares it with."""
         work, solo = job.work, job.solo_s
         job.kind, job.lane, job.priority = work.kind, work.lane, work.priority

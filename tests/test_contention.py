@@ -15,7 +15,7 @@ from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.core import Request, Role, Work
-from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.device import Job, SimulatedGPU
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.lane import Lane
 from pdvsim.sim.latency import ForwardFit, Latency
@@ -495,6 +495,13 @@ def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k
     assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
+def beside_others(gpu: SimulatedGPU, work: Work) -> Job:
+    """The work as those that share the GPU with it see it."""
+    job = gpu.launch(work)
+    gpu.demand(job)
+    return job
+
+
 def test_a_draft_is_as_nimble_as_its_steps() -> None:
     """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
 
@@ -503,11 +510,11 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
     gpu, _ = h200("stream")
     rows = batch(20, 300)
     for tokens, steps, nimble in ((1, 1, True), (2, 1, False), (1, 4, True), (2, 4, True)):
-        job = gpu.job(Work("draft", "draft", "decode", rows, tokens, steps), 0.0)
+        job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))
         assert job.nimble == nimble
         assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
-    assert not gpu.job(Work("draft", "draft", "decode", batch(33, 300), 1, 4), 0.0).nimble
-    assert not gpu.job(Work("verify", "target", "verify", rows, 1), 0.0).nimble  # none of a large model's are
+    assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
+    assert not beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble  # none of a large model's are
 
 
 def test_a_lane_hands_out_each_request_once_in_order() -> None:
