@@ -124,7 +124,7 @@ RANGES: dict[str, Range] = {
 
 def check_ranges(config: Any, **own: Range) -> None:
     """Refuse a dataclass with a number outside its range; `own` are ranges where a command differs from the others."""
-    for name, usual in _ranges(type(config)):
+    for name, usual in _ranges(type(config)):  # type: ignore[arg-type]
         value, span = getattr(config, name), own.get(name, usual)
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, (int, float)):
