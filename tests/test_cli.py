@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -84,6 +85,7 @@ def test_what_only_the_run_can_refuse_is_one_line_too(
 def test_unwritable_outputs_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    importlib.import_module("pdvsim.sweepdir")  # before the patch: it would keep None under a name of its own
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")
