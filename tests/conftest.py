@@ -1,7 +1,14 @@
 """Property tests draw the same examples on every machine: a failure is one to look into, never a matter of luck."""
 
+import os
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# One thread a process: on matrices this small more of them only spin, for several times the processor's time. It must
+# be said before numpy and torch are imported, and holds for every process that a test starts.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 settings.register_profile(  # how fast the machine is decides nothing
     "pdvsim", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
