@@ -17,7 +17,7 @@ test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # The report is tested in a real browser. Without one those tests are skipped, or fail where CI is set.
 chromium:

@@ -38,11 +38,16 @@ class Points:
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
     """One row a measured point: its median time and mean context, with the number and spread of its samples."""
+    import pandas as pd
+
     by = ["kind", "rows", "bucket_rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "bucket_chunk"]
     groups = samples.groupby([*by, "chunk_start", "chunks", "emits"], sort=False, observed=True)
-    frame = groups.agg(
-        seconds=("seconds", "median"), context_total=("context_total", "mean"), samples=("seconds", "size"),
-        low=("seconds", lambda s: s.quantile(0.1)), high=("seconds", lambda s: s.quantile(0.9)),
+    times = groups["seconds"]
+    frame = pd.DataFrame(
+        {
+            "seconds": times.median(), "context_total": groups["context_total"].mean(), "samples": times.size(),
+            "low": times.quantile(0.1), "high": times.quantile(0.9),
+        }
     )  # fmt: skip
     return frame.reset_index()
 

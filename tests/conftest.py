@@ -1,7 +1,15 @@
 """Property tests draw the same examples on every machine: a failure is one to look into, never a matter of luck."""
 
+import os
+from pathlib import Path
+
 import pytest
 from hypothesis import HealthCheck, settings
+
+# One thread a process: on matrices this small more of them only spin, for several times the processor's time. It must
+# be said before numpy and torch are imported, and holds for every process that a test starts.
+for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ.setdefault(name, "1")
 
 settings.register_profile(  # how fast the machine is decides nothing
     "pdvsim", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
@@ -11,5 +19,7 @@ settings.load_profile("pdvsim")
 
 @pytest.fixture
 def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep's picture is tested elsewhere, and takes longer than the small sweeps of these tests."""
-    monkeypatch.setattr("pdvsim.plots.sweep_png", lambda frame: b"IEND\xaeB`\x82")
+    """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
+    end = b"IEND\xaeB`\x82"
+    monkeypatch.setattr("pdvsim.plots.sweep_png", lambda points: end)
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: Path(path).write_bytes(end))

@@ -28,7 +28,8 @@ def execute(path: Path, prompts: int | None = None) -> Any:
     notebook = nbformat.read(path, as_version=4)
     env = {key: value for key, value in os.environ.items() if key != BUDGET}
     env |= {BUDGET: str(prompts)} if prompts else {}
-    client = NotebookClient(notebook, timeout=1800, kernel_name="python3", resources={"metadata": {"path": FOLDER}})
+    patience = {"timeout": 1800, "startup_timeout": 600}  # in seconds: a busy machine is no reason to fail
+    client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": FOLDER}}, **patience)
     client.execute(env=env)
     return notebook
 

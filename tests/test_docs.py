@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
-BUDGET = {"num-prompts": 16, "num-runs": 2, "budget-s": 2, "jobs": 1}  # at most, where a command has the flag
+BUDGET = {"num-prompts": 6, "num-runs": 2, "budget-s": 0.1, "jobs": 1}  # at most, where a command has the flag
 MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
@@ -243,7 +243,7 @@ def test_commands_are_found() -> None:
 
 
 def test_the_budget_is_a_ceiling() -> None:
-    shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "10"]
-    assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "10", "--jobs", "1"]
+    shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
+    assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
     assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
     assert reduced(["python", "-m", "pdvsim.calibration.build"]) == ["python", "-m", "pdvsim.calibration.build"]

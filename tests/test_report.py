@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 ARCHS = ("pd", "pdv", "colocated")
 HOSTILE = 'measured </script><img src=x onerror="document.title=1">&amp;'
+PATIENCE_MS = 600_000  # with a browser on a busy machine
 CHARTS = ("throughput-chart", "latency-chart", "histogram-chart", "breakdown-chart", "timeline-chart")
 COUNTED = BASE.traffic.num_prompts - WARMUP
 
@@ -153,7 +154,7 @@ def browser() -> Iterator[Browser]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
         yield chromium
         chromium.close()
 
@@ -164,6 +165,7 @@ def shown(browser: Browser, folder: Path) -> Page:
     path = folder.parent / "report.html"
     assert main(["report", str(folder), "-o", str(path)]) == 0
     opened = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
+    opened.set_default_timeout(PATIENCE_MS)
     opened.complaints = []  # type: ignore[attr-defined]
     opened.asked = []  # type: ignore[attr-defined]
     opened.on("console", lambda message: opened.complaints.append(f"{message.type}: {message.text}"))  # type: ignore[attr-defined]

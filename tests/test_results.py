@@ -101,6 +101,7 @@ def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tm
     ("asked", "failed", "says"),
     [(8, 0, []), (20, 0, ["copy: 8 of 20 points"]), (20, 2, ["copy: 8 of 20 points, 2 failed"])],
 )
+@pytest.mark.usefixtures("quick_plots")
 def test_a_sweep_that_lacks_points_is_said_to(
     copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -109,7 +110,7 @@ def test_a_sweep_that_lacks_points_is_said_to(
     for index in range(failed):
         (copy / "failed" / f"{index:05}.json").write_text("{}")
     assert load([copy]).incomplete == says
-    for argv in (["plot", str(copy)], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
+    for argv in (["plot", str(copy), "--var-y", "duration"], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
         assert main(argv) == 0
         said = capsys.readouterr().err.splitlines()
         assert [line for line in said if " points" in line] == [f"pdvsim: {line}" for line in says]

@@ -29,7 +29,9 @@ def tiny(name: str) -> Architecture:
 
 
 def options(folder: Path, **changes: Any) -> Options:
+    """Of a tiny model, with time enough on any machine."""
     given = {"models": ("tiny-a",), "pairs": (), "output": folder, "quick": True, "device": "cpu"}
+    given |= {"budget_s": 1e6, "pair_budget_s": 1e6}
     return Options(**{**given, **changes})
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from tiny_engines import CPU
-from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from pdvsim.realrun.arch import PRESETS, Llama3Rope, from_config
 from pdvsim.realrun.batch import MAX_CHUNKS, Batch
@@ -33,29 +32,39 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
-CASES = {
-    "llama-mha": (LlamaForCausalLM, LlamaConfig(**SHAPE, num_attention_heads=3, num_key_value_heads=3)),
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama-mha": ("Llama", {"num_attention_heads": 3, "num_key_value_heads": 3}),
     "llama-gqa-scaled-rope": (
-        LlamaForCausalLM,
-        LlamaConfig(**SHAPE, num_attention_heads=6, num_key_value_heads=2, head_dim=16, rope_parameters=LLAMA3),
+        "Llama",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "rope_parameters": LLAMA3},
     ),
     "llama-tied": (
-        LlamaForCausalLM,
-        LlamaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=16, tie_word_embeddings=True),
+        "Llama",
+        {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 16, "tie_word_embeddings": True},
     ),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SHAPE, num_attention_heads=6, num_key_value_heads=2)),
-    "qwen2-tied": (
-        Qwen2ForCausalLM,
-        Qwen2Config(**SHAPE, num_attention_heads=3, num_key_value_heads=3, tie_word_embeddings=True),
-    ),
-    "gemma": (GemmaForCausalLM, GemmaConfig(**SHAPE, num_attention_heads=4, num_key_value_heads=1, head_dim=32)),
+    "qwen2": ("Qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2}),
+    "qwen2-tied": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True}),
+    "gemma": ("Gemma", {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32}),
 }
 
 
-def scrambled(model_class: Any, config: Any) -> Any:
+def config_of(family: str, **changes: Any) -> Any:
+    """transformers' own configuration; it takes seconds to import, which every process would pay at the top."""
+    import transformers
+
+    return getattr(transformers, f"{family}Config")(**SHAPE, **changes)
+
+
+def model_of(config: Any) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_config(config)
+
+
+def scrambled(config: Any) -> Any:
     """The model with norms and biases that matter: transformers starts them at one and zero."""
     torch.manual_seed(3)
-    model = model_class(config).eval()
+    model = model_of(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or "bias" in name:
@@ -77,7 +86,8 @@ def feed(model: Transformer, cache: Any, sequences: Sequences, rows: int, width:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
-    reference = scrambled(*CASES[case])
+    family, changes = CASES[case]
+    reference = scrambled(config_of(family, **changes))
     reference.save_pretrained(tmp_path, max_shard_size="40KB" if sharded else "1GB")
     assert (tmp_path / "model.safetensors.index.json").exists() == sharded
     tokens = torch.randint(0, 67, (40,), generator=torch.Generator().manual_seed(5)).tolist()
@@ -98,7 +108,7 @@ def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
 
 
 def test_old_style_rope_keys_read_the_same() -> None:
-    new = LlamaConfig(**SHAPE, num_attention_heads=4, rope_parameters=LLAMA3).to_dict()
+    new = config_of("Llama", num_attention_heads=4, rope_parameters=LLAMA3).to_dict()
     old = {**new, "rope_theta": 5e5, "rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}}
     del old["rope_parameters"]
     assert from_config(old) == from_config(new)
@@ -117,13 +127,13 @@ def test_old_style_rope_keys_read_the_same() -> None:
     ],
 )
 def test_unsupported_configs_are_refused(change: dict[str, Any], complaint: str) -> None:
-    config = {**LlamaConfig(**SHAPE, num_attention_heads=4).to_dict(), **change}
+    config = {**config_of("Llama", num_attention_heads=4).to_dict(), **change}
     with pytest.raises(ValueError, match=complaint):
         from_config(config)
 
 
 def test_checkpoint_that_disagrees_with_its_config_is_refused(tmp_path: Path) -> None:
-    LlamaForCausalLM(LlamaConfig(**SHAPE, num_attention_heads=4)).save_pretrained(tmp_path)
+    model_of(config_of("Llama", num_attention_heads=4)).save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match="shape"):
         load_weights(from_config({**config, "intermediate_size": 96}), tmp_path, CPU, torch.float32)

@@ -33,8 +33,6 @@ from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload import make_requests
 
-torch.set_num_threads(1)  # tiny products are slower on two
-
 MACHINE = Machine(device="cpu", tiny=True)
 OWN = replace(MACHINE, verdict="own")
 DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")

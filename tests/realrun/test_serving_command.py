@@ -17,8 +17,6 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES
 from pdvsim.sim.run import Client
 
-torch.set_num_threads(1)
-
 CPU = ["--device", "cpu", "--tiny"]
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "20", "--output-len", "8"]
 
