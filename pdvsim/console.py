@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pdvsim.sim.doubts import Doubt
 
 
 def say(program: str, text: str) -> None:
@@ -13,9 +18,10 @@ def say(program: str, text: str) -> None:
 
 
 def guarded(program: str, command: Callable[[], int]) -> int:
-    """Run a command; whatever goes wrong becomes one line and an exit code."""
+    """Run a command; whatever goes wrong becomes one line and an exit code, and whatever looks wrong one line."""
     try:
-        code = command()
+        with _doubts_said(program):
+            code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output left, as `| head` does
@@ -29,6 +35,22 @@ def guarded(program: str, command: Callable[[], int]) -> int:
         return _refused(program, f"{where}{error.strerror or error}")
     except ValueError as error:
         return _refused(program, str(error))
+
+
+@contextmanager
+def _doubts_said(program: str) -> Iterator[None]:
+    """Doubts as lines on standard error; other warnings as Python shows them."""
+    with warnings.catch_warnings():
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, Doubt):
+                say(program, f"warning: {message}")
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _refused(program: str, reason: str) -> int:

@@ -15,6 +15,7 @@ import tyro
 from pdvsim.args import RunCommand, parse
 from pdvsim.console import guarded, say
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+from pdvsim.sim.relevance import vetted
 
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PROMPTS = 4  # in one forward
@@ -71,9 +72,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
-    longest = server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
-    if longest > MAX_DRAFT and experiment.arch != "autoregressive":
-        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {longest}")
+    if server.longest_draft > MAX_DRAFT and experiment.arch != "autoregressive":
+        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {server.longest_draft}")
     if server.max_prompts_per_forward > MAX_PROMPTS:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if machine.own_verdict and experiment.acceptance != Acceptance():
@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = parse(RealCommand, argv, "realrun")
     refuse(args.experiment, args.machine)
+    vetted([args.experiment])
     try:
         import torch
     except ImportError:

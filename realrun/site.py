@@ -141,7 +141,7 @@ class RealSite:
         )  # fmt: skip
         env.sources.append(self.device)
         planner = Planner(latency, sharing, peak, host_times(experiment, profile))
-        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
+        lookahead = 0 if experiment.arch == "autoregressive" else settings.longest_draft
         pair = Pair(models.get("draft", models["target"]), models["target"])
         held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
         capacity = experiment.hardware.kv_capacity_tokens or max(kv_capacity(experiment, profile, pair), held)
@@ -151,7 +151,7 @@ class RealSite:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=SlotKv(capacity, 0 if experiment.arch == "autoregressive" else lookahead, self.slots.count),
+            kv=SlotKv(capacity, lookahead, self.slots.count),
             deliveries=self.log.deliveries,
             on_finish=self._finished,
         )

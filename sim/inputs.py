@@ -20,10 +20,15 @@ if TYPE_CHECKING:
 
 
 def checked(experiment: Experiment) -> Workload:
-    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room."""
+    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room.
+
+    Nor may it set an option that does nothing.
+    """
+    from pdvsim.sim.relevance import vetted
     from pdvsim.sim.run import check_kv
     from pdvsim.sim.workload import Workload
 
+    vetted([experiment])
     kv, workload = _server(experiment), Workload(experiment.traffic, experiment.acceptance)
     check_kv(kv, [workload.largest()])
     return workload

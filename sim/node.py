@@ -53,7 +53,7 @@ class Node:
         self.host = host
         self.gpus = gpus
         self._by_role = {role: gpus[at] for role, at in placement.items()}
-        simple = len(gpus) == 1 and gpus[0].sharing.alone_is_full and not host.times.idle_poll_s
+        simple = len(gpus) == 1 and gpus[0].sharing.alone_is_full and host.times.wakes_at_once
         self._foresight = foresight if simple else None
 
     def launch(self, work: Work) -> Event:

@@ -41,6 +41,7 @@ from pdvsim.sim.records import (
     launch_columns,
     request_columns,
 )
+from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.streaming import Tally
 from pdvsim.sim.workload import Workload
 
@@ -58,6 +59,7 @@ def simulate(
 
     `profile` stands in for the experiment's own, as when its error bar is asked for.
     """
+    refuse_idle([experiment])
     if profile is None:
         profile = covering_profile(experiment)
     if requests is None:
@@ -169,6 +171,7 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
         idle_poll_s=host.idle_poll_s,
         idle_poll_cost_s=host.idle_poll_cost_s,
+        notify_s=host.notify_s,
     )
 
 
@@ -254,14 +257,13 @@ class Site:
         ]  # fmt: skip
         foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
         planner = Planner(models, sharing, peak, times)
-        lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
             device=Node(env, host, gpus, {"draft": 0, "target": hardware.verify_gpu}, foresight),
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, 0 if experiment.arch == "autoregressive" else lookahead),
+            kv=KvCache(self.capacity_tokens, 0 if experiment.arch == "autoregressive" else settings.longest_draft),
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )

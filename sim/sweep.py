@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.relevance import suited, vetted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,10 +84,14 @@ class Sweep:
             raise ValueError("--concurrency and --max-concurrency exclude each other")
         if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
             raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
-        self.points()  # an architecture that refuses an option refuses it now, not in the middle of the sweep
+        vetted(point.experiment for point in self._points())  # refused now, not in the middle of the sweep
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
+        return [replace(point, experiment=suited(point.experiment)) for point in self._points()]
+
+    def _points(self) -> list[Point]:
+        """The same with every option as given."""
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)

@@ -46,7 +46,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--num-prompts", "0"], "num-prompts must be greater than 0"),
         (["run", "--seed", "-1"], "seed must be at least 0, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
-        (["run", "--arch", "autoregressive", "--controller", "goodput"], "autoregressive drafts nothing"),
+        (["run", "--arch", "autoregressive", "--controller", "goodput"], "--controller does nothing here"),
         (["run", "--dataset-name", "azure"], "needs --dataset-path"),
         (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
         (["sweep", "--concurrency", "1", "--request-rate", "2"], "exclude each other"),
