@@ -20,6 +20,7 @@ from pdvsim.calibration.runs import Load
 from pdvsim.sim.config import Contention
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text, said
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
@@ -97,7 +98,7 @@ def validate(
         for load in distinct:
             experiment = load.experiment()
             hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
-            experiment = replace(experiment, hardware=hardware)
+            experiment = suited(replace(experiment, hardware=hardware))
             closed = load.concurrency is not None
             at = load.concurrency if closed else load.request_rate
             points.append(Point("concurrency" if closed else "request_rate", float(at or 0), len(points), experiment))

@@ -109,10 +109,11 @@ def run(**options: Any) -> Run:
     from pdvsim.args import flags, from_mapping, parse
     from pdvsim.sim.band import ends
     from pdvsim.sim.config import Experiment
+    from pdvsim.sim.inputs import checked
     from pdvsim.sim.run import simulate
 
     experiment = parse(Experiment, from_mapping(options, flags(Experiment), "unknown option"))
-    return Run(simulate(experiment), ends(experiment))
+    return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
 def sweep(**options: Any) -> pd.DataFrame:

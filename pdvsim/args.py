@@ -12,6 +12,7 @@ import difflib
 import io
 import math
 import re
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
 from functools import cached_property
@@ -22,6 +23,7 @@ import tyro
 
 from pdvsim.sim.backends import Backend, BackendName
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.limits import Range, check_ranges
 from pdvsim.sim.reading import read_toml, said
 from pdvsim.sim.sweep import DEFAULT_RATES, Sweep
@@ -192,7 +194,8 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors):
+        with contextlib.redirect_stderr(errors), warnings.catch_warnings():
+            warnings.simplefilter("ignore", Doubt)  # they would go where tyro's errors go; the command says them
             return tyro.cli(command, prog=prog, args=tokens, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as stop:
         if not stop.code:

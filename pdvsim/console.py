@@ -13,11 +13,14 @@ import platform
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.reading import printable
 
 if TYPE_CHECKING:
@@ -32,10 +35,11 @@ def say(program: str, text: str) -> None:
 
 
 def guarded(program: str, command: Callable[[], int]) -> int:
-    """Run a command; whatever goes wrong becomes one line and an exit code."""
+    """Run a command; whatever goes wrong becomes one line and an exit code, and whatever looks wrong one line."""
     _open_streams()
     try:
-        code = command()
+        with _doubts_said(program):
+            code = command()
         sys.stdout.flush()
         return code
     except BrokenPipeError:  # the reader of our output left, as `| head` does
@@ -68,6 +72,22 @@ def one_line(text: str) -> str:
     """Any text as one printable line of a bounded length."""
     line = printable(text)
     return line if len(line) <= 2000 else line[:1997] + "..."
+
+
+@contextmanager
+def _doubts_said(program: str) -> Iterator[None]:
+    """Doubts as lines on standard error; other warnings as Python shows them."""
+    with warnings.catch_warnings():
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, Doubt):
+                say(program, f"warning: {message}")
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
 
 
 def _refused(program: str, reason: str) -> int:

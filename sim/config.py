@@ -146,6 +146,11 @@ class Server:
         if len(self.partition) != 3 or sum(self.partition) > 1.000001:
             raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")
 
+    @property
+    def longest_draft(self) -> int:
+        """The most tokens that a draft may have."""
+        return self.num_speculative_tokens if self.controller == "fixed" else self.max_speculative_tokens
+
 
 @dataclass(frozen=True)
 class Hardware:
@@ -187,9 +192,11 @@ class Host:
     handoff_s: float | None = None
     """Host time to pass requests from one lane to another."""
     idle_poll_s: float = 0.0
-    """Period at which an idle lane looks for work: 0 event-driven, 10e-6 spin, 1e-3 sleep, 0.1 condition wait."""
+    """Period at which an idle lane looks for work: 10e-6 spin, 1e-3 sleep, 0.1 time-out of a wait; 0: it is told."""
     idle_poll_cost_s: float = 1e-6
     """Host time of one such look, which every idle lane takes from the others."""
+    notify_s: float = 0.0
+    """Time until an idle lane that is told of work is awake: 0 one event loop, 50e-6 a thread behind a condition."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -254,10 +261,7 @@ class Experiment:
     @property
     def longest_draft(self) -> int:
         """Most drafts of one round."""
-        server = self.server
-        if self.arch == "autoregressive":
-            return 0
-        return server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
+        return 0 if self.arch == "autoregressive" else self.server.longest_draft
 
     @property
     def paged(self) -> bool:
@@ -288,28 +292,7 @@ class Experiment:
                 f"no request is left to measure: num-prompts is {self.traffic.num_prompts}, "
                 f"warmup-requests {self.scoring.warmup_requests}"
             )
-        if self.server.feedback_temperature and (
-            self.server.controller != "feedback" or not self.acceptance.acceptance_temperature_slope
-        ):
-            raise ValueError("--feedback-temperature needs --controller feedback and --acceptance-temperature-slope")
-        if self.arch == "autoregressive" and self.server.controller != "fixed":
-            raise ValueError("autoregressive drafts nothing: --controller does not apply")
         if self.arch == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
         if self.hardware.verify_gpu and self.arch not in ("pdv", "pdv-hybrid"):
             raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")
-        if self.server.priority == "partition" and self.arch not in (
-            "pd",
-            "pdv",
-            "pdv-unified",
-            "pdv-hybrid",
-            "adaptive",
-        ):
-            raise ValueError(f"--priority partition needs lanes on their own streams; {self.arch} has one stream")
-        if self.hardware.contention != "fluid" and (
-            self.server.priority == "partition"
-            or (self.server.priority, self.hardware.contention) == ("preemptive", "max")
-        ):
-            raise ValueError(f"--contention {self.hardware.contention} knows no --priority {self.server.priority}")
-        if self.server.verify_gather != "auto" and self.arch not in ("pdv", "pdv-hybrid", "adaptive"):
-            raise ValueError(f"--verify-gather needs a verify lane, which {self.arch} does not have")

@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 
 
 def checked(experiment: Experiment) -> Workload:
-    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room."""
+    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room.
+
+    Nor may it set an option that does nothing.
+    """
+    from pdvsim.sim.relevance import vetted
     from pdvsim.sim.workload import Workload
 
+    vetted([experiment])
     site, workload = _site(experiment), Workload(experiment.traffic, experiment.acceptance)
     site.check([workload.largest()])
     return workload

@@ -56,9 +56,10 @@ class Lane:
         return self._waiter
 
     def wake(self, time_s: float) -> None:
-        """Let a waiting consumer look at `time_s`, or when it polls next."""
+        """Let a waiting consumer look at `time_s`, or when it polls next or is awake."""
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
+            looks_at = self.host.notice(self._idle_since_s, time_s)
             self.host.idle(-1)
-            self.env.at(max(self.env.now, self.host.notice(self._idle_since_s, time_s)), waiter)
+            self.env.at(max(self.env.now, looks_at), waiter)

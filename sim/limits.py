@@ -96,6 +96,7 @@ RANGES: dict[str, Range] = {
     "handoff_s": _COST_S,
     "idle_poll_s": _COST_S,
     "idle_poll_cost_s": _COST_S,
+    "notify_s": _COST_S,
     # scoring
     "metric_percentiles": Range(0, 100),
     "warmup_requests": Range(0, MAX_REQUESTS),

@@ -35,6 +35,7 @@ from pdvsim.sim.records import (
     Result,
     request_columns,
 )
+from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.streaming import Tally
 from pdvsim.sim.workload import Workload
 
@@ -53,6 +54,7 @@ def simulate(
 
     `profile` stands in for the experiment's own, as when its error bar is asked for.
     """
+    refuse_idle([experiment])
     if profile is None:
         profile = covering_profile(experiment)
     if requests is None:
@@ -160,6 +162,7 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
         idle_poll_s=host.idle_poll_s,
         idle_poll_cost_s=host.idle_poll_cost_s,
+        notify_s=host.notify_s,
     )
 
 

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.doubts import warn
 from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.relevance import refuse_idle, suited
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,7 +89,9 @@ class Sweep:
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
-        _ = self._points  # an architecture that refuses an option refuses it now, not in the middle of the sweep
+        given = [point.experiment for point in self._given if point.run == 0]  # seeds change nothing
+        refuse_idle(given)  # now, not in the middle of the sweep
+        warn(given)
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
@@ -95,6 +99,11 @@ class Sweep:
 
     @cached_property
     def _points(self) -> list[Point]:
+        return [replace(point, experiment=suited(point.experiment)) for point in self._given]
+
+    @cached_property
+    def _given(self) -> list[Point]:
+        """The same with every option as given, also where it does nothing."""
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)

@@ -47,7 +47,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--num-prompts", "0"], "num-prompts must be 1 to 10000000, got 0"),
         (["run", "--seed", "-1"], "seed must be 0 to 9007199254740992, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
-        (["run", "--arch", "autoregressive", "--controller", "goodput"], "autoregressive drafts nothing"),
+        (["run", "--arch", "autoregressive", "--controller", "goodput"], "--controller does nothing here"),
         (["run", "--dataset-name", "azure"], "needs --dataset-path"),
         (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
         (["sweep", "--concurrency", "1", "--request-rate", "2"], "exclude each other"),

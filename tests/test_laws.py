@@ -26,6 +26,7 @@ from pdvsim.sim.models import GPUS, MODELS
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.profile import ContentionFit, Profile, roofline, save
 from pdvsim.sim.records import LANES, Columns, Log, Result
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
@@ -86,7 +87,7 @@ def workloads(draw: st.DrawFn, most: int = 30) -> Workload:
 
 
 def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
-    """The experiment with as many of `options` ("group.field") as the configuration accepts, others left at default."""
+    """The experiment with as many of `options` ("group.field") as it accepts and can act on, others left at default."""
     experiment = Experiment(arch=arch)
     for name, value in options.items():
         group, _, field = name.partition(".")
@@ -94,7 +95,7 @@ def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
             experiment = replace(experiment, **{group: replace(getattr(experiment, group), **{field: value})})
         except ValueError:
             continue
-    return experiment
+    return suited(experiment)
 
 
 @st.composite

@@ -27,6 +27,7 @@ from pdvsim.sim.models import GPUS, MODELS
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.profile import builtin, roofline, save
 from pdvsim.sim.records import Result
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 
 Floats = NDArray[np.float64]
@@ -65,7 +66,7 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
 
 def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**8) -> Experiment:
     server = Server(num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
-    return Experiment(arch=arch, server=server, hardware=hardware, host=host)
+    return suited(Experiment(arch=arch, server=server, hardware=hardware, host=host))
 
 
 def prompts_only(arrival_s: Floats, prompts: NDArray[np.int64]) -> list[Request]:
@@ -266,7 +267,7 @@ def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: flo
     def decode_s(arch: Arch, runs: bytes) -> tuple[float, Result]:
         server = Server(num_workers=1, num_speculative_tokens=k)
         experiment = Experiment(arch=arch, server=server, hardware=hardware, host=FREE_HOST)
-        result = simulate(experiment, requests=[Request(0, 0.0, 10, OUTPUT, runs)])
+        result = simulate(suited(experiment), requests=[Request(0, 0.0, 10, OUTPUT, runs)])
         return float(result.requests["finish_s"][0] - result.requests["first_token_s"][0]), result
 
     plain_s, _ = decode_s("autoregressive", bytes(OUTPUT))  # has no use for coins

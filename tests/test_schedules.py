@@ -28,6 +28,7 @@ from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.records import LANES, Result
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 
 MS = 1e-3
@@ -106,11 +107,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             Request(i, at * MS, prompt, output, bytes(accepted.get(p, 0) for p in range(output)))
             for i, (at, prompt, output, accepted) in enumerate(asked)
         ]
-        settings: dict[str, Any] = {
-            "pair": "toy-draft:toy-target",
-            "num_speculative_tokens": 2,
-            "max_speculative_tokens": 2,
-        }
+        settings: dict[str, Any] = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2}
         placed: dict[str, Any] = {"profile": profile, "kv_capacity_tokens": 10_000}
         experiment = Experiment(
             arch,
@@ -119,7 +116,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             hardware=Hardware(**placed | (hardware or {})),
             host=Host(**host or {}),
         )
-        return simulate(experiment, direct=request.param, requests=requests)
+        return simulate(suited(experiment), direct=request.param, requests=requests)
 
     return runs
 

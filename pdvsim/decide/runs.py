@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ class Bench:
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
+        experiments = list(map(suited, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         # a point's number finds its experiment again, whichever of them finished
         points = [Point("request_rate", e.traffic.request_rate, at, without_band(e)) for at, e in enumerate(new)]
@@ -54,6 +56,7 @@ class Bench:
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments that have all been run; None if one has not."""
+        experiments = list(map(suited, experiments))
         if any(experiment not in self._known for experiment in experiments):
             return None
         return [self._known[experiment] for experiment in experiments]

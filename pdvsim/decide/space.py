@@ -51,6 +51,10 @@ class Space:
         )
         return _possible(base, ((arch, server) for arch in self.archs))
 
+    def candidates(self, base: Experiment) -> list[Experiment]:
+        """Everything that may be tried, at the batch and prompt limits nearest to those given."""
+        return [candidate for start in self.starts(base) for candidate in self.drafts(start)]
+
     def drafts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every draft length, and with every controller that moves it."""
         server = candidate.server

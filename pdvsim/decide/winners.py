@@ -18,10 +18,11 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.doubts import same_vocabulary
 from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.relevance import vetted
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 Axis = Literal["acceptance", "size"]
 Family = Literal["map", "cell"]
 Place = float | str  # an acceptance rate, or a pair
-
-SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class Grid:
         acceptance = self.base.acceptance
         if self.axis == "acceptance" and (acceptance.synthetic_acceptance_rates or acceptance.acceptance_trace):
             raise ValueError("a map over acceptance takes no --synthetic-acceptance-rates and no --acceptance-trace")
-        self.experiments()  # what an architecture refuses, and a pair that is not known, is refused now
+        vetted(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -187,7 +186,7 @@ def natural_pairs() -> tuple[str, ...]:
         (draft.params / target.params, f"{draft.name}:{target.name}")
         for target in MODELS.values()
         for draft in MODELS.values()
-        if draft.params < target.params and _same_tokens(draft, target)
+        if draft.params < target.params and draft.family == target.family and same_vocabulary(draft, target)
     ]
     return tuple(name for _, name in sorted(pairs))
 
@@ -201,7 +200,3 @@ def size_ratio(pair: str) -> float:
 def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
     """Pairs in the order of their ratio."""
     return tuple(sorted(pairs, key=size_ratio))
-
-
-def _same_tokens(a: ModelSpec, b: ModelSpec) -> bool:
-    return a.family == b.family and abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab

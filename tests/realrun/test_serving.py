@@ -30,6 +30,7 @@ from pdvsim.sim.config import ARCHS, Arch, Experiment, Server, Traffic
 from pdvsim.sim.controllers import Controller
 from pdvsim.sim.core import KINDS, Request, Role
 from pdvsim.sim.policies.hybrid import Adaptive
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload import make_requests
 
@@ -45,7 +46,7 @@ def experiment(arch: Arch, rate: float = 200.0, **server: object) -> Experiment:
         "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
         "hybrid_threshold": 2,
     }  # fmt: skip
-    return Experiment(arch, traffic, server=Server(**(small | server)))  # type: ignore[arg-type]
+    return suited(Experiment(arch, traffic, server=Server(**(small | server))))  # type: ignore[arg-type]
 
 
 @cache

@@ -1,0 +1,73 @@
+"""What runs but looks like a mistake: said once a command, as a Python warning of one line."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from contextlib import suppress
+from functools import lru_cache
+
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
+from pdvsim.sim.core import ModelSpec
+
+LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
+SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
+CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
+
+
+class Doubt(UserWarning):
+    """An experiment that looks wrong."""
+
+
+def warn(experiments: Iterable[Experiment]) -> None:
+    """Say what is doubtful about the experiments, each thing once."""
+    said: dict[str, None] = {}
+    for experiment in experiments:
+        said |= dict.fromkeys(_levels(experiment.scoring.goodput))
+        if experiment.arch != "autoregressive":
+            with suppress(ValueError):  # a name or file that is refused is refused in its place
+                pair, hardware = experiment.server.pair, experiment.hardware
+                said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))
+    for text in said:
+        warnings.warn(text, Doubt, stacklevel=2)
+
+
+def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
+    """Whether two models may have the same tokens, by their number."""
+    return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
+
+
+@lru_cache
+def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
+    levels = {name: level_s * 1e3 for name, level_s in Scoring(goodput=goodput).slo().items()}
+    return tuple(
+        f"--goodput {name}:{ms:g} is {ms:g} ms, which looks like seconds; {ms:g} s is {name}:{ms * 1e3:g}"
+        for name, ms in levels.items()
+        if 0 < ms < LEAST_MS[name]
+    )
+
+
+@lru_cache
+def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
+    from pdvsim.sim.latency import Latency
+    from pdvsim.sim.models import pair
+    from pdvsim.sim.run import covering_profile
+
+    models = pair(name)
+    draft, target = models.draft, models.target
+    found = []
+    if not same_vocabulary(draft, target):
+        found.append(
+            f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
+            "a draft in another vocabulary cannot be verified as it is"
+        )
+    if draft.params > target.params:
+        sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
+        return (*found, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
+    fits = covering_profile(Experiment(server=Server(pair=name), hardware=Hardware(gpu=gpu, profile=profile)))
+    steps = [Latency(model, fits.fit(model)).shape(1, 1) for model in (draft, target)]
+    draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
+    if draft_s >= target_s:
+        times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"
+        found.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")
+    return tuple(found)

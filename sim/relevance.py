@@ -1,0 +1,150 @@
+"""Which options act in which experiment: one table, by which an option that would do nothing is refused.
+
+A command that runs several architectures or loads with one set of options sets each aside where it does not act, and
+refuses it only if it acts in none of them.
+
+Left out: --verify-gpu, which is refused wherever an architecture cannot have it, as numbers of GPUs are not set aside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.doubts import warn
+
+Rule = Callable[[Experiment], bool]
+
+
+class Need(NamedTuple):
+    """An option, as group.field, that acts only where `acts`, and what that takes in words."""
+
+    option: str
+    acts: Rule
+    needs: str
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.option.partition('.')[2].replace('_', '-')}"
+
+    def given(self, experiment: Experiment) -> Any:
+        group, _, name = self.option.partition(".")
+        return getattr(getattr(experiment, group), name)
+
+    def default(self, experiment: Experiment) -> Any:
+        group, _, name = self.option.partition(".")
+        return getattr(type(getattr(experiment, group)), name)  # a dataclass keeps a field's default on the class
+
+    def idle(self, experiment: Experiment) -> bool:
+        """Whether the option is set, and does nothing."""
+        return self.given(experiment) != self.default(experiment) and not self.acts(experiment)
+
+
+def _among(*archs: Arch) -> tuple[Rule, str]:
+    return lambda e: e.arch in archs, f"--arch {' or '.join(archs)}"
+
+
+_DRAFTS: tuple[Rule, str] = (lambda e: e.arch != "autoregressive", "an architecture that drafts")
+_STREAMS: tuple[Rule, str] = (
+    lambda e: e.arch not in ("autoregressive", "baseline", "colocated"),
+    "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive)",
+)
+_VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive")
+
+
+def _rate_acts(e: Experiment) -> bool:
+    return _DRAFTS[0](e) and not e.acceptance.synthetic_acceptance_rates and e.acceptance.acceptance_trace is None
+
+
+def _priority_acts(e: Experiment) -> bool:
+    contention, priority = e.hardware.contention, e.server.priority
+    return _STREAMS[0](e) and (contention == "fluid" or (contention, priority) == ("serial", "none"))
+
+
+def _open_loop(e: Experiment) -> bool:
+    return math.isfinite(e.traffic.request_rate) and not e.traffic.use_trace_timestamps
+
+
+NEEDS: tuple[Need, ...] = (
+    Need("traffic.tokenizer", lambda e: (e.traffic.dataset_name, e.traffic.dataset_path is None) == ("sharegpt", False),
+         "--dataset-name sharegpt and its file, --dataset-path"),
+    Need("traffic.burstiness", _open_loop, "a finite --request-rate"),
+    Need("traffic.random_range_ratio", lambda e: e.traffic.dataset_name == "random", "--dataset-name random"),
+    Need("acceptance.acceptance_rate", _rate_acts,
+         "an architecture that drafts, and neither --synthetic-acceptance-rates nor --acceptance-trace"),
+    Need("acceptance.acceptance_concentration", *_DRAFTS),
+    Need("acceptance.synthetic_acceptance_rates", *_DRAFTS),
+    Need("acceptance.acceptance_trace", *_DRAFTS),
+    Need("acceptance.acceptance_trace_k", lambda e: e.acceptance.acceptance_trace is not None, "--acceptance-trace"),
+    Need("acceptance.acceptance_temperature_slope", *_DRAFTS),
+    Need("server.num_speculative_tokens", *_DRAFTS),
+    Need("server.controller", *_DRAFTS),
+    Need("server.min_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
+    Need("server.max_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
+    Need("server.feedback_temperature",
+         lambda e: e.server.controller == "feedback" and e.acceptance.acceptance_temperature_slope > 0,
+         "--controller feedback and --acceptance-temperature-slope"),
+    Need("server.draft_temperature", lambda e: e.acceptance.acceptance_temperature_slope > 0,
+         "--acceptance-temperature-slope"),
+    Need("server.max_prompts_per_forward", lambda e: e.arch not in ("baseline", "pdv-unified"),
+         "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
+    Need("server.num_workers", *_among("baseline")),
+    Need("server.max_decode_queue", *_VERIFY_LANE),
+    Need("server.verify_gather", *_VERIFY_LANE),
+    Need("server.admission_factor", *_among("pdv-unified")),
+    Need("server.hybrid_threshold", *_among("pdv-hybrid")),
+    Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none: or serial)"),
+    Need("server.partition", lambda e: e.server.priority == "partition", "--priority partition"),
+    Need("hardware.contention", *_STREAMS),
+    Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
+         "the KV cache to be what memory leaves, without --kv-capacity-tokens"),
+    Need("hardware.transfer_s", lambda e: e.hardware.verify_gpu == 1, "--verify-gpu 1"),
+    Need("hardware.router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
+    Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
+    Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),
+)  # fmt: skip
+
+
+def vetted(experiments: Iterable[Experiment]) -> list[Experiment]:
+    """The experiments of one command, each suited to itself: refused as `refuse_idle` does, and doubts said."""
+    given = list(experiments)
+    refuse_idle(given)
+    warn(given)
+    return [suited(experiment) for experiment in given]
+
+
+def refuse_idle(experiments: Sequence[Experiment]) -> None:
+    """A ValueError of one line for an option that acts in none of the experiments that set it."""
+    for need in NEEDS:
+        setting = [e for e in experiments if need.given(e) != need.default(e)]
+        if setting and not any(map(need.acts, setting)):
+            raise ValueError(f"{need.flag} does nothing here: it needs {need.needs}")
+    _check_rates(experiments)
+
+
+def suited(experiment: Experiment) -> Experiment:
+    """The same with options that do nothing in it as if they had not been given."""
+    idle = [need for need in NEEDS if need.idle(experiment)]
+    changed: dict[str, Any] = {}
+    for need in idle:
+        group, _, name = need.option.partition(".")
+        changed[group] = replace(changed.get(group, getattr(experiment, group)), **{name: need.default(experiment)})
+    return replace(experiment, **changed) if changed else experiment
+
+
+def _check_rates(experiments: Iterable[Experiment]) -> None:
+    """Refuse rates per position that end before the longest draft, or behind that of every experiment."""
+    longest: dict[tuple[float, ...], int] = {}
+    for experiment in experiments:
+        rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
+        if not rates or experiment.arch == "autoregressive":
+            continue
+        if len(rates) < k:
+            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and drafts have up to {k}")
+        longest[rates] = max(k, longest.get(rates, 0))
+    for rates, k in longest.items():
+        if len(rates) > k:
+            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and no draft has over {k}")

@@ -1,0 +1,89 @@
+"""The host thread: what idle lanes that poll cost the others, and when an idle lane learns of work."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+import pdvsim
+from pdvsim.sim.config import ARCHS, Arch, Experiment, Host, Traffic
+from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.run import simulate
+
+P, C, LOOK = 10e-6, 30e-6, 1e-6
+
+
+def spent(idle_lanes: float, cost_s: float, period_s: float = P, look_s: float = LOOK) -> float:
+    """What an operation takes on a host that so many idle lanes poll."""
+    host = SimulatedHost(HostTimes(idle_poll_s=period_s, idle_poll_cost_s=look_s))
+    host.idle(idle_lanes)  # type: ignore[arg-type]  # parts of a lane, to see that nothing jumps between whole ones
+    return host.spend(0.0, cost_s)
+
+
+@pytest.mark.parametrize("cost_s", [1e-7, 1e-6, C, 1e-3])
+def test_more_polling_lanes_cost_more_and_nothing_jumps(cost_s: float) -> None:
+    """By fine steps of the number of lanes, across where their looks fill the thread (11): no step stands out."""
+    taken = [spent(lanes / 100, cost_s) for lanes in range(2500)]
+    steps = [b - a for a, b in pairwise(taken)]
+    assert min(steps) >= -1e-18
+    # 1 / (1 - share of the thread) gets steep for short operations, and no steeper than one look a lane in all
+    assert max(steps) <= 0.01 * LOOK * max(1.0, (P + LOOK) / cost_s) + 1e-18
+    assert all(time <= cost_s + lanes / 100 * LOOK + 1e-18 for lanes, time in enumerate(taken))
+
+
+def test_few_polling_lanes_take_their_share_of_the_thread() -> None:
+    """Lanes that look for 1 us out of every 11 leave an operation, short against the period, the rest."""
+    for lanes in (1, 2, 5):
+        assert spent(lanes, 1e-7) == pytest.approx(1e-7 / (1 - lanes * LOOK / (P + LOOK)))
+
+
+def test_an_operation_waits_for_one_look_of_each_lane_at_most() -> None:
+    """As on a thread that serves all in turn: with any number of lanes, and with polls that never pause."""
+    for lanes in (11, 12, 100):
+        assert spent(lanes, C) == pytest.approx(C + lanes * LOOK)
+    assert spent(3, C, period_s=1e-12) == pytest.approx(C + 3 * LOOK)
+    assert spent(100, 0.0) == 0.0
+
+
+def test_lanes_that_fill_the_thread_look_less_often() -> None:
+    host = SimulatedHost(HostTimes(idle_poll_s=P, idle_poll_cost_s=LOOK))
+    host.idle(5)
+    assert host.notice(0.0, 25e-6) == pytest.approx(30e-6)
+    host.idle(35)
+    assert host.notice(0.0, 25e-6) == pytest.approx(40e-6)
+
+
+def test_one_more_worker_that_polls_is_no_cliff() -> None:
+    """Nor do eleven: one request at batch 1 takes half a second, and each idle worker adds a look to each operation."""
+    options = {"dataset_name": "random", "input_len": 128, "output_len": 128, "num_prompts": 1}
+
+    def run_s(workers: int) -> float:
+        run = pdvsim.run(arch="baseline", num_workers=workers, idle_poll_s=P, **options)
+        return float(run.metrics["duration"])
+
+    taken = [run_s(workers) for workers in (1, 6, 10, 11, 12, 13, 24)]
+    assert taken == sorted(taken)
+    assert taken[-1] < 1.02 * taken[0]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> None:
+    """One prompt, whose first token is all that is asked for: the lane that admits was asleep when it came."""
+    traffic = Traffic("random", num_prompts=1, input_len=64, output_len=1)
+    at_once, woken = (
+        simulate(Experiment(arch, traffic, host=Host(notify_s=notify_s))).requests["first_token_s"][0]
+        for notify_s in (0.0, 50e-6)
+    )
+    assert woken - at_once == pytest.approx(50e-6, rel=1e-6)
+
+
+def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
+    """Unlike a wait with a time-out of 100 ms, which nobody cuts short, waking takes its own time and no more."""
+    options = {"arch": "pdv", "dataset_name": "random", "input_len": 64, "output_len": 32, "num_prompts": 4}
+    told, woken, timed_out = (
+        pdvsim.run(**options, **how).metrics["duration"] for how in ({}, {"notify_s": 50e-6}, {"idle_poll_s": 0.1})
+    )
+    hand_overs = 4 * 32 * 2
+    assert told < woken < told + hand_overs * 50e-6
+    assert timed_out > told + 0.1

@@ -1,0 +1,208 @@
+"""Options that do nothing are refused, by one line; what looks like a mistake is said once."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.decide.advise import Question
+from pdvsim.decide.capacity import Plan
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.space import Space
+from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.relevance import NEEDS, refuse_idle, suited
+from pdvsim.sim.run import simulate
+from pdvsim.sim.sweep import Sweep
+
+SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
+R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "2"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--contention serial --priority preemptive",
+        "--arch pd --num-workers 8",
+        "--arch pd --transfer-s 1e-3",
+        "--arch colocated --priority none",
+        "--arch colocated --contention max",
+        "--synthetic-acceptance-rates 0.8,0.6",
+        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4,0.3",
+        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4 --acceptance-rate 0.7",
+        "--arch pd --max-decode-queue 4",
+        "--admission-factor 2",
+        "--hybrid-threshold 3",
+        "--arch colocated --verify-gather never",
+        "--partition 0.5,0.3,0.2",
+        "--router random",
+        "--idle-poll-cost-s 2e-6",
+        "--notify-s 1e-4 --idle-poll-s 1e-3",
+        "--burstiness 2",
+        "--tokenizer x",
+        "--acceptance-trace-k 3",
+        "--min-speculative-tokens 2",
+        "--max-speculative-tokens 6",
+        "--draft-temperature 0.5",
+        "--feedback-temperature --controller feedback",
+        "--arch autoregressive --num-speculative-tokens 2",
+        "--arch autoregressive --acceptance-rate 0.7",
+        "--arch pdv-unified --max-prompts-per-forward 2",
+        "--kv-capacity-tokens 1000 --gpu-memory-utilization 0.5",
+    ],
+)
+def test_an_option_that_does_nothing_is_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *rest = flags.split()
+    argv = ["run", *R, first, *rest] if "--arch" in flags else ["run", *R, "--arch", "pdv", first, *rest]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert any(flag in said for flag in flags.split() if flag.startswith("--"))
+
+
+def test_a_length_of_another_data_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="--random-range-ratio does nothing here: it needs --dataset-name random"):
+        pdvsim.run(num_prompts=2, random_range_ratio=0.2)
+
+
+def changed(need: Any, experiment: Experiment) -> Experiment:
+    """The experiment with an option at another value."""
+    values: dict[str, Any] = {
+        "tokenizer": "x", "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
+        "acceptance_concentration": 4.0, "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
+        "acceptance_trace_k": 3, "acceptance_temperature_slope": 0.5, "num_speculative_tokens": 2,
+        "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
+        "feedback_temperature": True, "draft_temperature": 0.5, "max_prompts_per_forward": 1, "num_workers": 1,
+        "max_decode_queue": 1, "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
+        "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
+        "transfer_s": 1.0, "router": "random", "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
+    }  # fmt: skip
+    group, _, name = need.option.partition(".")
+    return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
+    """Every option that the table sets aside for an architecture: with and without it the records are the same."""
+    plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
+    expected = simulate(plain).launches
+    for need in NEEDS:
+        other = changed(need, plain)
+        if need.idle(other) and need.option not in ("traffic.tokenizer", "acceptance.acceptance_trace"):
+            assert suited(other) == plain
+            with pytest.raises(ValueError, match=need.flag):
+                simulate(other)
+            found = Unchecked(other).launches()
+            assert all((found[name] == expected[name]).all() for name in expected), need.option
+
+
+class Unchecked:
+    """A run without the refusal."""
+
+    def __init__(self, experiment: Experiment) -> None:
+        self.experiment = experiment
+
+    def launches(self) -> Any:
+        from pdvsim.sim import run
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "refuse_idle", lambda experiments: None)
+            return simulate(self.experiment).launches
+
+
+def test_every_option_of_the_table_is_one() -> None:
+    """And each acts somewhere: refused everywhere it would be no option."""
+    for need in NEEDS:
+        group, _, name = need.option.partition(".")
+        assert name in {f.name for f in fields(getattr(Experiment(), group))}
+
+
+def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
+    base = Experiment("pd", SMALL, Acceptance(0.8), Server(num_workers=2, verify_gather="never", priority="partition"))
+    sweep = Sweep(("colocated", "baseline", "pdv", "autoregressive"), request_rate=(4.0,), base=base)
+    colocated, baseline, pdv, plain = (point.experiment for point in sweep.points())
+    assert colocated.server == Server()
+    assert baseline.server == Server(num_workers=2)
+    assert pdv.server == Server(verify_gather="never", priority="partition")
+    assert plain == Experiment("autoregressive", replace(SMALL, request_rate=4.0))
+    assert pdv.acceptance == baseline.acceptance == Acceptance(0.8)
+    with pytest.raises(ValueError, match="--verify-gather does nothing here"):
+        Sweep(("colocated", "baseline"), request_rate=(4.0,), base=base)
+
+
+def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
+    bursty = Experiment("pdv", replace(SMALL, request_rate=float("inf"), burstiness=0.5))
+    assert all(p.experiment.traffic.burstiness == 0.5 for p in Sweep(request_rate=(1.0, 2.0), base=bursty).points())
+    with pytest.raises(ValueError, match="--burstiness does nothing here: it needs a finite --request-rate"):
+        Sweep(concurrency=(1, 2), base=bursty)
+    longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
+    points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()
+    assert [point.experiment.server.max_speculative_tokens for point in points] == [8, 5]
+    rates = Experiment("pdv", SMALL, Acceptance(synthetic_acceptance_rates=(0.9, 0.8, 0.7, 0.6)))
+    Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 4)})
+    with pytest.raises(ValueError, match="gives 4 positions, and drafts have up to 8"):
+        Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 8)})
+
+
+def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
+    base = Experiment("pd", SMALL, server=Server(num_workers=2, max_speculative_tokens=5))
+    goal = Goal("throughput", ("ttft:500",))
+    Question(base, Space(("baseline", "pd")), goal)
+    with pytest.raises(ValueError, match="--num-workers does nothing here"):
+        Question(base, Space(("pd", "pdv")), goal)
+    with pytest.raises(ValueError, match="--max-speculative-tokens does nothing here"):
+        Question(base, Space(("baseline",), controllers=("fixed",)), goal)
+    routed = Experiment("pd", SMALL, hardware=Hardware(router="random"))
+    Plan(routed, ("pd",), (1, 2), 1, goal)
+    with pytest.raises(ValueError, match="--router does nothing here"):
+        Plan(routed, ("pd",), (1,), 1, goal)
+
+
+def test_polls_cost_nothing_where_nobody_polls() -> None:
+    with pytest.raises(ValueError, match="--idle-poll-cost-s does nothing here: it needs --idle-poll-s"):
+        refuse_idle([Experiment(host=Host(idle_poll_cost_s=1e-3))])
+
+
+# doubts -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"pair": "llama-2-7b:tinyllama-1.1b"}, "larger than its target"),
+        ({"pair": "llama-3.2-1b:llama-2-7b"}, "128,256 tokens and llama-2-7b 32,000"),
+        ({"pair": "llama-2-7b:llama-2-7b"}, "takes as long as one of its target"),
+        ({"goodput": ["ttft:0.3"]}, "0.3 ms, which looks like seconds; 0.3 s is ttft:300"),
+        ({"goodput": ["ttft:300", "tpot:0.05"]}, "0.05 s is tpot:50"),
+    ],
+)
+def test_a_doubt_is_a_warning(options: dict[str, Any], says: str) -> None:
+    small = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 2, "arch": "pd"}
+    with pytest.warns(Doubt, match=says):
+        pdvsim.run(**small, **options)
+    with pytest.warns(Doubt, match=says):
+        pdvsim.sweep(jobs=1, concurrency=[1], **small, **options)
+
+
+def test_a_doubt_is_one_line_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [*R, "--goodput", "ttft:0.3", "--pair", "llama-2-7b:tinyllama-1.1b"]
+    for argv in (["run"], ["sweep", "--arch", "pd,pdv", "--concurrency", "1,2", "--dry-run"]):
+        assert main([*argv, *flags]) == 0
+        lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
+        assert len(lines) == 2
+        assert lines[0].startswith("pdvsim: warning: --goodput ttft:0.3 is 0.3 ms")
+        assert lines[1].startswith("pdvsim: warning: the drafter llama-2-7b (6.7B) is larger than its target")
+
+
+def test_what_is_in_order_is_not_doubted() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Doubt)
+        for pair in ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b"):
+            pdvsim.run(arch="pd", pair=pair, num_prompts=1, output_len=2, goodput=["ttft:300", "tpot:30", "e2el:5000"])
+        # no drafter is run, so none is doubted
+        pdvsim.run(arch="autoregressive", pair="llama-2-7b:tinyllama-1.1b", num_prompts=1, output_len=2)
