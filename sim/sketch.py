@@ -88,6 +88,7 @@ class Timeline:
             return
         while float(times_s.max()) >= self.width_s * self.BINS:
             self.width_s *= 2
-            self.counts[:, : self.BINS // 2] = self.counts.reshape(len(self.counts), -1, 2).sum(axis=2)
-            self.counts[:, self.BINS // 2 :] = 0
+            if self.counts.any():
+                self.counts[:, : self.BINS // 2] = self.counts.reshape(len(self.counts), -1, 2).sum(axis=2)
+                self.counts[:, self.BINS // 2 :] = 0
         self.counts[thing] += np.bincount((times_s / self.width_s).astype(np.int64), minlength=self.BINS)
