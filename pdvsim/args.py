@@ -194,13 +194,16 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors), warnings.catch_warnings():
-            warnings.simplefilter("ignore", Doubt)  # they would go where tyro's errors go; the command says them
-            return tyro.cli(command, prog=prog, args=tokens, config=(tyro.conf.OmitArgPrefixes,))
+        with contextlib.redirect_stderr(errors), warnings.catch_warnings(record=True) as doubts:
+            warnings.simplefilter("always", Doubt)
+            parsed = tyro.cli(command, prog=prog, args=tokens, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as stop:
         if not stop.code:
             raise
         raise ValueError(_one_line(errors.getvalue())) from None
+    for text in dict.fromkeys(str(doubt.message) for doubt in doubts):  # not where tyro's errors go
+        warnings.warn(text, Doubt, stacklevel=2)
+    return parsed
 
 
 def positionals(command: type) -> list[str]:

@@ -76,13 +76,16 @@ def one_line(text: str) -> str:
 
 @contextmanager
 def _doubts_said(program: str) -> Iterator[None]:
-    """Doubts as lines on standard error; other warnings as Python shows them."""
+    """Doubts as lines on standard error, each once; other warnings as Python shows them."""
+    said: set[str] = set()
     with warnings.catch_warnings():
         as_usual = warnings.showwarning
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, Doubt):
-                say(program, f"warning: {message}")
+                if str(message) not in said:
+                    said.add(str(message))
+                    say(program, f"warning: {message}")
             else:
                 as_usual(message, category, *where, **more)
 
