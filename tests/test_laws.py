@@ -436,7 +436,7 @@ def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
 def test_rounds_are_leviathans(arch: Arch) -> None:
     """With a fixed draft length, a request's deliveries follow from its coins alone, whatever else goes on.
 
-    `adaptive` is left out, as it may decode plainly for a while; so is who was preempted, as reading again gives a token.
+    Left out: `adaptive`, which may decode plainly for a while, and who was preempted, as reading again gives a token.
     """
 
     @given(scenario=scenarios(arch))
