@@ -123,7 +123,7 @@ class Server:
     max_prompts_per_forward: int | None = None
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
     kv_cache: KvPolicy | None = None
-    """paged: blocks as tokens come, and preemption (default of colocated, autoregressive); reserved: at admission."""
+    """paged: blocks as tokens come, and preemption (default: colocated, autoregressive); reserved: all at admission."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32

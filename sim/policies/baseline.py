@@ -30,6 +30,7 @@ class Baseline(Policy):
 
     def worker(self, rest: Lane) -> Process:
         while True:
+            self.preempting = False
             chunk = self.admit(self.settings.max_num_batched_tokens)
             if chunk is None:
                 yield rest.wait()
