@@ -13,8 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pdvsim.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
 from pdvsim.sim.files import digest
+from pdvsim.sim.reading import quoted
 from pdvsim.sim.records import Columns
 from pdvsim.sim.sweep import flatten
 
@@ -25,6 +28,21 @@ if TYPE_CHECKING:
 
 KEYS = ("arch", "load_kind", "load")  # what a point is, beside its settings and its seed
 NEEDED = (*KEYS, "seed", "output_throughput", "stability")
+# columns that are calculated with, by how their names begin and end
+FIGURES = ("mean_", "std_", "median_", "breakdown_ms_", "lanes_", "kinds_", "total_", "max_output_")
+FIGURES_END = (
+    "load",
+    "seed",
+    "_ms",
+    "_throughput",
+    "_goodput",
+    "duration",
+    "completed",
+    "_acceptance_rate",
+    "_acceptance_length",
+)
+LARGEST = 1e18  # beyond it, pandas has no integer
+RATES = "spec_decode_per_position_acceptance_rates"
 LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
 
 
@@ -202,8 +220,6 @@ def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
 
 
 def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
-    from pandas.api.types import is_numeric_dtype
-
     header = read_header(SweepHeader, folder / "sweep.json", "not a sweep's folder")
     path = folder / "summary.parquet"
     if not path.exists():
@@ -217,9 +233,6 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
             raise ValueError(f"{path}: column {name} is missing")
     if not len(table):
         raise ValueError(f"{path}: no point in it")
-    for name in ("load", "seed", "output_throughput"):
-        if not is_numeric_dtype(table[name]):
-            raise ValueError(f"{path}: column {name} must hold numbers, it holds {table[name].dtype}")
     source = Source(
         folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
         tuple(name for name in vary if name not in KEYS), header.provenance,
@@ -256,8 +269,24 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
 
 
 def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
-    """`table` with what older files or real runs leave out."""
+    """`table` with what older files or real runs leave out; a ValueError if a figure in it is no number."""
+    for name in map(str, table.columns):
+        if name.startswith(FIGURES) or name.endswith(FIGURES_END):
+            table[name] = [_number(source.path, name, value) for value in table[name]]
+        elif name == RATES:
+            for rates in table[name]:
+                for rate in rates if isinstance(rates, list) else [rates]:
+                    _number(source.path, name, rate)
     for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
         if name not in table:
             table[name] = value
     return table
+
+
+def _number(path: Path, name: str, value: Any) -> float:
+    """A figure that a file holds; nan where it is empty."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or abs(value) > LARGEST:
+        raise ValueError(f"{path}: {name} must hold numbers, it holds {quoted(value)}")
+    return value  # type: ignore[return-value]

@@ -64,7 +64,7 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
     return card(tmp_path_factory.mktemp("profiles"), "by-token", fit(), fit(token_s=TOKEN_S))
 
 
-def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**8) -> Experiment:
+def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**7) -> Experiment:
     server = Server(num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
     return suited(Experiment(arch=arch, server=server, hardware=hardware, host=host))
 
