@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.files import write_whole
 from pdvsim.sim.reading import printable
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ def _crashed(program: str, error: Exception) -> int:
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):
             path = folder / name
-            path.write_text(report, encoding="utf-8", errors="backslashreplace")
+            write_whole(path, report.encode("utf-8", "backslashreplace"))
             say(program, f"internal error: {what}; please report it with {path}")
             return INTERNAL
     say(program, f"internal error: {what}; its traceback could not be written")
@@ -127,7 +128,7 @@ def _open_streams() -> None:
                 if (nowhere := os.open(os.devnull, os.O_WRONLY)) != number:
                     os.dup2(nowhere, number)
                     os.close(nowhere)
-            stream = open(number, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+            stream = os.fdopen(number, "w", encoding="utf-8", closefd=False)
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")

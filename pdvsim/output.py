@@ -108,12 +108,14 @@ def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
 def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     """Write the files of a result together, remove those that are None, and say so; returns the exit code.
 
-    `stopped` says what there is of a result that was interrupted. Such a one does not take an earlier one's place.
+    `stopped` says what there is of a result that was interrupted. Such a one stands beside an earlier one, not in its
+    place.
     """
+    if stopped and any(path.exists() for path in files):
+        files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
     made = [path for path, data in files.items() if data is not None]
-    if stopped and (not made or any(path.exists() for path in files)):
-        kept = "; what was there before is kept" if made else ""
-        say("pdvsim", f"interrupted: {stopped}; nothing is saved{kept}")
+    if stopped and not made:
+        say("pdvsim", f"interrupted: {stopped}; nothing is saved")
         return 130
     write_all(files)
     say("pdvsim", f"saved {', '.join(map(str, made))}")

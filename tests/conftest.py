@@ -1,7 +1,6 @@
 """Property tests draw the same examples on every machine: a failure is one to look into, never a matter of luck."""
 
 import os
-from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -22,4 +21,4 @@ def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
     end = b"IEND\xaeB`\x82"
     monkeypatch.setattr("pdvsim.plots.sweep_png", lambda points: end)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, path, **_: Path(path).write_bytes(end))
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))

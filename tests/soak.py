@@ -78,7 +78,8 @@ def main() -> int:
             seed += 1
             written(args.output, begin_s, args.seed, seed, done, violations)
     print(
-        f"{(time.monotonic() - begin_s) / 60:.1f} minutes, seeds {args.seed} to {seed - 1}: {len(violations)} violations"
+        f"{(time.monotonic() - begin_s) / 60:.1f} minutes, seeds {args.seed} to {seed - 1}: "
+        f"{len(violations)} violations"
     )
     print(", ".join(f"{count} {what}" for what, count in sorted(done.items())) + f"; {args.output}")
     return 1 if violations else 0

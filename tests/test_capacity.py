@@ -69,7 +69,7 @@ def test_a_search_gives_up_at_a_trickle() -> None:
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms a token."""
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
-    free, slow = (ForwardFit(0.0, 0.0, token_s, 0.0, 0.0, 0.0, 0.0) for token_s in (0.0, SERVICE_S / 100))
+    free, slow = (ForwardFit(0.0, 0.0, token_s, 0.0, 0.0, 0.0, 0.0) for token_s in (1e-15, SERVICE_S / 100))
     models = {"tinyllama-1.1b": free, "llama-2-7b": slow}
     save(replace(roofline(GPUS["h200"]), name="queue", models=models), path)
     return Experiment(
