@@ -76,9 +76,8 @@ def main() -> int:
                     print(f"VIOLATION: {kind}, seed {seed}: {type(error).__name__}: {error!s:.500}", flush=True)
             seed += 1
             written(args.output, begin_s, args.seed, seed, done, violations)
-    print(
-        f"{(time.monotonic() - begin_s) / 60:.1f} minutes, seeds {args.seed} to {seed - 1}: {len(violations)} violations"
-    )
+    minutes = (time.monotonic() - begin_s) / 60
+    print(f"{minutes:.1f} minutes, seeds {args.seed} to {seed - 1}: {len(violations)} violations")
     print(", ".join(f"{count} {what}" for what, count in sorted(done.items())) + f"; {args.output}")
     return 1 if violations else 0
 
