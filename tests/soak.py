@@ -1,10 +1,9 @@
 """An hour of random experiments under the laws, and of sweeps that are killed: `make soak`, or `python tests/soak.py`.
 
 Two things go on by turns until the time is over. A random experiment, of any architecture and setting, is run three
-ways: its books must balance (`test_laws`), directly reached and queued records must be the same to the last bit, and
-streamed metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random
-moments and --resume, until it is done; the rows must be the same. Prints a
-summary, writes it as JSON, ends with 1 on a violation.
+ways: its books must balance (`test_laws`), records must be the same to the last bit directly and through the event
+queue, and streamed metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random moments and
+--resume, until it is done; the rows must be the same. Prints a summary, writes it as JSON, ends with 1 on a violation.
 """
 
 from __future__ import annotations
@@ -77,10 +76,8 @@ def main() -> int:
                     print(f"VIOLATION: {kind}, seed {seed}: {type(error).__name__}: {error!s:.500}", flush=True)
             seed += 1
             written(args.output, begin_s, args.seed, seed, done, violations)
-    print(
-        f"{(time.monotonic() - begin_s) / 60:.1f} minutes, seeds {args.seed} to {seed - 1}: "
-        f"{len(violations)} violations"
-    )
+    minutes = (time.monotonic() - begin_s) / 60
+    print(f"{minutes:.1f} minutes, seeds {args.seed} to {seed - 1}: {len(violations)} violations")
     print(", ".join(f"{count} {what}" for what, count in sorted(done.items())) + f"; {args.output}")
     return 1 if violations else 0
 

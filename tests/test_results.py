@@ -188,3 +188,16 @@ def test_what_is_no_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_results_are_given_by_place_as_many_as_one_likes() -> None:
     args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
     assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("p99_itl_ms", "fast"), ("p99_itl_ms", -(10**20)), ("spec_decode_per_position_acceptance_rates", ["x", 0.3])],
+)
+def test_a_figure_that_is_no_number_is_refused(name: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    assert main([*RUN, "-o", str(path)]) == 0
+    load([path])
+    edited(path, **{name: value})
+    with pytest.raises(ValueError, match=rf"run\.json: {name} must hold numbers"):
+        load([path])
