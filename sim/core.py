@@ -108,10 +108,12 @@ class Request:
         "emitted",
         "finish_s",
         "first_token_s",
+        "held_tokens",
         "id",
         "k",
         "output_tokens",
         "owed",
+        "pinned",
         "preemptions",
         "prefill_ns",
         "prefilled",
@@ -149,6 +151,8 @@ class Request:
         self.preemptions = 0
         self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
         self.recomputed_tokens = 0  # that left the KV cache with a preemption
+        self.held_tokens = 0  # of the KV cache
+        self.pinned = False  # a work of it is under way: it keeps what it holds
         self.replica = 0
         self.admitted_s = -1.0
         self.first_token_s = -1.0
@@ -203,3 +207,4 @@ class Work:
     queue_depth: int = 0  # requests left waiting in the lane when this was launched
     watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
     temperature: float = 1.0  # the drafter's
+    context: int = -1  # cached tokens of all rows; -1: not counted yet

@@ -109,9 +109,7 @@ class SimulatedGPU:
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
         rows, tokens, model = work.rows, work.tokens, self.models[work.role]
-        context = 0
-        for row in rows:
-            context += row.context
+        context = work.context if work.context >= 0 else sum(row.context for row in rows)
         solo = moved = flops = 0.0
         if tokens > 2 and work.role == "draft":
             solo, _, moved, _, flops, _ = model.behind(rows)

@@ -25,11 +25,10 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
-        self._held: dict[Request, int] = {}  # in order of admission
-        self._pinned: set[Request] = set()
+        self._inside: dict[Request, None] = {}  # in order of admission
 
     def __contains__(self, request: Request) -> bool:
-        return request in self._held
+        return request in self._inside
 
     def need(self, request: Request) -> int:
         """The most it can ever hold."""
@@ -40,49 +39,51 @@ class KvCache:
         tokens = self._blocks(tokens) if self.paged else self.need(request)
         if not self._take(tokens):
             return False
-        self._held[request] = tokens
-        self._pinned.add(request)
+        self._inside[request] = None
+        request.held_tokens = tokens
+        request.pinned = True
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Room for the first `tokens` tokens of a request, if there is."""
-        more = self._blocks(tokens) - self._held[request]
+        more = self._blocks(tokens) - request.held_tokens
         if more > 0:
             if not self._take(more):
                 return False
-            self._held[request] += more
-        self._pinned.add(request)
+            request.held_tokens += more
+        request.pinned = True
         return True
 
     def grow_all(self, rows: Sequence[Request], tokens: int) -> bool:
         """Room for `tokens` more of each row, if there is."""
-        if not self.paged:
-            return True
-        held = self._held
-        for row in rows:
-            if row.context + tokens > held[row] and not self.grow(row, row.context + tokens):
-                return False
-        self._pinned.update(rows)
+        if self.paged:
+            for row in rows:
+                row.pinned = True
+                if row.context + tokens > row.held_tokens and not self.grow(row, row.context + tokens):
+                    self.unpin(rows)
+                    return False
         return True
 
     def unpin(self, requests: Iterable[Request]) -> None:
         """Their works are over."""
-        if self.paged:
-            self._pinned.difference_update(requests)
+        for request in requests:
+            request.pinned = False
 
     def last_admitted(self) -> Request:
         """Of those that are not pinned."""
-        return next(request for request in reversed(self._held) if request not in self._pinned)
+        return next(request for request in reversed(self._inside) if not request.pinned)
 
     def release(self, request: Request) -> None:
-        self.used_tokens -= self._held.pop(request)
-        self._pinned.discard(request)
+        """Give back all that a request holds."""
+        del self._inside[request]
+        self.used_tokens -= request.held_tokens
+        request.held_tokens, request.pinned = 0, False
 
     def check_integrity(self) -> None:
         """What is used is what requests hold, in whole blocks, and fits."""
-        assert self.used_tokens == sum(self._held.values()) <= self.peak_tokens <= self.capacity_tokens
-        assert not any(held % self._block for held in self._held.values())
-        assert self._pinned <= self._held.keys()
+        held = [request.held_tokens for request in self._inside]
+        assert self.used_tokens == sum(held) <= self.peak_tokens <= self.capacity_tokens
+        assert not any(tokens % self._block for tokens in held)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self._block) * self._block

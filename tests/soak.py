@@ -2,8 +2,9 @@
 
 Two things go on by turns until the time is over. A random experiment, of any architecture and setting, is run three
 ways: its books must balance (`test_laws`), records must be the same to the last bit directly and through the event
-queue, and streamed metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at random moments and
---resume, until it is done; the rows must be the same. Prints a summary, writes it as JSON, ends with 1 on a violation.
+queue, and streamed metrics must agree with detailed ones. A random sweep is run whole, and once more with kill -9 at
+random moments and --resume, until it is done; the rows must be the same. Prints a summary, writes it as JSON, ends
+with 1 on a violation.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def experiment(rng: random.Random, profiles: tuple[str | None, ...], done: Count
     scenario = random_scenario(rng, profiles)
     result = scenario.run()
     check_books(scenario, result)
-    check_littles_law(result)
+    check_littles_law(scenario, result)
     if scenario.experiment.hardware.gpu == "h200":  # predicted times may be a little less than a card's ceilings allow
         check_gpus(result, covering_profile(scenario.experiment))
     assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]

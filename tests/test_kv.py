@@ -153,7 +153,7 @@ def test_a_request_longer_than_a_context_is_refused(
 
 def test_a_context_is_read_from_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shape: dict[str, Any] = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2}
-    shape |= {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 100}
+    shape |= {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 32_000}
     assert from_config(shape, "m").max_position_embeddings is None
     assert all(model.max_position_embeddings for model in MODELS.values())
     (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 300}))

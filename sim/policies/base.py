@@ -195,34 +195,40 @@ class Policy:
 
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
-        tokens = 1
+        tokens, context = 1, 0
         for row in rows:
             row.k = k
+            context += row.context
             if row.owed >= tokens:
                 tokens = row.owed + 1
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
             "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched,
-            self.controller.temperature,
+            self.controller.temperature, context,
         )  # fmt: skip
 
-    def verify(self, rows: list[Request], k: int) -> Work:
-        """The target model's verdict on each row's drafts; with k=0, one plain token each."""
+    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
+        """The target model's verdict on each row's drafts; with k=0, one plain token each.
+
+        `drafted` is the draft right before it, where that was of the same rows.
+        """
         lane = self.verify_lane
         if not k:
             for row in rows:
                 row.k = 0
+        context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), PRIORITY[lane], self.backlog(lane), True,
-            self.controller.temperature,
+            self.controller.temperature, context,
         )  # fmt: skip
 
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
         """Both, one behind the other on one lane: the stream keeps the order. The verdict."""
-        if k:
-            self.device.launch(self.draft(rows, k))
-        return self.device.launch(self.verify(rows, k))
+        drafting = self.draft(rows, k) if k else None
+        if drafting is not None:
+            self.device.launch(drafting)
+        return self.device.launch(self.verify(rows, k, drafting))
 
     def backlog(self, lane: str) -> int:
         """Requests waiting in front of a lane, when a work is launched on it."""
@@ -237,6 +243,7 @@ class Policy:
             if gained >= left:  # what is accepted beyond the end is not delivered
                 gained, over = left, True
             gains.append(gained)
+            row.pinned = False
             row.emitted += gained
             row.context += gained
             row.rounds += 1
@@ -253,7 +260,6 @@ class Policy:
                 row.owed += gained
         self.deliveries.extend([row.id for row in rows], gains, now)
         self.controller.observe(rows, verdict, now)
-        self.kv.unpin(rows)
         if not over:
             return rows
         for row in rows:
