@@ -287,4 +287,4 @@ def _number(path: Path, name: str, value: Any) -> float:
     good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)
     if not good:
         raise ValueError(f"{path}: {name} must hold numbers, it holds {quoted(value)}")
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]
