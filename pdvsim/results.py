@@ -41,7 +41,7 @@ FIGURES_END = (
     "_acceptance_rate",
     "_acceptance_length",
 )
-LARGEST = 1e18  # beyond it, pandas has no integer
+LARGEST = 10**18  # beyond it, pandas has no integer
 RATES = "spec_decode_per_position_acceptance_rates"
 LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
 
@@ -287,6 +287,7 @@ def _number(path: Path, name: str, value: Any) -> float:
     """A figure that a file holds; nan where it is empty."""
     if value is None:
         return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or abs(value) > LARGEST:
+    good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)
+    if not good:
         raise ValueError(f"{path}: {name} must hold numbers, it holds {quoted(value)}")
-    return value  # type: ignore[return-value]
+    return value  # type: ignore[no-any-return]
