@@ -57,7 +57,7 @@ class Scenario:
 
     def run(self, direct: bool = True) -> Result:
         requests = self.workload.requests(self.experiment.acceptance)
-        return simulate(self.experiment, direct=direct, requests=requests)
+        return simulate(suited(self.experiment), direct=direct, requests=requests)
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -95,7 +95,7 @@ def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
             experiment = replace(experiment, **{group: replace(getattr(experiment, group), **{field: value})})
         except ValueError:
             continue
-    return suited(experiment)
+    return experiment
 
 
 @st.composite
