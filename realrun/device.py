@@ -123,7 +123,7 @@ class Flight:
         tickets: list[Ticket],
         done: Event,
         span_s: tuple[float, float],
-        price: tuple[float, float, float],
+        price: tuple[float, float, float, int],
     ) -> None:
         self.work = work
         self.tickets = tickets
@@ -232,8 +232,10 @@ class CudaGPU:
         final = role == "target" and chunk.start + chunk.tokens == request.prompt_tokens
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
-    def _price(self, work: Work) -> tuple[float, float, float]:
-        return self.books.price(work) if work.role in self.books.models else (0.0, 0.0, 0.0)
+    def _price(self, work: Work) -> tuple[float, float, float, int]:
+        if work.role in self.books.models:
+            return self.books.price(work)
+        return 0.0, 0.0, 0.0, sum(row.context for row in work.rows)
 
     # seeing it through -------------------------------------------------------------------------------------------
 

@@ -37,12 +37,12 @@ class Job:
     """A work on its way through a stream."""
 
     __slots__ = (
-        "bandwidth", "bytes", "compute", "done", "flops", "kind", "lane", "nimble",
+        "bandwidth", "bytes", "compute", "context", "done", "flops", "kind", "lane", "nimble",
         "priority", "rate", "ready_s", "remaining_s", "share", "solo_s", "start_s", "turn_s", "work",
     )  # fmt: skip
 
     def __init__(
-        self, work: Work, done: Event | None, ready_s: float, solo_s: float, moved: float, flops: float
+        self, work: Work, done: Event | None, ready_s: float, solo_s: float, moved: float, flops: float, context: int
     ) -> None:
         self.work = work
         self.done = done
@@ -54,6 +54,7 @@ class Job:
         self.remaining_s = solo_s  # at rate 1, as of the GPU's state time
         self.bytes = moved
         self.flops = flops
+        self.context = context
         self.compute = 0.0
         self.bandwidth = 0.0
         self.turn_s = 0.0
@@ -106,8 +107,8 @@ class SimulatedGPU:
         self._finish_s = inf
         self._next: Job | None = None  # finishes at the tick
 
-    def price(self, work: Work) -> tuple[float, float, float]:
-        """Seconds alone, bytes moved and flops of a work."""
+    def price(self, work: Work) -> tuple[float, float, float, int]:
+        """Seconds alone, bytes moved and flops of a work, and the cached tokens of its rows."""
         context = 0
         for row in work.rows:
             context += row.context
@@ -125,12 +126,13 @@ class SimulatedGPU:
             solo + solo_0 + solo_1 * context,
             moved + bytes_0 + bytes_1 * context,
             flops + flops_0 + flops_1 * context,
+            context,
         )
 
     def job(self, work: Work, ready_s: float, done: Event | None = None) -> Job:
         """The work as it will go through its stream."""
-        solo, moved, flops = self.price(work)
-        job = Job(work, done, ready_s, solo, moved, flops)
+        solo, moved, flops, context = self.price(work)
+        job = Job(work, done, ready_s, solo, moved, flops, context)
         if solo > 0:
             job.compute = min(1.0, flops / (solo * self.flops_per_s))
             job.bandwidth = min(1.0, moved / (solo * self.bytes_per_s))
@@ -221,7 +223,7 @@ class SimulatedGPU:
         stream = self.streams[job.lane]
         stream.popleft()
         work = job.work
-        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops, job.context)
         if work.watched:
             done = self.host.spend(end, self.host.times.completion_s)
             assert job.done is not None
@@ -234,7 +236,9 @@ class SimulatedGPU:
                 insort(self.coming, following, key=_ready)
         self._share()
 
-    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+    def note(
+        self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float, context: int
+    ) -> None:
         """Record a finished work, and its time with its requests."""
         rows = work.rows
         spent_ns = int((end_s - start_s) * 1e9)
@@ -247,14 +251,16 @@ class SimulatedGPU:
         else:
             for row in rows:
                 row.verify_ns += spent_ns
-        self.log.append((*self.row(work), start_s, end_s, solo_s, moved, flops))
+        self.log.append((*self.row(work), context, start_s, end_s, solo_s, moved, flops))
 
-    def row(self, work: Work) -> tuple[int, int, int, int]:
-        """What a launch record says of a work, apart from its times."""
+    def row(self, work: Work) -> tuple[int, int, int, int, int]:
+        """What a launch record says of a work, apart from its context and its times."""
         rows = len(work.rows)
-        tokens = rows * (work.tokens + work.steps - 1)
+        tokens, start = rows * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
+            if chunk.start > start:
+                start = chunk.start
         kind, role = KIND_CODE[work.kind], ROLE_CODE[work.role]
-        code = launch_code(self.replica, self.gpu, LANE_CODE[work.lane], kind, role, work.steps)
-        return code, rows, tokens, work.queue_depth
+        code = launch_code(self.replica, self.gpu, LANE_CODE[work.lane], kind, role, work.steps, work.tokens)
+        return code, rows, tokens, work.queue_depth, start

@@ -205,7 +205,7 @@ class Foresight:
                     break
                 rest -= (finish - at) * prompt.rate
                 at = finish
-                notes.append((work, start, finish, job.solo_s, job.bytes, job.flops))
+                notes.append((work, start, finish, job.solo_s, job.bytes, job.flops, job.context))
                 if work.kind == "draft" and handover:
                     done = finish + times.completion_s
                     take = done + times.handoff_s

@@ -22,14 +22,14 @@ _NS = 1e9
 
 
 class Lap(NamedTuple):
-    """What the rounds of one batch have in common. `rows` are those of a launch record, apart from its times."""
+    """What the rounds of one batch have in common. `rows` begin a launch record, up to its context."""
 
     ids: list[int]
     launched: int  # rounds noted
     settled: int  # of these, rounds whose tokens were delivered
     k: int
     wait: tuple[float, float] | None  # completion and hand-over between draft and verify, where these are two lanes
-    rows: tuple[tuple[int, int, int, int], ...]  # draft, draft that catches up, verify
+    rows: tuple[tuple[int, int, int, int, int], ...]  # draft, draft that catches up, verify
     shapes: tuple[Shape, ...]  # likewise
 
 
@@ -97,8 +97,8 @@ class Ledger:
         rows = np.array([row for lap in laps for row in lap.rows])[at]
         s0, s1, b0, b1, f0, f1 = np.array([shape for lap in laps for shape in lap.shapes])[at].T
         start, end, context = start[mask], end[mask], context[mask]
-        prices = (start, end, s0 + s1 * context, b0 + b1 * context, f0 + f1 * context)
-        columns = zip(WRITTEN_DTYPES.items(), (*rows.T, *prices), strict=True)
+        prices = (s0 + s1 * context, b0 + b1 * context, f0 + f1 * context)
+        columns = zip(WRITTEN_DTYPES.items(), (*rows.T, context, start, end, *prices), strict=True)
         self.launches.append({name: column.astype(dtype) for (name, dtype), column in columns})
 
     def _spend(self, stage: str, laps: list[Lap], counts: NDArray[np.int64], spent: NDArray[np.int64]) -> None:

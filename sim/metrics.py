@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Scoring, Traffic
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.reach import Outside
 from pdvsim.sim.records import LANES, Columns, Result
 
 if TYPE_CHECKING:
@@ -83,6 +84,10 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     metrics["launches"] = int(inside.sum())
     metrics["lanes"] = _lanes(launches, start_s, end_s, bandwidth, int(result.experiment.hardware.replicas))
     metrics["kinds"] = _kinds(launches)
+    if "reaches" in result.meta:
+        outside = Outside(result.meta["reaches"])
+        outside.add(launches)
+        metrics |= outside.metrics()
     return metrics
 
 

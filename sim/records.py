@@ -50,7 +50,10 @@ LAUNCH_DTYPES: dict[str, str] = {
     "rows": "i4",
     "tokens": "i4",  # new tokens over all rows and steps
     "steps": "i2",
+    "width": "i4",  # new tokens a row in the first of the steps
     "queue_depth": "i4",
+    "prompt_start": "i4",  # tokens cached before its prompts, the most of any of them
+    "context": "i8",  # tokens cached of all rows
     "start_s": "f8",
     "end_s": "f8",
     "solo_s": "f8",  # how long it would have taken alone
@@ -61,8 +64,11 @@ LAUNCH_DTYPES: dict[str, str] = {
 # launches as they are written; see `launch_code`
 WRITTEN_DTYPES: dict[str, str] = {"code": "i8"} | {
     name: LAUNCH_DTYPES[name]
-    for name in ("rows", "tokens", "queue_depth", "start_s", "end_s", "solo_s", "bytes", "flops")
-}
+    for name in (
+        "rows", "tokens", "queue_depth", "prompt_start", "context", "start_s", "end_s", "solo_s", "bytes", "flops",
+    )
+}  # fmt: skip
+WIDEST = (1 << 16) - 1  # new tokens a row that a code can tell
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
@@ -156,15 +162,16 @@ def request_columns(requests: Sequence[Request], more_ns: dict[str, NDArray[np.i
     return columns
 
 
-def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: int) -> int:
+def launch_code(replica: int, gpu: int, lane: int, kind: int, role: int, steps: int, width: int) -> int:
     """What a launch is, in one number: rows are written by the million."""
-    return ((((replica * 4 + gpu) * 8 + lane) * 8 + kind) * 2 + role) * 64 + steps
+    what = ((((replica * 4 + gpu) * 8 + lane) * 8 + kind) * 2 + role) * 64 + steps
+    return (what << 16) + (width if width < WIDEST else WIDEST)
 
 
 def launch_columns(columns: Columns) -> Columns:
     """Launches as they were written, with their codes read."""
     code = columns.pop("code")
-    for name, base in (("steps", 64), ("role", 2), ("kind", 8), ("lane", 8), ("gpu", 4)):
+    for name, base in (("width", WIDEST + 1), ("steps", 64), ("role", 2), ("kind", 8), ("lane", 8), ("gpu", 4)):
         columns[name] = (code % base).astype(LAUNCH_DTYPES[name])
         code //= base
     columns["replica"] = code.astype(LAUNCH_DTYPES["replica"])

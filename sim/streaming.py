@@ -11,6 +11,7 @@ the works of one lane on one GPU follow each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.ledger import SumLedger
 from pdvsim.sim.metrics import STEPS, judged, percentile_name, rate, reached, speculation
+from pdvsim.sim.reach import Outside, Reaches
 from pdvsim.sim.records import LANES, Columns, Log, by_time, launch_columns, request_columns
 from pdvsim.sim.sketch import Moments, Spread
 
@@ -87,18 +89,23 @@ class Peak:
 class Lanes:
     """What each lane and each kind of launch did."""
 
-    def __init__(self) -> None:
+    def __init__(self, reaches: Reaches) -> None:
         self.launches = 0
+        self.outside = Outside(reaches)
         self._lanes: dict[int, Array] = {}  # launches, queue depths, bytes
         self._busy_s: dict[tuple[int, int], float] = {}  # by lane and GPU
         self._reach_s: dict[tuple[int, int], float] = {}
         self._kinds: dict[int, Array] = {}  # launches, rows, tokens, seconds, seconds alone
 
-    def add(self, works: Columns, start_s: float, end_s: float) -> None:
-        """Works in the order of their ends; what lies outside of the window is cut off."""
+    def add(self, works: Columns, start_s: float, end_s: float, settled_s: float) -> None:
+        """Works in the order of their ends, of which none before `settled_s` is missing.
+
+        What lies outside of the window is cut off.
+        """
         inside = (works["start_s"] < end_s) & (works["end_s"] > start_s)
         works = works if inside.all() else {name: column[inside] for name, column in works.items()}
         self.launches += int(inside.sum())
+        self.outside.add(works, settled_s)
         place = works["replica"].astype(np.int64) * 256 + works["gpu"]
         for lane in np.unique(works["lane"]).tolist():
             mine = works["lane"] == lane
@@ -146,12 +153,21 @@ class Lanes:
 class Tally:
     """Books a run while it goes on."""
 
-    def __init__(self, experiment: Experiment, bandwidth: float, log: Log, ledger: SumLedger) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        bandwidth: float,
+        log: Log,
+        ledger: SumLedger,
+        reaches: Reaches | None = None,
+        settled_s: Callable[[], float] = lambda: -math.inf,
+    ) -> None:
+        """`settled_s` says until when every launch that began is in the log."""
         self.experiment, self.bandwidth = experiment, bandwidth
-        self.log, self.ledger = log, ledger
+        self.log, self.ledger, self.settled_s = log, ledger, settled_s
         self.warmup = experiment.scoring.warmup_requests
         self.start_s, self.end_s = math.inf, -math.inf  # first counted arrival, last counted finish
-        self.census, self.peak, self.works = BinnedCensus(), Peak(), Lanes()
+        self.census, self.peak, self.works = BinnedCensus(), Peak(), Lanes(reaches or Reaches())
         self.spreads = {name: Spread() for name in ("ttft", "tpot", "itl", "e2el")}
         self.sums = dict.fromkeys(("count", "good", *SUMMED), 0)
         self.steps_s = dict.fromkeys(STEPS[:-1], 0.0)
@@ -179,11 +195,11 @@ class Tally:
         log, ledger = self.log, self.ledger
         rows = max(len(log.launches), len(log.deliveries), len(ledger.gains), len(ledger.rounds))
         if len(self._served) >= REQUESTS or rows >= ROWS or ledger.launches:
-            self._book(math.inf)
+            self._book(math.inf, self.settled_s())
 
     def close(self) -> dict[str, Any]:
         """The metrics, when all is done."""
-        self._book(self.end_s)
+        self._book(self.end_s, math.inf)
         sums, scoring = self.sums, self.experiment.scoring
         count, span_s = sums["count"], self.end_s - self.start_s
         tokens_in, tokens_out = sums["prompt_tokens"], sums["output_tokens"]
@@ -216,9 +232,9 @@ class Tally:
         metrics["launches"] = self.works.launches
         metrics["lanes"] = self.works.lanes(span_s, self.bandwidth, self.experiment.hardware.replicas)
         metrics["kinds"] = self.works.kinds()
-        return metrics
+        return metrics | self.works.outside.metrics()
 
-    def _book(self, end_s: float) -> None:
+    def _book(self, end_s: float, settled_s: float) -> None:
         """Take what has happened out of the log and into the sums."""
         log, ledger = self.log, self.ledger
         ledger.pack()
@@ -231,7 +247,7 @@ class Tally:
             if ahead.any():
                 ledger.launches.append({name: column[ahead] for name, column in written.items()})
         else:
-            self.works.add(launch_columns(written), self.start_s, end_s)
+            self.works.add(launch_columns(written), self.start_s, end_s, settled_s)
         self._deliveries(deliveries)
         served, self._served = self._served, []
         if served:

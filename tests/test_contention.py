@@ -240,9 +240,9 @@ class Bench:
         )  # fmt: skip
         solo = self.gpu.price
 
-        def price(work: Work) -> tuple[float, float, float]:
+        def price(work: Work) -> tuple[float, float, float, int]:
             solo_s = solo(work)[0]
-            return (solo_s, solo_s * BANDWIDTH, 0.0) if bound == "memory" else (solo_s, 0.0, solo_s * FLOPS)
+            return (solo_s, solo_s * BANDWIDTH, 0.0, 0) if bound == "memory" else (solo_s, 0.0, solo_s * FLOPS, 0)
 
         self.gpu.price = price  # type: ignore[method-assign]
 
