@@ -11,7 +11,7 @@ from pdvsim.calibration.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.corun import Corun, fit_corun
 from pdvsim.calibration.errors import middle
 from pdvsim.calibration.fit import Kernels, Solo, fit_solo
-from pdvsim.calibration.points import medians
+from pdvsim.calibration.points import medians, reach_of
 from pdvsim.calibration.workers import in_workers
 from pdvsim.realrun.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
@@ -133,8 +133,19 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
             "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
             "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
         },
+        **ranges(frame),
     )
     return Calibration(profile, solos, corun)
+
+
+def ranges(frame: pd.DataFrame) -> dict[str, Any]:
+    """How far samples went, as a profile tells it."""
+    alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
+    together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
+    return {
+        "measured": {str(model): reach_of(rows) for model, rows in alone},
+        "measured_together": reach_of(together) if len(together) else None,
+    }
 
 
 def solo_errors(solo: Solo) -> dict[str, Any]:

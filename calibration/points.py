@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.reach import Reach
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -69,4 +71,18 @@ def points_of(frame: pd.DataFrame) -> Points:
         context=frame["context_total"].to_numpy(float),
         prompt_read=start + each,
         prompt_pairs=chunks * (each * start + each * (each + 1) / 2),
+    )
+
+
+def reach_of(samples: pd.DataFrame) -> Reach:
+    """How far samples went: of one model alone, or of works side by side."""
+    drafts = samples["kind"] == "draft"
+    tokens = samples["rows"] * samples["tokens"] + samples["chunk_tokens"]
+    return Reach(
+        rows=int(samples["rows"].max()),
+        k=int(samples["steps"].where(drafts, samples["tokens"] - 1).max()),
+        context=int(samples["context"].max()),
+        prompt_tokens=int(samples["chunk_tokens"].max()),
+        prompt_start=int(samples["chunk_start"].max()),
+        tokens=int(tokens.max()),
     )

@@ -24,6 +24,7 @@ from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.profile import SCHEMA, Profile, builtin
+from pdvsim.sim.reach import Reach
 from pdvsim.sim.reading import check_file, said
 from pdvsim.sim.transfer import TOKENS, Prices, Transfer, shipped, sizes_of
 
@@ -231,6 +232,16 @@ def published_fit(layer: Layer, fit: ForwardFit) -> ForwardFit:
     return fit
 
 
+def published_reach(layer: Layer, fit: ForwardFit) -> Reach:
+    """How far its files went; a size that is in none of them is left untold."""
+    rows = context = prompt_start = None
+    if layer.decode is not None:
+        rows, context = (int(most) for most in layer.decode[:, :2].max(axis=0))
+    if layer.prompt is not None:
+        prompt_start = int(layer.prompt[:, 1].max())
+    return Reach(rows=rows, context=context, prompt_start=prompt_start, tokens=fit.layer_knots[-1][0])
+
+
 def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
     """The profile of a card from Vidur's files: measured layers where there are some, the rest transferred."""
     transfer, h200 = shipped(), builtin("h200")
@@ -259,6 +270,7 @@ def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
             "contention": h200.name,
         },
         uncertainty={name: transfer.bar(card_known=True) if name in measured else bar for name in models},
+        measured={layer.spec.name: published_reach(layer, models[layer.spec.name]) for layer in layers},
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics import STEPS, percentile_name
+from pdvsim.sim.reach import TELLING
 from pdvsim.sim.records import LANES
 from pdvsim.sim.stats import Interval
 
@@ -42,6 +43,14 @@ TOTALS = (
 )
 DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
+SIZES = {
+    "rows": "rows",
+    "k": "draft length",
+    "context": "context",
+    "prompt_tokens": "prompt tokens in a forward",
+    "prompt_start": "prompt cached before",
+    "tokens": "tokens in a forward",
+}
 SPECULATION = (
     ("Acceptance rate per drafted token (%):", "spec_decode_acceptance_rate", 2),  # vLLM's
     ("Acceptance rate per judged token (%):", "spec_decode_judged_acceptance_rate", 2),
@@ -140,8 +149,8 @@ def comparison_table(
 
 
 def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the brackets and the ± of entries mean, or that there are none; and loads that were not kept up."""
-    notes = [note for note in [_draining(entries)] if note]
+    """What the brackets and the ± of entries mean, or that there are none; loads not kept up; times not measured."""
+    notes = [*most_outside(entries), *(note for note in [_draining(entries)] if note)]
     if any(not _missing(entry.get("output_throughput_low")) for entry in entries):
         notes.append("in brackets: forward times at both ends of the profile's error bar")
     replications = max(int(entry.get("replications", 1)) for entry in entries)
@@ -162,6 +171,35 @@ def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
             worst = there / entry["load"]
             said = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
     return said and f"{said}; more --num-prompts come nearer"
+
+
+def outside(values: Mapping[str, Any]) -> str | None:
+    """How much of a run's GPU time is beyond what was measured, which way and how far; None below a hundredth."""
+    share = _mean(values.get("outside_measured_share"))
+    if not share > TELLING:
+        return None
+    parts = []
+    for prefix, where in (("", ""), ("together_", "side by side: ")):
+        sizes = {n: _mean(values.get(f"outside_measured_{prefix}{n}")) for n in SIZES}
+        far = {name: most for name, most in sizes.items() if not math.isnan(most)}
+        if "prompt_tokens" in far:
+            far.pop("tokens", None)  # what they are made of
+        limits = {name: _mean(values[f"outside_measured_{prefix}{name}_limit"]) for name in far}
+        said = [f"{SIZES[name]} up to {most:,.0f} ({limits[name]:,.0f})" for name, most in far.items()]
+        parts += [where + ", ".join(said).replace("(", "(measured to ", 1)] if said else []
+    return f"{share:.0%} of GPU time: {'; '.join(parts)}"
+
+
+def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The same of whichever entry is furthest out, as a note; none where all are inside or the range is unknown."""
+    worst = max(entries, key=lambda entry: _mean(entry.get("outside_measured_share"), 0.0))
+    said = outside(worst)
+    return [f"{worst['arch']}, outside what was measured: {said}"] if said else []
+
+
+def _mean(value: Any, missing: float = math.nan) -> float:
+    value = value.mean if isinstance(value, Interval) else value
+    return missing if _missing(value) else float(value)
 
 
 def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
@@ -247,6 +285,8 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     bar = values.get("forward_error_bar")
     bar = bar.mean if isinstance(bar, Interval) else bar
     rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
+    beyond = outside(values)
+    rows += [("Outside what was measured:", beyond)] if beyond else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
 
 

@@ -222,7 +222,10 @@ class CudaGPU:
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
     def _price(self, work: Work) -> tuple[float, float, float]:
-        return self.books.price(work) if work.role in self.books.models else (0.0, 0.0, 0.0)
+        if work.role in self.books.models:
+            return self.books.price(work)
+        work.context = sum(row.context for row in work.rows)
+        return 0.0, 0.0, 0.0
 
     # seeing it through -------------------------------------------------------------------------------------------
 

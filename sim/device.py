@@ -109,7 +109,9 @@ class SimulatedGPU:
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
         rows, tokens, model = work.rows, work.tokens, self.models[work.role]
-        context = work.context if work.context >= 0 else sum(row.context for row in rows)
+        if work.context < 0:
+            work.context = sum(row.context for row in rows)
+        context = work.context
         solo = moved = flops = 0.0
         if tokens > 2 and work.role == "draft":
             solo, _, moved, _, flops, _ = model.behind(rows)
@@ -203,13 +205,17 @@ class SimulatedGPU:
         else:
             for row in rows:
                 row.verify_ns += spent_ns
-        tokens = len(rows) * (work.tokens + work.steps - 1)
+        tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
+            prompt_start = max(prompt_start, chunk.start)
             if work.role == "target":  # the drafter reads behind it or beside it
                 chunk.request.prefill_ns += spent_ns
         head = self._heads[work.lane, work.kind, work.role]
-        self.log.append(head, len(rows), tokens, work.steps, work.queue_depth, start_s, end_s, solo_s, moved, flops)
+        self.log.append(
+            head, len(rows), tokens, work.steps, work.tokens, work.queue_depth, prompt_start, work.context,
+            start_s, end_s, solo_s, moved, flops,
+        )  # fmt: skip
 
     # who runs, and how fast ------------------------------------------------------------------------------------
 

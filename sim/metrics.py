@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Scoring, Traffic
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.reach import Outside
 from pdvsim.sim.records import LANES, Columns, Result
 from pdvsim.sim.stability import is_closed_loop, stability
 
@@ -88,6 +89,10 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     metrics["launches"] = int(ran.sum())
     metrics["lanes"] = _lanes(launches, start_s, end_s, bandwidth, int(result.experiment.hardware.replicas))
     metrics["kinds"] = _kinds(launches)
+    if "reaches" in result.meta:
+        outside = Outside(result.meta["reaches"])
+        outside.add(launches)
+        metrics |= outside.metrics()
     return metrics
 
 

@@ -19,6 +19,7 @@ from pdvsim.sim.files import write_whole
 from pdvsim.sim.latency import ForwardFit
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.models import MODELS
+from pdvsim.sim.reach import Reach, Reaches
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
@@ -121,12 +122,19 @@ class Profile:
     provenance: dict[str, Any] = field(default_factory=dict)
     # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
     uncertainty: dict[str, float] = field(default_factory=dict)
+    # how far the samples went, by model alone and for works side by side; absent: not told
+    measured: dict[str, Reach] = field(default_factory=dict)
+    measured_together: Reach | None = None
 
     def fit(self, spec: ModelSpec) -> ForwardFit:
         """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
         if spec.name not in self.models:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
+
+    def reaches(self, pair: Pair) -> Reaches:
+        """How far what is known of a pair was measured."""
+        return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
 
     def at_bar(self, sign: int) -> Profile:
         """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
@@ -219,6 +227,9 @@ def _load(path: str | Path) -> Profile:
         raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
     parts = {"": (data, profile), "gpu.": (data["gpu"], profile.gpu), "host.": (data["host"], profile.host)}
     parts |= {f"models.{name}.": (data["models"][name], fit) for name, fit in profile.models.items()}
+    parts |= {f"measured.{name}.": (data["measured"][name], reach) for name, reach in profile.measured.items()}
+    if profile.measured_together is not None:
+        parts["measured_together."] = (data["measured_together"], profile.measured_together)
     if "contention" in data:
         parts["contention."] = (data["contention"], profile.contention)
     for where, (given, read) in parts.items():
@@ -274,8 +285,10 @@ def builtin(gpu_name: str) -> Profile:
         return transferred(gpu(gpu_name))
     data = json.loads(shipped.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
-    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit}
-    return Profile(models=models, **{k: parts[k](**v) if k in parts else v for k, v in data.items()})
+    measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
+    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "measured_together": Reach}
+    read = {k: parts[k](**v) if k in parts and v is not None else v for k, v in data.items()}
+    return Profile(models=models, measured=measured, **read)
 
 
 def shipped_profile(gpu_name: str) -> Traversable | None:

@@ -57,7 +57,10 @@ LAUNCH_DTYPES: dict[str, str] = {
     "rows": "i4",
     "tokens": "i4",  # new tokens over all rows and steps
     "steps": "i2",
+    "width": "i4",  # new tokens a row in the first of the steps
     "queue_depth": "i4",
+    "prompt_start": "i4",  # tokens cached before its prompts, the most of any of them
+    "context": "i8",  # tokens cached of all rows
     "start_s": "f8",
     "end_s": "f8",
     "solo_s": "f8",  # how long it would have taken alone
@@ -66,7 +69,7 @@ LAUNCH_DTYPES: dict[str, str] = {
 }
 
 _ROW = np.dtype(list(LAUNCH_DTYPES.items()))
-_HEAD, _TAIL = Struct("=5h"), Struct("=iihi5d")  # of a row: what it is, and the rest
+_HEAD, _TAIL = Struct("=5h"), Struct("=iihiiiq5d")  # of a row: what it is, and the rest
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 

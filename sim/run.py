@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -83,7 +84,8 @@ def stream(
     log, env = Log(), Clock(direct)
     site = Site(env, experiment, profile, log)
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)
-    tally = Tally(experiment, len(requests), profile.gpu.bandwidth_bytes_per_s, log)
+    bandwidth, reaches = profile.gpu.bandwidth_bytes_per_s, profile.reaches(site.pair)
+    tally = Tally(experiment, len(requests), bandwidth, log, reaches, site.settled_s)
     client = Client(env, requests, experiment, Door(site, tally), progress)
     with no_collector():
         client.run()
@@ -226,6 +228,7 @@ class Site:
     """The servers behind the router."""
 
     def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log) -> None:
+        self.env = env
         self.experiment = experiment
         self.profile = profile
         self.log = log
@@ -233,6 +236,7 @@ class Site:
         self.capacity_tokens = kv_capacity(experiment, profile, self.pair)
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
+        self.gpus: list[SimulatedGPU] = []
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         for replica in range(experiment.hardware.replicas):
@@ -257,6 +261,7 @@ class Site:
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
+        self.gpus += gpus
         planner = Planner(models, sharing, peak, times)
         context = Context(
             env=env,
@@ -289,6 +294,11 @@ class Site:
         request.replica = at
         return servers[at]
 
+    def settled_s(self) -> float:
+        """Until when every launch that began is in the log."""
+        running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
+        return min(self.env.now, *running, math.inf)
+
     def meta(self) -> dict[str, Any]:
         """Where the records came from."""
         gpu = self.profile.gpu
@@ -304,6 +314,7 @@ class Site:
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
+            "reaches": self.profile.reaches(self.pair),
         }
 
 

@@ -11,6 +11,7 @@ the works of one lane on one GPU follow each other.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from pdvsim.sim.metrics import (
     speculation,
     totals,
 )
+from pdvsim.sim.reach import Outside, Reaches
 from pdvsim.sim.records import LANES, Columns, Log, request_columns
 from pdvsim.sim.sketch import Spread
 from pdvsim.sim.stability import Census, is_closed_loop, judged
@@ -70,18 +72,23 @@ class Peak:
 class Lanes:
     """What each lane and each kind of launch did."""
 
-    def __init__(self) -> None:
+    def __init__(self, reaches: Reaches) -> None:
         self.launches = 0
+        self.outside = Outside(reaches)
         self._lanes: dict[int, Array] = {}  # launches, queue depths, bytes
         self._busy_s: dict[tuple[int, int], float] = {}  # by lane and GPU
         self._reach_s: dict[tuple[int, int], float] = {}
         self._kinds: dict[int, Array] = {}  # launches, rows, tokens, seconds, seconds alone
 
-    def add(self, works: Columns, start_s: float, end_s: float) -> None:
-        """Works in the order of their ends; what lies outside of the window is cut off."""
+    def add(self, works: Columns, start_s: float, end_s: float, settled_s: float) -> None:
+        """Works in the order of their ends, of which none before `settled_s` is missing.
+
+        What lies outside of the window is cut off.
+        """
         inside = (works["start_s"] < end_s) & (works["end_s"] > start_s)
         works = works if inside.all() else {name: column[inside] for name, column in works.items()}
         self.launches += int(inside.sum())
+        self.outside.add(works, settled_s)
         place = works["replica"].astype(np.int64) * 256 + works["gpu"]
         for lane in np.unique(works["lane"]).tolist():
             mine = works["lane"] == lane
@@ -129,14 +136,23 @@ class Lanes:
 class Tally:
     """Books a run of so many requests while it goes on."""
 
-    def __init__(self, experiment: Experiment, requests: int, bandwidth: float, log: Log) -> None:
+    def __init__(
+        self,
+        experiment: Experiment,
+        requests: int,
+        bandwidth: float,
+        log: Log,
+        reaches: Reaches | None = None,
+        settled_s: Callable[[], float] = lambda: -math.inf,
+    ) -> None:
+        """`settled_s` says until when every launch that began is in the log."""
         self.experiment, self.bandwidth = experiment, bandwidth
-        self.log = log
+        self.log, self.settled_s = log, settled_s
         self.warmup = experiment.scoring.warmup_requests
         self.start_s, self.end_s = math.inf, math.inf  # of the window
         self._last_id = requests - 1
         self._left = requests - self.warmup
-        self.census, self.peak, self.works = Census(), Peak(), Lanes()
+        self.census, self.peak, self.works = Census(), Peak(), Lanes(reaches or Reaches())
         self.spreads = {name: Spread() for name in ("ttft", "tpot", "itl", "e2el")}
         self.sums = dict.fromkeys(("count", "good", *SUMMED), 0)
         self.amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
@@ -175,11 +191,11 @@ class Tally:
                 self.end_s = min(self.end_s, request.finish_s)
         rows = max(len(self.log.launches), len(self.log.deliveries))
         if len(self._served) >= REQUESTS or rows >= ROWS:
-            self._book()
+            self._book(self.settled_s())
 
     def close(self) -> dict[str, Any]:
         """The metrics, when all is done."""
-        self._book()
+        self._book(math.inf)
         sums, scoring = self.sums, self.experiment.scoring
         count, span_s = sums["count"], self.window.duration_s
         in_time = (sums["good"], count) if scoring.goodput else None
@@ -200,13 +216,13 @@ class Tally:
         metrics["launches"] = self.works.launches
         metrics["lanes"] = self.works.lanes(span_s, self.bandwidth, self.experiment.hardware.replicas)
         metrics["kinds"] = self.works.kinds()
-        return metrics
+        return metrics | self.works.outside.metrics()
 
-    def _book(self) -> None:
+    def _book(self, settled_s: float) -> None:
         """Take what has happened out of the log and into the sums."""
         deliveries, launches = self.log.deliveries.drain(), self.log.launches.drain()
         if self.start_s < math.inf:
-            self.works.add(launches, self.start_s, self.end_s)
+            self.works.add(launches, self.start_s, self.end_s, settled_s)
             self._deliveries(deliveries)
         served, self._served = self._served, []
         if served:

@@ -18,7 +18,7 @@ from pdvsim.decide.tables import contest_document, lead_text, positive
 from pdvsim.realrun.command import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.stats import Interval, interval
-from pdvsim.table import cell, founded, grid
+from pdvsim.table import cell, founded, grid, most_outside
 
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
@@ -112,6 +112,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
         },
         "profile": rows[0]["profile"],
         "foundation": rows[0]["foundation"],
+        "outside_measured": next(iter(most_outside(rows)), None),
     }
 
 
@@ -353,4 +354,5 @@ def _notes(advice: Advice) -> list[str]:
         + (f" (no time for {asked[0]} of {asked[1]})" if made != asked else "")
         + f", the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
         founded(first),
+        *most_outside(advice.rows),
     ]

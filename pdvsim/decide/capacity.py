@@ -236,6 +236,7 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         "profile": run["profile"],
         "foundation": run["foundation"],
         "forward_error_bar": run.get("forward_error_bar"),
+        **{name: value for name, value in run.items() if name.startswith("outside_measured")},
     }
 
 

@@ -19,6 +19,7 @@ from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import profile_of, simulate
 from pdvsim.sim.stats import Interval, interval
 
@@ -153,13 +154,13 @@ class Memory:
 
 def memory(recommended: Experiment) -> Memory:
     """The most that was held at once, and what there is."""
-    meta = simulate(recommended).meta
+    meta = simulate(suited(recommended)).meta
     return Memory(int(meta["kv_peak_tokens"]), int(meta["kv_capacity_tokens"]))
 
 
 def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs."""
-    base = replace(who.recommended, traffic=replace(who.recommended.traffic, num_prompts=SERVER_PROMPTS))
+    base = replace(suited(who.recommended), traffic=replace(who.recommended.traffic, num_prompts=SERVER_PROMPTS))
     plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, 0.05, warmup_share)
     return find_capacities(plan, bench, usd)
 

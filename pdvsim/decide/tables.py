@@ -11,7 +11,7 @@ from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.winners import Cell, Place, WinnerMap, size_ratio
 from pdvsim.sim.stats import Interval
-from pdvsim.table import cell, founded, grid
+from pdvsim.table import cell, founded, grid, most_outside
 
 
 def capacity_document(found: Capacities) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _notes(found: Capacities) -> list[str]:
         notes.append(
             "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
         )
-    return [*notes, founded(first)]
+    return [*notes, founded(first), *most_outside(found.rows)]
 
 
 def map_document(found: WinnerMap) -> dict[str, Any]:
@@ -130,6 +130,7 @@ def map_document(found: WinnerMap) -> dict[str, Any]:
         "comparisons": found.grid.comparisons,
         "grid": output.settings(found.grid),
         "cells": cells,
+        "outside_measured": next(iter(most_outside(found.rows)), None) if found.rows else None,
     }
 
 
@@ -157,6 +158,7 @@ def map_table(found: WinnerMap) -> str:
             f"(in brackets): not told apart from those named, or not by {grid_.indifference:.0%}",
             f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             founded(first),
+            *most_outside(found.rows),
         ]
     )
 

@@ -18,7 +18,7 @@ from pdvsim.report.series import BINS, over_time
 from pdvsim.results import KEYS, Results, known_profile, label, records
 from pdvsim.sim.metrics import latencies_s
 from pdvsim.sim.stats import Interval, interval, over_replications
-from pdvsim.table import load_name, load_text
+from pdvsim.table import load_name, load_text, most_outside
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -208,6 +208,7 @@ def _source(results: Results, number: int) -> dict[str, Any]:
         "gpu": str(row["gpu"]),
         "profile": str(row["profile"]),
         "foundation": str(row["foundation"]),
+        "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
     }
     return {
         "facts": {name: str(value) for name, value in facts.items() if value not in ("", None)},

@@ -1,0 +1,201 @@
+"""What lies outside the measurements is counted right, alike on every path, and said."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pdvsim
+from pdvsim.calibration import build
+from pdvsim.cli import main
+from pdvsim.sim import streaming
+from pdvsim.sim.config import ARCHS, Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.core import KINDS, Work
+from pdvsim.sim.device import SimulatedGPU
+from pdvsim.sim.metrics import summarise
+from pdvsim.sim.models import GPUS
+from pdvsim.sim.profile import builtin, load, roofline, save
+from pdvsim.sim.reach import Outside, Reach, Reaches, _sizes
+from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
+from pdvsim.sim.run import simulate
+from pdvsim.table import comparison_table
+
+H200 = Path(str(pdvsim.__file__)).parent / "calibration" / "data" / "h200"
+LARGE = Server(max_num_seqs=256, verify_gather="never", max_prompts_per_forward=64, max_num_batched_tokens=8192)
+CROWD = Traffic("random", num_prompts=220, input_len=600, output_len=24, max_concurrency=200)
+
+
+def launches(*rows: dict[str, Any]) -> Columns:
+    """Launches of the target on one GPU; lanes and kinds by name, one row of one token unless told."""
+    usual = {"role": 1, "rows": 1, "tokens": 1, "steps": 1, "width": 1, "lane": "main", "kind": "decode"}
+    full = [usual | row for row in rows]
+    coded = [row | {"lane": LANES.index(row["lane"]), "kind": KINDS.index(row["kind"])} for row in full]
+    return {name: np.array([row.get(name, 0) for row in coded], dtype) for name, dtype in LAUNCH_DTYPES.items()}
+
+
+def outside(reaches: Reaches, *rows: dict[str, Any]) -> dict[str, Any]:
+    counted = Outside(reaches)
+    counted.add(launches(*rows))
+    return counted.metrics()["outside_measured"]  # type: ignore[no-any-return]
+
+
+def test_a_launch_beyond_its_own_model_counts_whole() -> None:
+    """8 s in all: 3 s with too many rows, 1 s of a draft that is too long for the drafter, not for the target."""
+    reaches = Reaches(Reach(rows=64, k=4), Reach(rows=64, k=8, context=100), None)
+    found = outside(
+        reaches,
+        {"start_s": 0.0, "end_s": 3.0, "rows": 65, "tokens": 65, "context": 6500},
+        {"start_s": 3.0, "end_s": 4.0, "role": 0, "kind": "draft", "steps": 6, "tokens": 6, "context": 1000},
+        {"start_s": 4.0, "end_s": 8.0, "kind": "verify", "width": 7, "rows": 2, "tokens": 14, "context": 200},
+    )
+    assert found == {"share": 0.5, "rows": 65, "rows_limit": 64, "k": 6, "k_limit": 4}
+
+
+def test_works_side_by_side_count_while_they_are() -> None:
+    """A verify of 20 rows runs from 0 to 10, a draft from 6 to 12, another verify beside nobody from 12 to 20.
+
+    Side by side 16 rows were measured: 4 s of the verify and 4 s of the draft beside it, of 24 s.
+    """
+    work = {"kind": "verify", "lane": "verify", "rows": 20, "tokens": 20}
+    works = [
+        work | {"start_s": 0.0, "end_s": 10.0},
+        {"start_s": 6.0, "end_s": 12.0, "kind": "draft", "role": 0, "lane": "decode"},
+        work | {"start_s": 12.0, "end_s": 20.0},
+    ]
+    alone = Reach(rows=64)
+    found = outside(Reaches(alone, alone, Reach(rows=16)), *works)
+    assert found == pytest.approx({"share": 8 / 24, "together_rows": 20, "together_rows_limit": 16})
+    assert outside(Reaches(alone, alone, Reach(rows=20)), *works) == {"share": 0.0}
+    elsewhere = [works[0], works[1] | {"gpu": 1}, works[2]]
+    assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
+
+
+def test_nothing_is_said_where_no_range_is_known() -> None:
+    assert Outside(Reaches()).metrics() == {}
+    assert "outside_measured" not in pdvsim.run(arch="pd", num_prompts=2, output_len=4, profile="roofline").metrics
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
+    seen: list[tuple[float, ...]] = []
+    note = SimulatedGPU.note
+
+    def noted(gpu: SimulatedGPU, work: Work, start_s: float, end_s: float, *price: Any) -> None:
+        rows = len(work.rows)
+        width = min(work.tokens, 2) if work.role == "draft" else work.tokens
+        k = (work.steps if work.kind == "draft" else width - 1) if rows else 0
+        context = sum(row.context for row in work.rows) / max(rows, 1)
+        prompt = sum(chunk.tokens for chunk in work.chunks)
+        start = max((chunk.start for chunk in work.chunks), default=0)
+        if work.role == "draft" and work.tokens > 2:
+            prompt = min(rows * (work.tokens - 2), 4 * (work.tokens - 1))
+        seen.append((end_s, rows, k, context, prompt, start, rows * width + prompt))
+        note(gpu, work, start_s, end_s, *price)
+
+    monkeypatch.setattr(SimulatedGPU, "note", noted)
+    traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
+    result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), direct=False)
+    found = np.stack([result.launches["end_s"], *_sizes(result.launches).values()], axis=1)
+    assert sorted(map(tuple, found.tolist())) == sorted(seen)
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-hybrid"])
+def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By either way to the last bit; streamed to rounding, also where works side by side are booked apart."""
+    server = LARGE if arch in ("pdv", "pdv-hybrid") else replace(LARGE, verify_gather="auto")
+    experiment = Experiment(arch, CROWD, server=server)
+    queued, direct_way = (summarise(simulate(experiment, direct=direct)) for direct in (False, True))
+    assert queued["outside_measured"] == direct_way["outside_measured"]
+    assert queued["outside_measured"]["share"] > 0.1
+    for direct, requests in ((False, 4096), (True, 4096), (False, 3), (True, 3)):
+        monkeypatch.setattr(streaming, "REQUESTS", requests)
+        streamed = summarise(simulate(replace(experiment, scoring=Scoring(detailed=False)), direct=direct))
+        assert streamed["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
+
+
+def test_a_run_inside_what_was_measured_says_nothing() -> None:
+    run = pdvsim.run(arch="pdv", dataset_name="random", input_len=128, output_len=32, num_prompts=40, max_concurrency=8)
+    assert run.metrics["outside_measured"] == {"share": 0.0}
+    assert "utside what was measured" not in run.table()
+
+
+def test_a_run_outside_says_which_way_and_how_far() -> None:
+    options: dict[str, Any] = {"dataset_name": "random", "input_len": 5000, "output_len": 4, "num_prompts": 3}
+    run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
+    assert run.metrics["outside_measured"]["share"] > 0.5
+    said = next(line for line in run.table().splitlines() if "utside what was measured" in line)
+    assert "context up to 5,00" in said
+    assert "(measured to 3,000), prompt cached before up to 4,096 (1,500)" in said
+    assert "% of GPU time: " in said
+    assert said in run.table()
+    assert "prompt cached before up to 4,096" in run._repr_html_()
+
+
+def test_tables_of_many_runs_name_the_furthest() -> None:
+    from pdvsim.sim.stats import over_replications
+
+    options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 200}
+    options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
+    points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
+    assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
+    said = [line for line in comparison_table(over_replications(points)).splitlines() if "utside what" in line]
+    assert len(said) == 1
+    assert said[0].startswith("colocated, outside what was measured: ")
+    assert "rows up to " in said[0]
+    assert "(measured to 128)" in said[0]
+
+
+def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "4000", "--output-len", "4"]
+    flags = ["--num-prompts", "3", "--save-detailed", "-o", str(tmp_path / "run.json"), "--json"]
+    assert main(["run", *small, *flags]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["outside_measured"]["context_limit"] == 3000
+    assert document["outside_measured"]["share"] > 0.5
+    assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "outside what was measured" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+# where the ranges come from ----------------------------------------------------------------------------------------
+
+
+def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
+    ranges, profile = build.ranges(build.read(H200).frame), builtin("h200")
+    assert profile.measured == ranges["measured"]
+    assert profile.measured_together == ranges["measured_together"]
+    assert set(profile.measured) == set(profile.models)
+    assert profile.measured["llama-2-7b"] == Reach(128, 8, 3000, 2048, 1500, 2048)
+    assert profile.measured_together == Reach(64, 4, 512, 1024, 0, 1024)
+
+
+def test_a_profile_keeps_its_ranges_and_may_have_none(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    for profile in (builtin("h200"), builtin("a100-80gb"), roofline(GPUS["h200"])):
+        save(profile, path)
+        assert load(path).measured == profile.measured
+        assert load(path).measured_together == profile.measured_together
+    document = asdict(builtin("h200"))
+    del document["measured"], document["measured_together"]
+    path.write_text(json.dumps(document))
+    old = Experiment("pd", Traffic("random", num_prompts=2, output_len=4), hardware=Hardware(profile=str(path)))
+    assert "outside_measured" not in summarise(simulate(old))
+    document["measured"] = {"llama-2-7b": {"rows": -1}}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"p\.json: measured\.llama-2-7b\.rows: must be a finite number of at least 0"):
+        load(path)
+    document["measured"] = {"llama-2-7b": {"row": 1}}
+    path.write_text(json.dumps(document))
+    with pytest.raises(ValueError, match=r"p\.json: measured\.llama-2-7b\.row: unknown key"):
+        load(path)
+
+
+def test_published_kernels_tell_how_many_tokens_they_reach() -> None:
+    profile = builtin("a100-80gb")
+    assert set(profile.measured) == {"codellama-34b", "llama-2-7b", "llama-3.1-8b"}
+    assert profile.measured["llama-2-7b"] == Reach(tokens=4096)
