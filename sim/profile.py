@@ -28,6 +28,7 @@ ROOFLINE = "roofline, not measured"
 _TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
 _HOST_S = Range(0, 1)
 _WEIGHT = Range(0.001, 1000)
+_SIZE = Range(0, MAX_TOKENS)
 _EXPONENT = Range(0, 10)
 PROFILE_RANGES: dict[str, Range] = {
     **CARD_RANGES,
@@ -49,6 +50,13 @@ PROFILE_RANGES: dict[str, Range] = {
     "hold_bandwidth": Range(0, 10),
     "efficiency": Range(0.01, 1),
     "partition_bandwidth_reach": Range(0.01, 100),
+    # Reach
+    "rows": _SIZE,
+    "k": _SIZE,
+    "context": _SIZE,
+    "prompt_tokens": _SIZE,
+    "prompt_start": _SIZE,
+    "tokens": _SIZE,
     # ForwardFit
     "fixed_s": _TIME_S,
     "weights_s": _TIME_S,
