@@ -126,11 +126,11 @@ class Server:
     pair: str = "tinyllama-1.1b:llama-2-7b"
     """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
     num_speculative_tokens: int = 4
-    """Draft length k; where a controller moves it, the starting value."""
+    """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
     controller: Controller = "fixed"
     """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
-    min_speculative_tokens: int = 1
-    """Shortest draft a controller may choose."""
+    min_speculative_tokens: int = 0
+    """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""
     max_speculative_tokens: int = 8
     """Longest draft a controller may choose."""
     feedback_temperature: bool = False
@@ -159,9 +159,9 @@ class Server:
     """partition: SM share of decode, verify, prefill."""
 
     def __post_init__(self) -> None:
+        for name in ("num_speculative_tokens", "min_speculative_tokens"):
+            _finite(name.replace("_", "-"), getattr(self, name))
         for name in (
-            "num_speculative_tokens",
-            "min_speculative_tokens",
             "max_speculative_tokens",
             "max_num_seqs",
             "max_num_batched_tokens",
@@ -182,6 +182,11 @@ class Server:
             raise ValueError(f"drafts of more than {MAX_DRAFT} tokens are not modelled, got {longest}")
         if len(self.partition) != 3 or any(not 0 < s <= 1 for s in self.partition) or sum(self.partition) > 1.000001:
             raise ValueError(f"partition takes three shares in (0, 1] that sum to at most 1, got {self.partition}")
+
+    @property
+    def speculates(self) -> bool:
+        """Whether anything may be drafted."""
+        return self.num_speculative_tokens > 0 or self.controller != "fixed"
 
 
 @dataclass(frozen=True)
@@ -295,6 +300,11 @@ class Experiment:
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the draft model is ever run."""
+        return self.arch != "autoregressive" and self.server.speculates
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -74,6 +74,8 @@ class Foresight:
         gpu = self.gpu
         if gpu.coming or len(gpu.running) > 1:
             return None
+        if handover and not k and gpu.host.free_at > gpu.env.now:
+            return None  # they wait for the host as well, not only for the hand-over
         if k:
             for row in rows:
                 if row.owed > 1:
@@ -130,6 +132,8 @@ class Foresight:
                     start = begin + launch_s
                     if drafted > start:
                         start = drafted
+            elif handover:
+                drafted, start = now, now + handoff_s + launch_s
             finish = start + (check_0 + check_1 * context)
             delivered = finish + completion_s
             end = delivered + handoff_s if handover else delivered
@@ -152,7 +156,7 @@ class Foresight:
             now = end
         if not launched:
             return None
-        wait = (completion_s, handoff_s) if handover else None
+        wait = (completion_s if k else 0.0, handoff_s) if handover else None
         lap = Lap([row.id for row in rows], launched, settled, k, wait, (*records, checking), (*shapes, check))
         ledger.close(lap)
         for i, (row, reached) in enumerate(zip(rows, at, strict=True)):
@@ -190,6 +194,9 @@ class Foresight:
             works.append(verify(rows, k))
             notes = []
             ready, at, rest = launched, clock, left
+            if handover and not k:
+                done, take = now, now + times.handoff_s
+                ready = take + times.launch_s
             for work in works:
                 job = gpu.job(work, ready)
                 # as the device does it: both advance to the start, share, and advance to the finish

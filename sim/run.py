@@ -148,7 +148,7 @@ def profile_of(experiment: Experiment) -> Profile:
 def covering_profile(experiment: Experiment) -> Profile:
     """The same with both models of the pair, predicted where the profile lacks them."""
     pair = named_pair(experiment.server.pair)
-    if experiment.arch == "autoregressive":
+    if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
     return covering(profile_of(experiment), pair)
 
@@ -156,7 +156,7 @@ def covering_profile(experiment: Experiment) -> Profile:
 def bar_of(experiment: Experiment, profile: Profile) -> float:
     """The error bar of an experiment's forward times: the wider of its models'; 0 where both were measured."""
     pair = named_pair(experiment.server.pair)
-    models = [pair.target] if experiment.arch == "autoregressive" else [pair.draft, pair.target]
+    models = [pair.draft, pair.target] if experiment.speculates else [pair.target]
     return max(profile.uncertainty.get(model.name, 0.0) for model in models)
 
 
@@ -178,7 +178,7 @@ def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
     if hardware.kv_capacity_tokens is not None:
         return hardware.kv_capacity_tokens
     placed: list[list[ModelSpec]]
-    if experiment.arch == "autoregressive":
+    if not experiment.speculates:
         placed = [[pair.target]]
     elif hardware.verify_gpu:
         placed = [[pair.draft], [pair.target]]
@@ -196,7 +196,7 @@ def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
     verdict = []
     for row in work.rows:
         assert isinstance(row.coins, Coins)
-        rate = rate_at(acceptance, row.coins.rate, work.temperature)
+        rate = rate_at(acceptance, row.coins.rate, row.temperature)
         verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
     return verdict
 
@@ -239,7 +239,7 @@ class Site:
         times = host_times(experiment, profile)
         host = SimulatedHost(times)
         models: dict[Role, Latency] = {"target": Latency(self.pair.target, profile.fit(self.pair.target))}
-        if experiment.arch != "autoregressive":
+        if experiment.speculates:
             models["draft"] = Latency(self.pair.draft, profile.fit(self.pair.draft))
         peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
         shares = dict(zip(PARTITIONED, settings.partition, strict=True))
@@ -253,7 +253,7 @@ class Site:
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         foresight = Foresight(gpus[0], ledger, self.log.deliveries) if foresee and self.foreseeable else None
-        planner = Planner(models, sharing, peak, times)
+        planner = Planner(models, sharing, peak, times, POLICIES[experiment.arch].hands_over)
         lookahead = max(settings.num_speculative_tokens, settings.max_speculative_tokens)
         context = Context(
             env=env,
@@ -261,7 +261,7 @@ class Site:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, 0 if experiment.arch == "autoregressive" else lookahead),
+            kv=KvCache(self.capacity_tokens, lookahead if experiment.speculates else 0),
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )

@@ -44,6 +44,8 @@ class Context:
 class Policy:
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""
 
+    speculates = True  # has a draft model, and uses it
+    hands_over = False  # drafts and verifies are made by two workers, side by side
     draft_lane = "main"
     verify_lane = "main"
     prefill_lane = "main"
@@ -53,6 +55,7 @@ class Policy:
         self.device = context.device
         self.settings = context.settings
         self.controller = context.controller
+        self.speculates = self.speculates and context.settings.speculates
         self.planner = context.planner
         self.kv = context.kv
         self.deliveries = context.deliveries
@@ -127,7 +130,7 @@ class Policy:
             self.prefilling.remove(request)
             request.context = request.prompt_tokens
             request.emitted = 1
-            request.first_token_s = self.env.now
+            request.first_token_s = request.turn_s = self.env.now
             self.deliveries.append((request.id, 1, self.env.now))
             if request.output_tokens == 1:
                 self.finish(request)
@@ -135,20 +138,44 @@ class Policy:
                 ready.append(request)
         return ready
 
+    def for_drafter(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+        """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
+
+        While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on.
+        """
+        if self.speculates and self.controller.drafting and not any(chunk.request.owed for chunk in chunks):
+            return tuple(chunks)
+        reads = []
+        for chunk in chunks:
+            if self.speculates and self.controller.drafting and not chunk.request.owed:
+                reads.append(chunk)
+            else:
+                chunk.request.owed += chunk.tokens
+        return tuple(reads)
+
     # rounds ----------------------------------------------------------------------------------------------------
+
+    def taking_turn(self, rows: list[Request]) -> tuple[list[Request], list[Request]]:
+        """Whom the next round is for, and who waits: nobody, unless the controller tries drafts on a few."""
+        chosen = self.controller.turn(rows)
+        if len(chosen) == len(rows):
+            return rows, []
+        ids = {row.id for row in chosen}
+        return chosen, [row for row in rows if row.id not in ids]
 
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
         tokens = 1
+        temperature = self.controller.temperature
         for row in rows:
             row.k = k
+            row.temperature = temperature
             if row.owed >= tokens:
                 tokens = row.owed + 1
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
-            "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched,
-            self.controller.temperature,
+            "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched
         )  # fmt: skip
 
     def verify(self, rows: list[Request], k: int) -> Work:
@@ -158,8 +185,7 @@ class Policy:
             for row in rows:
                 row.k = 0
         return Work(
-            "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), PRIORITY[lane], self.backlog(lane), True,
-            self.controller.temperature,
+            "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), PRIORITY[lane], self.backlog(lane)
         )  # fmt: skip
 
     def backlog(self, lane: str) -> int:
@@ -177,11 +203,10 @@ class Policy:
                 self.finish(row)
             else:
                 going.append(row)
-        if not self.controller.steady:
-            drafted = sum(row.k for row in rows)
-            if drafted:
-                rejected = sum(accepted < row.k for row, accepted in zip(rows, verdict, strict=True))
-                self.controller.observe(drafted, sum(verdict), rejected, now)
+        if rows and not self.controller.steady:
+            self.controller.observe(rows, verdict, now)
+            for row in rows:
+                row.turn_s = now
         return going
 
     def finish(self, request: Request) -> None:

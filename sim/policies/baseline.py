@@ -36,6 +36,7 @@ class Baseline(Policy):
                 continue
             rows = yield from self.read_prompt(request)
             while rows:
+                rows, _ = self.taking_turn(rows)
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
                 rows = self.settle(rows, verdict)
@@ -48,7 +49,8 @@ class Baseline(Policy):
         while request.prefilled < request.prompt_tokens:
             tokens = min(budget, request.prompt_tokens - request.prefilled)
             chunks = (Chunk(request, request.prefilled, tokens),)
-            self.device.launch(Work("prefill", "draft", "main", [], chunks=chunks, watched=False))
+            if self.for_drafter(chunks):
+                self.device.launch(Work("prefill", "draft", "main", [], chunks=chunks, watched=False))
             yield self.device.launch(Work("prefill", "target", "main", [], chunks=chunks))
             rows = self.prefilled(chunks)
         return rows

@@ -15,8 +15,6 @@ from pdvsim.sim.policies.base import Context, Policy, Process
 class Colocated(Policy):
     """The strong modern baseline."""
 
-    speculates = True
-
     def __init__(self, context: Context) -> None:
         self.running: list[Request] = []
         super().__init__(context)
@@ -29,17 +27,18 @@ class Colocated(Policy):
 
     def loop(self) -> Process:
         while True:
-            rows = self.running
+            rows, waiting = self.taking_turn(self.running)
             k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
                 verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=True)
-                self.running = self.settle(rows, verdict)
+                self.running = waiting + self.settle(rows, verdict)
             elif chunks:
-                if self.speculates:
-                    drafting = self.draft(rows, k)
-                    drafting.chunks = chunks
-                    drafting.kind = "draft" if rows else "prefill"
+                followed = self.for_drafter(chunks)
+                if k or followed:
+                    drafting = self.draft(rows if k else [], k)
+                    drafting.chunks = followed
+                    drafting.kind = "draft" if k else "prefill"
                     drafting.steps = max(k, 1)
                     self.device.launch(drafting)
                 verifying = self.verify(rows, k)
@@ -47,7 +46,7 @@ class Colocated(Policy):
                 if not rows:
                     verifying.kind = "prefill"
                 verdict = yield self.device.launch(verifying)
-                self.running = self.settle(rows, verdict)
+                self.running = waiting + self.settle(rows, verdict)
                 self.running += self.prefilled(chunks)
             else:
                 yield self.door.wait()

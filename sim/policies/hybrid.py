@@ -21,6 +21,8 @@ class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+        rows, others = self.taking_turn(rows)
+        self.decode.queue.extendleft(reversed(others))
         k = self.atomic_length(rows)
         if k is None:
             yield from self.draft_in_lanes(rows)
@@ -83,7 +85,7 @@ class Adaptive(Hybrid):
         self.mode = self.best_mode(decoding, sum(row.context for row in rows) * decoding // len(rows), k)
         if self.mode == "plain":
             self.plain_batches += 1
-            return 0 if self.plain_batches % self.PROBE else k
+            return 0 if self.plain_batches % self.PROBE else max(1, k)
         return k if self.mode == "atomic" else None
 
     def best_mode(self, decoding: int, context: int, k: int) -> str:

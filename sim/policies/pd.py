@@ -33,11 +33,13 @@ class Lanes(Policy):
                 continue
             lane, depth = self.prefill_lane, len(self.waiting)
             target = Work("prefill", "target", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
-            draft = Work("prefill", "draft", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
-            reading, following = self.device.launch(target), self.device.launch(draft)
+            draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), PRIORITY[lane], depth)
+            reading = self.device.launch(target)
+            following = self.device.launch(draft) if draft.chunks else None
             yield reading
             ready = self.prefilled(chunks)
-            yield following
+            if following is not None:
+                yield following
             if ready:
                 self.decode.put(ready)
 
@@ -55,6 +57,7 @@ class PD(Lanes):
             if not rows:
                 yield self.decode.wait()
                 continue
+            rows, waiting = self.taking_turn(rows)
             k = self.controller.draft_length(rows, 0, self.env.now)
             verdict = yield self.device.round(rows, k, self.draft, self.verify, self.controller.steady, alone=False)
-            rows = self.settle(rows, verdict)
+            rows = waiting + self.settle(rows, verdict)

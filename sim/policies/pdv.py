@@ -19,6 +19,7 @@ from pdvsim.sim.policies.pd import Lanes
 
 class PDV(Lanes):
     verify_lane = "verify"
+    hands_over = True
 
     def processes(self) -> Sequence[Process]:
         self.check = self.lane("verify")
@@ -42,7 +43,10 @@ class PDV(Lanes):
             yield from self.decode_batch(rows)
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        """One turn of the decode lane."""
+        """One turn of the decode lane; rows that are not drafted for go to the verify lane at once."""
+        rows, others = self.taking_turn(rows)
+        if others:
+            self.hand_over(others, 0)
         yield from self.draft_in_lanes(rows)
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
@@ -59,9 +63,10 @@ class PDV(Lanes):
                     if going:
                         yield self.env.at(self.decode.put(going), Event(self.env))
                 return
-        self.drafting = rows
-        yield self.device.launch(self.draft(rows, k))
-        self.hand_over(rows)
+        if k:
+            self.drafting = rows
+            yield self.device.launch(self.draft(rows, k))
+        self.hand_over(rows, k)
 
     @property
     def steady(self) -> bool:
@@ -82,7 +87,7 @@ class PDV(Lanes):
             return True
         rows = len(self.check) + len(coming)
         context = sum(row.context for row in coming) + sum(row.context for row in self.check.queue)
-        k = max(row.k for row in self.check.queue)
+        k = max(row.k for row in [*self.check.queue, *self.drafting])
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
         if found is None:
@@ -91,10 +96,11 @@ class PDV(Lanes):
             found = self._gathering[key] = whole_speed > half / self.planner.overlapped_s(half, context // 2, k)
         return found
 
-    def hand_over(self, rows: list[Request]) -> None:
+    def hand_over(self, rows: list[Request], k: int) -> None:
         self.drafting = []
         now = self.env.now
         for row in rows:
+            row.k = k
             row.ready_s = now
         self.check.put(rows)
 

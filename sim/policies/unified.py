@@ -22,7 +22,7 @@ class Unified(Policy):
 
     def processes(self) -> Sequence[Process]:
         self.ready: deque[Request] = deque()
-        self.reading: tuple[Chunk, Event, Event] | None = None
+        self.reading: tuple[Chunk, Event, Event] | None = None  # what is read; the target's reading, and the drafter's
         self.first_tokens: list[Request] | None = None  # of the prompt being read, once the target has read it
         return [self.loop()]
 
@@ -39,8 +39,11 @@ class Unified(Policy):
                 self.begin_prompt()
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
             if rows:
+                rows, waiting = self.taking_turn(rows)
+                self.ready.extendleft(reversed(waiting))
                 k = self.controller.draft_length(rows, 0, self.env.now)
-                yield self.device.launch(self.draft(rows, k))
+                if k:
+                    yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
                 self.ready.extend(self.settle(rows, verdict))
             elif self.reading is not None:
@@ -60,10 +63,11 @@ class Unified(Policy):
             tokens = min(self.settings.max_num_batched_tokens, request.prompt_tokens - request.prefilled)
             chunk = Chunk(request, request.prefilled, tokens)
             target, draft = (
-                Work("prefill", role, "prefill", [], 1, 1, (chunk,), PRIORITY["prefill"], len(self.waiting))
-                for role in ("target", "draft")
+                Work("prefill", role, "prefill", [], 1, 1, chunks, PRIORITY["prefill"], len(self.waiting))
+                for role, chunks in (("target", (chunk,)), ("draft", self.for_drafter((chunk,))))
             )
-            self.reading = (chunk, self.device.launch(target), self.device.launch(draft))
+            reading = self.device.launch(target)
+            self.reading = (chunk, reading, self.device.launch(draft) if draft.chunks else reading)
 
     def join_prompt(self) -> None:
         """Deliver the first token once the target has read the prompt; once both models have, it decodes."""
