@@ -55,10 +55,10 @@ class AcceptanceEstimate:
         return self._accepted / self._tried
 
     @property
-    def at_least(self) -> float:
-        """The rate less its standard deviation."""
+    def cautious(self) -> float:
+        """The rate less half its standard deviation."""
         rate = self.rate
-        return max(0.0, rate - (rate * (1 - rate) / self._tried) ** 0.5)
+        return max(0.0, rate - 0.5 * (rate * (1 - rate) / self._tried) ** 0.5)
 
 
 class Controller:
@@ -90,12 +90,14 @@ class Controller:
 class Learner(Controller):
     """A controller that learns acceptance from the verdicts, and may choose to decode plainly.
 
-    Plain decoding teaches nothing about acceptance, so every `TRY_EVERY` plain rounds drafts are tried. The drafter must
-    first read all that it missed, so of a large batch only the few rows that owe it least take part.
+    Plain decoding teaches nothing about acceptance, so drafts are tried now and then. The drafter must first read all
+    that it missed, so of a large batch only the few rows that owe it least take part, and as often as `TRY_BUDGET`
+    allows.
     """
 
     steady = False
-    TRY_EVERY = 90
+    TRY_BUDGET = 0.01  # of all rounds may be lost to trying
+    TRY_LEAST, TRY_MOST = 30, 300  # plain rounds from one to the next
     TRY_ROWS = 8
     TRY_LENGTH = 4
     TRY_TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
@@ -105,11 +107,13 @@ class Learner(Controller):
         self.low, self.high = settings.min_speculative_tokens, settings.max_speculative_tokens
         self.k = min(max(self.k, self.low), self.high)
         self.estimate = AcceptanceEstimate()
-        self._plain = 0
+        self._plain = 0  # rounds since drafts were tried
+        self._plain_s, self._plain_rows = 0.0, 1  # of the last one
+        self._patience = 90.0  # plain rounds to the next try
         self._trying = False
 
     def turn(self, rows: list[Request]) -> list[Request]:
-        self._trying = self.k == 0 and self._plain >= self.TRY_EVERY
+        self._trying = self.k == 0 and self._plain >= self._patience
         if self._trying and len(rows) > 2 * self.TRY_ROWS:
             return sorted(rows, key=lambda row: row.owed)[: self.TRY_ROWS]
         return rows
@@ -132,12 +136,17 @@ class Learner(Controller):
                 drafted = True
                 accepted += passed
                 rejected += passed < row.k
-        if drafted:
-            if not self.k:
-                self.estimate.fade(self.TRY_TRUST)
-            self.estimate.observe(accepted, rejected)
-        else:
+        if not drafted:
             self._plain += 1
+            self._plain_s, self._plain_rows = now_s - rows[-1].turn_s, len(rows)
+            return
+        if not self.k:
+            self.estimate.fade(self.TRY_TRUST)
+            if self._plain_s:
+                spent = (now_s - rows[-1].turn_s) / self._plain_s
+                lost = spent - (len(rows) + sum(verdict)) / self._plain_rows
+                self._patience = min(max(lost / self.TRY_BUDGET, self.TRY_LEAST), self.TRY_MOST)
+        self.estimate.observe(accepted, rejected)
 
 
 class Goodput(Learner):

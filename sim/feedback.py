@@ -31,6 +31,28 @@ def quantile(values: Iterable[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (at - below)
 
 
+class Prompts:
+    """What a prompt token that is read beside a round adds to its time, from rounds of one length behind each other."""
+
+    KEEP = 0.98
+
+    def __init__(self) -> None:
+        self._before: tuple[int, float, int] | None = None
+        self._together = self._square = 0.0
+
+    def without(self, k: int, seconds: float, tokens: int) -> float:
+        """What a round would have taken alone."""
+        if self._before is not None and self._before[0] == k:
+            more_s, more = seconds - self._before[1], tokens - self._before[2]
+            if more:
+                self._together = self._together * self.KEEP + more_s * more
+                self._square = self._square * self.KEEP + more * more
+        self._before = (k, seconds, tokens)
+        if not tokens or self._together <= 0:
+            return seconds
+        return max(seconds - tokens * self._together / self._square, 0.3 * seconds)
+
+
 class Costs:
     """What a round costs by draft length, for batches of about one size, and which length is in use."""
 
@@ -53,6 +75,7 @@ class Costs:
         self.rounds = 0
         self.trial: int | None = None
         self._judging: int | None = None  # tried; the rounds after it are awaited
+        self.sure: set[int] = set()  # lengths tried while all else stayed as it was
         self._doubts = 0
         self._worth = 1.0
         self._needs = self.FEW
@@ -129,6 +152,7 @@ class Costs:
         self._wait.setdefault(k, self.OFTEN)
         self._times.setdefault(k, 1)
         self._set(k, found)
+        (self.sure.add if alike else self.sure.discard)(k)
         self.due[k] = self.rounds + int(max(self._wait[k] if alike else self.SOON, lost / self.BUDGET))
 
     def _set(self, k: int, cost: float) -> None:
@@ -139,6 +163,7 @@ class Costs:
                 self.due.pop(other, None)
                 self._wait.pop(other, None)
                 self._times.pop(other, None)
+                self.sure.discard(other)
 
     def start(self, k: int, worth: float) -> None:
         """Try a length; a round of it brings `worth` times the tokens of one of the length in use."""
@@ -170,10 +195,10 @@ class Costs:
 class Feedback(Learner):
     """Learns what rounds cost and how much is accepted, uses the best length, and gives way to queues and latency."""
 
-    HOLD, HOLD_PLAIN = 1.015, 1.02  # another length must promise so much more than the one in use, or than none
+    HOLD, HOLD_PLAIN = 1.015, 1.01  # another length must promise so much more than the one in use, or than none
     OBVIOUS = 1.25  # so much better needs no second look
-    HOPE, STALE_HOPE = 1.08, 1.03  # what a length may turn out better than believed: untried, or tried long ago
-    SPARED = 1.02  # plain decoding also spares the drafter the prompts, which a few rounds do not show
+    HOPE, STALE_HOPE = 1.1, 1.03  # what a length may turn out better than believed: in doubt, or tried long ago
+    SPARED = 1.01  # plain decoding also spares the drafter the prompts, which a few rounds do not show
     PATIENCE = 8  # rounds between two looks at queue and latency
     QUEUE = 2.0  # verify queue, in batches, beyond which drafts are too long
     RISE = 3.0  # of the 95th percentile over its baseline
@@ -185,6 +210,8 @@ class Feedback(Learner):
         self._size = 0
         self._rows: deque[int] = deque(maxlen=4)  # of the last rounds; where batches take turns, the larger counts
         self._delivered_s: dict[int, float] = {}  # when a round of each length was last over
+        self._last: tuple[Costs, int, int, float] | None = None  # the last round, till it is known what was read beside
+        self._prompts = Prompts()
         self._crowded = 0
         self._looks = 0
 
@@ -199,13 +226,20 @@ class Feedback(Learner):
         return found
 
     def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
-        self._crowded += queue_depth > self.QUEUE * max(1, len(rows))
-        costs = self.costs(max(*self._rows, len(rows)) if self._rows else len(rows))
+        size = max((len(rows), *self._rows))
+        self._crowded += queue_depth > self.QUEUE * size
+        costs = self.costs(size)
         self.k = min(costs.k, self.cap)
         return min(self.k if costs.trial is None else costs.trial, self.cap)
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         super().observe(rows, verdict, now_s)
+        if self._last is not None:
+            # whoever is new was read beside the round before
+            last, k, size, seconds = self._last
+            prompt_tokens = sum(row.prompt_tokens for row in rows if row.rounds == 1)
+            last.note(k, size, self._prompts.without(k, seconds, prompt_tokens))
+            self._last = None
         self._rows.append(len(rows))
         size = max(self._rows)
         costs = self.costs(size)
@@ -216,7 +250,7 @@ class Feedback(Learner):
             began_s = median(row.turn_s for row in rows)
             # a round that another length's overlapped says nothing of its own
             if all(over_s <= began_s for k, over_s in self._delivered_s.items() if k not in lengths):
-                costs.note(rows[0].k, size, now_s - began_s)
+                self._last = (costs, rows[0].k, size, now_s - began_s)
         self._looks += 1
         if self._looks >= self.PATIENCE:
             self._look(costs)
@@ -239,7 +273,7 @@ class Feedback(Learner):
 
     def _choose(self, costs: Costs) -> None:
         """Use the best of the lengths tried; then see whether one that was not, or not lately, deserves a trial."""
-        rate = self.estimate.rate if costs.k else self.estimate.at_least
+        rate = self.estimate.rate if costs.k else self.estimate.cautious
         speeds = {k: expected_tokens(rate, k) / costs.of(k) for k in range(self.low, self.high + 1)}
         if 0 in speeds:
             speeds[0] *= self.SPARED
@@ -247,7 +281,7 @@ class Feedback(Learner):
         if speeds[best] > (self.HOLD if costs.k else self.HOLD_PLAIN) * speeds[costs.k]:
             costs.k = best
         due = [k for k in speeds if k != costs.k and costs.due.get(k, 0) <= costs.rounds]
-        hopes = {k: speeds[k] * (self.STALE_HOPE if k in costs.due else self.HOPE) for k in due}
+        hopes = {k: speeds[k] * (self.STALE_HOPE if k in costs.sure else self.HOPE) for k in due}
         likely = max(due, key=lambda k: hopes[k], default=costs.k)
         if not due or hopes[likely] < speeds[costs.k]:
             # a neighbour that a poor measurement has put in the shade would stay there
