@@ -7,6 +7,7 @@ before delivered. So rounds of several batches may be under way at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from pdvsim.sim.acceptance import expected_tokens
@@ -107,6 +108,7 @@ class Learner(Controller):
         self.low, self.high = settings.min_speculative_tokens, settings.max_speculative_tokens
         self.k = min(max(self.k, self.low), self.high)
         self.estimate = AcceptanceEstimate()
+        self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
         self._plain = 0  # rounds since drafts were tried
         self._plain_s, self._plain_rows = 0.0, 1  # of the last one
         self._patience = 90.0  # plain rounds to the next try
@@ -128,7 +130,12 @@ class Learner(Controller):
         """The length to use where drafts are not merely tried."""
         raise NotImplementedError
 
+    def size(self, rows: Sequence[Request]) -> int:
+        """Rows that a verify has these days: where lanes take turns, a batch at hand may be the smaller one."""
+        return max((len(rows), *self._sizes))
+
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        self._sizes.append(len(rows))
         accepted = rejected = 0
         drafted = False
         for row, passed in zip(rows, verdict, strict=True):
@@ -152,29 +159,57 @@ class Learner(Controller):
 class Goodput(Learner):
     """The draft length with the most expected tokens per second for the batch at hand, by the latency model."""
 
-    HOLD = 1.02  # another length must promise so much more than the one in use
+    HOLD = 1.015  # another length must promise so much more than the one in use
+    PERSISTENCE = 40  # rounds in a row for which it must, to begin or end plain decoding
+    HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
 
     def __init__(self, settings: Server, planner: Planner) -> None:
         super().__init__(settings)
         self.planner = planner
-        self._speeds: dict[tuple[int, int, int], list[float]] = {}
+        self._speeds: dict[tuple[int, int, int, int], list[float]] = {}
+        self._urge = 0
+        self._delivered = self._prompt_tokens = 1.0  # tokens, and those of the prompts behind them; older ones fade
 
     def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
-        count = len(rows)
-        context = sum(row.context for row in rows)
+        count = self.size(rows)
+        context = sum(row.context for row in rows) * count // max(1, len(rows))
         # the answer is flat around its best: rounding the question costs nothing and lets it be remembered
-        key = (count, context // (64 * max(1, count)), round(self.estimate.rate * 50))
+        prompts = self._prompt_tokens / self._delivered
+        rate = self.estimate.rate if self.k else self.estimate.cautious
+        key = (count, context // (64 * count), round(rate * 50), round(10 * prompts))
         speeds = self._speeds.get(key)
         if speeds is None:
             rate = key[2] / 50
             speeds = self._speeds[key] = [
-                expected_tokens(rate, k) / self.planner.turn_s(count, context, k, rate)
-                for k in range(self.low, self.high + 1)
+                self._speed(count, context, k, rate, key[3] / 10) for k in range(self.low, self.high + 1)
             ]
-        best = max(speeds)
-        if best > self.HOLD * speeds[self.k - self.low]:
-            self.k = self.low + speeds.index(best)
+        best, hold = self.low + speeds.index(max(speeds)), self.HOLD
+        if not self.k and speeds[best - self.low] > hold * speeds[0]:
+            hold += self.planner.behind_s(rows) * count / len(rows) / self.HORIZON_S
+        if speeds[best - self.low] <= hold * speeds[self.k - self.low]:
+            self._urge = 0
+            return self.k
+        self._urge += 1
+        if self.k and best:
+            self.k = best
+        elif self._urge > self.PERSISTENCE:
+            self.k, self._urge = best, 0
+        elif self.k:  # the best that drafts can do, until it is clear that none are better
+            self.k = self.low + speeds.index(max(speeds[1:]))
         return self.k
+
+    def _speed(self, rows: int, context: int, k: int, rate: float, prompts: float) -> float:
+        """Expected tokens a second, with the drafter's reading of so many prompt tokens for each."""
+        tokens = rows * expected_tokens(rate, k)
+        reading_s = tokens * prompts * self.planner.prompt_token_s if k else 0.0
+        return tokens / (self.planner.turn_s(rows, context, k, rate) + reading_s)
+
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        super().observe(rows, verdict, now_s)
+        delivered = len(rows) + sum(verdict)
+        keep = 0.9999**delivered
+        self._delivered = self._delivered * keep + delivered
+        self._prompt_tokens = self._prompt_tokens * keep + sum(row.prompt_tokens for row in rows if row.rounds == 1)
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:

@@ -78,6 +78,7 @@ class Costs:
         self.sure: set[int] = set()  # lengths tried while all else stayed as it was
         self._doubts = 0
         self._worth = 1.0
+        self.entry = 0.0  # rounds that are lost where drafts follow plain decoding, and the drafter must read
         self._needs = self.FEW
         self._tried: list[tuple[int, float]] = []  # rows, and seconds of a round
         self._before: list[tuple[int, float]] = []  # rows and scale, likewise
@@ -143,6 +144,8 @@ class Costs:
         usual_s = fmean(scale for _, scale in self._before) * self.of(self.k)
         spent_s = sum(seconds for _, seconds in self._tried) + sum(scale for _, scale in self._recent) * self.of(self.k)
         lost = spent_s / usual_s - len(self._recent) - len(self._tried) * self._worth
+        if not self.k:
+            self.entry = max(lost, 0.0)
         known = self.shape.get(k)
         if known is not None and k in self._wait:
             agree = abs(found / known - 1) < self.AGREE
@@ -195,7 +198,8 @@ class Costs:
 class Feedback(Learner):
     """Learns what rounds cost and how much is accepted, uses the best length, and gives way to queues and latency."""
 
-    HOLD, HOLD_PLAIN = 1.015, 1.01  # another length must promise so much more than the one in use, or than none
+    HOLD = 1.015  # another length must promise so much more than the one in use
+    HORIZON = 250  # rounds within which what the drafter must read after plain decoding has to pay
     OBVIOUS = 1.25  # so much better needs no second look
     HOPE, STALE_HOPE = 1.1, 1.03  # what a length may turn out better than believed: in doubt, or tried long ago
     SPARED = 1.01  # plain decoding also spares the drafter the prompts, which a few rounds do not show
@@ -208,7 +212,6 @@ class Feedback(Learner):
         self.cap = self.high
         self._costs: dict[int, Costs] = {}
         self._size = 0
-        self._rows: deque[int] = deque(maxlen=4)  # of the last rounds; where batches take turns, the larger counts
         self._delivered_s: dict[int, float] = {}  # when a round of each length was last over
         self._last: tuple[Costs, int, int, float] | None = None  # the last round, till it is known what was read beside
         self._prompts = Prompts()
@@ -226,7 +229,7 @@ class Feedback(Learner):
         return found
 
     def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
-        size = max((len(rows), *self._rows))
+        size = self.size(rows)
         self._crowded += queue_depth > self.QUEUE * size
         costs = self.costs(size)
         self.k = min(costs.k, self.cap)
@@ -240,8 +243,7 @@ class Feedback(Learner):
             prompt_tokens = sum(row.prompt_tokens for row in rows if row.rounds == 1)
             last.note(k, size, self._prompts.without(k, seconds, prompt_tokens))
             self._last = None
-        self._rows.append(len(rows))
-        size = max(self._rows)
+        size = self.size(rows)
         costs = self.costs(size)
         lengths = {row.k for row in rows}
         for k in lengths:
@@ -278,7 +280,7 @@ class Feedback(Learner):
         if 0 in speeds:
             speeds[0] *= self.SPARED
         best = max(costs.shape.keys() & speeds.keys(), key=lambda k: speeds[k])
-        if speeds[best] > (self.HOLD if costs.k else self.HOLD_PLAIN) * speeds[costs.k]:
+        if speeds[best] > (self.HOLD if costs.k else self.HOLD + costs.entry / self.HORIZON) * speeds[costs.k]:
             costs.k = best
         due = [k for k in speeds if k != costs.k and costs.due.get(k, 0) <= costs.rounds]
         hopes = {k: speeds[k] * (self.STALE_HOPE if k in costs.sure else self.HOPE) for k in due}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.core import Role
+from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.host import HostTimes
 from pdvsim.sim.latency import Latency, Shape
 
@@ -26,6 +28,8 @@ class _Demand:
 
 class Planner:
     """Predicts solo and overlapped times of a batch on one GPU."""
+
+    PROMPT_TOKENS = 512
 
     def __init__(
         self,
@@ -51,6 +55,16 @@ class Planner:
         draft = self._solo(self.models["draft"].shape(rows, 1, k), context) if k else 0.0
         verify = self._solo(self.models["target"].shape(rows, k + 1), context)
         return draft + verify + self.host_s
+
+    def behind_s(self, rows: Sequence[Request]) -> float:
+        """The drafter's reading of all that was decoded without it."""
+        return self.models["draft"].behind(rows).solo_0 if any(row.owed > 1 for row in rows) else 0.0
+
+    @cached_property
+    def prompt_token_s(self) -> float:
+        """The drafter's time per token of prompts, read several at once."""
+        chunk = Chunk(Request(0, 0.0, self.PROMPT_TOKENS, 1, b""), 0, self.PROMPT_TOKENS)
+        return self.models["draft"].carrying(0, 0, 1, (chunk,), False).solo_0 / self.PROMPT_TOKENS
 
     def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """Seconds a round of `rows`, with what goes with it: the drafter's catching up, and hand-overs between lanes."""
