@@ -109,6 +109,7 @@ class Learner(Controller):
         self.k = min(max(self.k, self.low), self.high)
         self.estimate = AcceptanceEstimate()
         self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
+        self._delivered = self._prompt_tokens = 1.0  # tokens, and those of the prompts behind them; older ones fade
         self._plain = 0  # rounds since drafts were tried
         self._plain_s, self._plain_rows = 0.0, 1  # of the last one
         self._patience = 90.0  # plain rounds to the next try
@@ -130,12 +131,21 @@ class Learner(Controller):
         """The length to use where drafts are not merely tried."""
         raise NotImplementedError
 
+    @property
+    def prompts(self) -> float:
+        """Prompt tokens that are read for each token delivered."""
+        return self._prompt_tokens / self._delivered
+
     def size(self, rows: Sequence[Request]) -> int:
         """Rows that a verify has these days: where lanes take turns, a batch at hand may be the smaller one."""
         return max((len(rows), *self._sizes))
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         self._sizes.append(len(rows))
+        delivered = len(rows) + sum(verdict)
+        keep = 0.9999**delivered
+        self._delivered = self._delivered * keep + delivered
+        self._prompt_tokens = self._prompt_tokens * keep + sum(row.prompt_tokens for row in rows if row.rounds == 1)
         accepted = rejected = 0
         drafted = False
         for row, passed in zip(rows, verdict, strict=True):
@@ -168,15 +178,13 @@ class Goodput(Learner):
         self.planner = planner
         self._speeds: dict[tuple[int, int, int, int], list[float]] = {}
         self._urge = 0
-        self._delivered = self._prompt_tokens = 1.0  # tokens, and those of the prompts behind them; older ones fade
 
     def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
         count = self.size(rows)
         context = sum(row.context for row in rows) * count // max(1, len(rows))
         # the answer is flat around its best: rounding the question costs nothing and lets it be remembered
-        prompts = self._prompt_tokens / self._delivered
         rate = self.estimate.rate if self.k else self.estimate.cautious
-        key = (count, context // (64 * count), round(rate * 50), round(10 * prompts))
+        key = (count, context // (64 * count), round(rate * 50), round(10 * self.prompts))
         speeds = self._speeds.get(key)
         if speeds is None:
             rate = key[2] / 50
@@ -203,13 +211,6 @@ class Goodput(Learner):
         tokens = rows * expected_tokens(rate, k)
         reading_s = tokens * prompts * self.planner.prompt_token_s if k else 0.0
         return tokens / (self.planner.turn_s(rows, context, k, rate) + reading_s)
-
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
-        super().observe(rows, verdict, now_s)
-        delivered = len(rows) + sum(verdict)
-        keep = 0.9999**delivered
-        self._delivered = self._delivered * keep + delivered
-        self._prompt_tokens = self._prompt_tokens * keep + sum(row.prompt_tokens for row in rows if row.rounds == 1)
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from math import log2
+from math import inf, log2
 from statistics import fmean, median
 
 from pdvsim.sim.acceptance import expected_tokens
@@ -32,25 +32,39 @@ def quantile(values: Iterable[float], share: float) -> float:
 
 
 class Prompts:
-    """What a prompt token that is read beside a round adds to its time, from rounds of one length behind each other."""
+    """What a prompt token that is read beside a round adds to its time, from rounds of one length behind each other.
+
+    Where all have as many beside them, that tells nothing; then the fastest reading of prompts yet seen is believed.
+    """
 
     KEEP = 0.98
+    BELIEF = 2.0 * 512**2  # tokens squared: the weight of that belief
 
     def __init__(self) -> None:
         self._before: tuple[int, float, int] | None = None
         self._together = self._square = 0.0
+        self._fastest_s = inf
 
-    def without(self, k: int, seconds: float, tokens: int) -> float:
-        """What a round would have taken alone."""
+    def without(self, k: int, seconds: float, new: Sequence[Request]) -> float:
+        """What a round would have taken alone, without the prompts of the `new` rows."""
+        tokens = sum(row.prompt_tokens for row in new)
+        if new:
+            self._fastest_s = min(self._fastest_s, min(row.first_token_s - row.admitted_s for row in new) / tokens)
         if self._before is not None and self._before[0] == k:
             more_s, more = seconds - self._before[1], tokens - self._before[2]
             if more:
                 self._together = self._together * self.KEEP + more_s * more
                 self._square = self._square * self.KEEP + more * more
         self._before = (k, seconds, tokens)
-        if not tokens or self._together <= 0:
+        if not tokens:
             return seconds
-        return max(seconds - tokens * self._together / self._square, 0.3 * seconds)
+        return min(max(seconds - tokens * self.token_s, 0.3 * seconds), seconds)
+
+    @property
+    def token_s(self) -> float:
+        if self._fastest_s == inf:
+            return 0.0
+        return max(0.0, (self._together + self.BELIEF * self._fastest_s) / (self._square + self.BELIEF))
 
 
 class Costs:
@@ -73,6 +87,7 @@ class Costs:
         self._wait: dict[int, int] = {}  # and the rounds in between
         self._times: dict[int, int] = {}  # trials that a cost is the mean of
         self.rounds = 0
+        self.sweep = 0  # the round at which lengths farther off are looked at again
         self.trial: int | None = None
         self._judging: int | None = None  # tried; the rounds after it are awaited
         self.sure: set[int] = set()  # lengths tried while all else stayed as it was
@@ -118,7 +133,7 @@ class Costs:
 
     def hasty(self) -> tuple[int, float] | None:
         """A length that has been tried and not yet been judged, and its relative cost by the rounds before alone."""
-        if self._judging is None or self._recent:
+        if self._judging is None or self._recent or self._judging in self.sure:
             return None
         before, tried = (quantile((s for _, s in each), 0.25) for each in (self._before, self._tried))
         return self._judging, tried / before
@@ -173,8 +188,8 @@ class Costs:
         self.trial, self._worth = k, worth
         self._tried = []
         scales = [scale for _, scale in self._recent]
-        noisy = quantile(scales, 0.75) > self.NOISY * quantile(scales, 0.25)
-        self._needs = self.MANY if noisy and k in self._times else self.FEW
+        scatter = quantile(scales, 0.75) / quantile(scales, 0.25)
+        self._needs = self.MANY if scatter > self.NOISY and k in self._times else self.FEW
 
     @property
     def idle(self) -> bool:
@@ -200,9 +215,12 @@ class Feedback(Learner):
 
     HOLD = 1.015  # another length must promise so much more than the one in use
     HORIZON = 250  # rounds within which what the drafter must read after plain decoding has to pay
+    # plain decoding also spares the drafter the prompts, which a few rounds do not show: at a prompt token a token
+    SPARED = 0.015
+    SWEEP = 150  # rounds after which one of the others is looked at again, unless it is believed to be far worse
+    WORTH_A_LOOK = 0.75
     OBVIOUS = 1.25  # so much better needs no second look
     HOPE, STALE_HOPE = 1.1, 1.03  # what a length may turn out better than believed: in doubt, or tried long ago
-    SPARED = 1.01  # plain decoding also spares the drafter the prompts, which a few rounds do not show
     PATIENCE = 8  # rounds between two looks at queue and latency
     QUEUE = 2.0  # verify queue, in batches, beyond which drafts are too long
     RISE = 3.0  # of the 95th percentile over its baseline
@@ -240,8 +258,8 @@ class Feedback(Learner):
         if self._last is not None:
             # whoever is new was read beside the round before
             last, k, size, seconds = self._last
-            prompt_tokens = sum(row.prompt_tokens for row in rows if row.rounds == 1)
-            last.note(k, size, self._prompts.without(k, seconds, prompt_tokens))
+            new = [row for row in rows if row.rounds == 1]
+            last.note(k, size, self._prompts.without(k, seconds, new))
             self._last = None
         size = self.size(rows)
         costs = self.costs(size)
@@ -278,7 +296,7 @@ class Feedback(Learner):
         rate = self.estimate.rate if costs.k else self.estimate.cautious
         speeds = {k: expected_tokens(rate, k) / costs.of(k) for k in range(self.low, self.high + 1)}
         if 0 in speeds:
-            speeds[0] *= self.SPARED
+            speeds[0] *= 1 + self.SPARED * min(1.0, self.prompts)
         best = max(costs.shape.keys() & speeds.keys(), key=lambda k: speeds[k])
         if speeds[best] > (self.HOLD if costs.k else self.HOLD + costs.entry / self.HORIZON) * speeds[costs.k]:
             costs.k = best
@@ -288,5 +306,10 @@ class Feedback(Learner):
         if not due or hopes[likely] < speeds[costs.k]:
             # a neighbour that a poor measurement has put in the shade would stay there
             likely = next((k for k in (costs.k + 1, costs.k - 1) if k in due), costs.k)
+            if likely == costs.k and costs.rounds >= costs.sweep and costs.k:
+                likely = max(due, key=lambda k: speeds[k], default=costs.k)
+                if speeds[likely] < self.WORTH_A_LOOK * speeds[costs.k]:
+                    likely = costs.k
+                costs.sweep = costs.rounds + self.SWEEP
         if likely != costs.k:
             costs.start(likely, expected_tokens(rate, likely) / expected_tokens(rate, costs.k))
