@@ -109,6 +109,7 @@ class Learner(Controller):
         self.k = min(max(self.k, self.low), self.high)
         self.estimate = AcceptanceEstimate()
         self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
+        self.tokens = 0  # delivered in all
         self._delivered = self._prompt_tokens = 1.0  # tokens, and those of the prompts behind them; older ones fade
         self._plain = 0  # rounds since drafts were tried
         self._plain_s, self._plain_rows = 0.0, 1  # of the last one
@@ -143,6 +144,7 @@ class Learner(Controller):
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         self._sizes.append(len(rows))
         delivered = len(rows) + sum(verdict)
+        self.tokens += delivered
         keep = 0.9999**delivered
         self._delivered = self._delivered * keep + delivered
         self._prompt_tokens = self._prompt_tokens * keep + sum(row.prompt_tokens for row in rows if row.rounds == 1)
