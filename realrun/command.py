@@ -72,13 +72,13 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     if server.priority == "preemptive":
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
     longest = server.num_speculative_tokens if server.controller == "fixed" else server.max_speculative_tokens
-    if longest > MAX_DRAFT and experiment.arch != "autoregressive":
+    if longest > MAX_DRAFT and experiment.speculates:
         raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {longest}")
     if server.max_prompts_per_forward > MAX_PROMPTS:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
-    if machine.target_path and not machine.draft_path and experiment.arch != "autoregressive":
+    if machine.target_path and not machine.draft_path and experiment.speculates:
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from math import sqrt
 
 from pdvsim.sim.acceptance import expected_tokens
 from pdvsim.sim.config import Server
@@ -59,7 +60,7 @@ class AcceptanceEstimate:
     def cautious(self) -> float:
         """The rate less half its standard deviation."""
         rate = self.rate
-        return max(0.0, rate - 0.5 * (rate * (1 - rate) / self._tried) ** 0.5)
+        return max(0.0, rate - 0.5 * sqrt(rate * (1 - rate) / self._tried))
 
 
 class Controller:
@@ -97,7 +98,7 @@ class Learner(Controller):
     """
 
     steady = False
-    TRY_BUDGET = 0.01  # of all rounds may be lost to trying
+    TRY_BUDGET = 0.008  # of all rounds may be lost to trying
     TRY_LEAST, TRY_MOST = 30, 300  # plain rounds from one to the next
     TRY_ROWS = 8
     TRY_LENGTH = 4

@@ -67,7 +67,7 @@ class Planner:
         return self.models["draft"].carrying(0, 0, 1, (chunk,), False).solo_0 / self.PROMPT_TOKENS
 
     def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """Seconds a round of `rows`, with what goes with it: the drafter's catching up, and hand-overs between lanes."""
+        """A round of `rows` with what goes with it: the drafter's catching up, and hand-overs between lanes."""
         whole = self.round_s(rows, context, k)
         if k:
             # a row whose drafts were all accepted has the drafter read the last of them as well

@@ -143,11 +143,10 @@ class Policy:
 
         While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on.
         """
-        if self.speculates and self.controller.drafting and not any(chunk.request.owed for chunk in chunks):
-            return tuple(chunks)
+        follows = self.speculates and self.controller.drafting
         reads = []
         for chunk in chunks:
-            if self.speculates and self.controller.drafting and not chunk.request.owed:
+            if follows and not chunk.request.owed:
                 reads.append(chunk)
             else:
                 chunk.request.owed += chunk.tokens

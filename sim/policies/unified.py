@@ -62,10 +62,9 @@ class Unified(Policy):
             request = self.prefilling[0]
             tokens = min(self.settings.max_num_batched_tokens, request.prompt_tokens - request.prefilled)
             chunk = Chunk(request, request.prefilled, tokens)
-            target, draft = (
-                Work("prefill", role, "prefill", [], 1, 1, chunks, PRIORITY["prefill"], len(self.waiting))
-                for role, chunks in (("target", (chunk,)), ("draft", self.for_drafter((chunk,))))
-            )
+            priority, depth = PRIORITY["prefill"], len(self.waiting)
+            target = Work("prefill", "target", "prefill", [], 1, 1, (chunk,), priority, depth)
+            draft = Work("prefill", "draft", "prefill", [], 1, 1, self.for_drafter((chunk,)), priority, depth)
             reading = self.device.launch(target)
             self.reading = (chunk, reading, self.device.launch(draft) if draft.chunks else reading)
 
