@@ -80,7 +80,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("realrun holds a KV slot for each request, not blocks: --kv-cache paged is for pdvsim run")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
-    if machine.target_path and not machine.draft_path and experiment.arch != "autoregressive":
+    if machine.target_path and not machine.draft_path and experiment.speculates:
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")

@@ -38,7 +38,7 @@ PLACES: dict[Arch, tuple[Place, ...]] = {  # which model runs on which lane
     "pdv-hybrid": (*_LANES, ("decode", "target")),
     "adaptive": (*_LANES, ("decode", "target")),
 }
-CATCH_UP_TOKENS = 256  # of plain decoding that `adaptive` lets its drafter read at once, as a rule
+CATCH_UP_TOKENS = 256  # that a drafter reads at once after plain decoding, at the least
 SLOT_ROUNDING = 64
 FEWEST = 0.5  # of the slots that a policy could use, with which a run is still what was asked for
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
@@ -128,7 +128,7 @@ class Needs:
         server, arch = experiment.server, experiment.arch
         slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
-        if arch == "autoregressive":
+        if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
         elif server.controller == "fixed":
             lengths = (server.num_speculative_tokens,)
@@ -177,7 +177,12 @@ class Needs:
     @property
     def chunk_buckets(self) -> tuple[int, ...]:
         most = self.prompt_tokens[1]
-        return buckets_for(CHUNK_BUCKETS, max(most, CATCH_UP_TOKENS) if self.arch == "adaptive" else most)
+        return buckets_for(CHUNK_BUCKETS, max(most, CATCH_UP_TOKENS) if self.catches_up else most)
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the drafter may fall behind: plain rounds among others."""
+        return self.arch == "adaptive" or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
     def shapes(self, place: Place) -> list[Shape]:
         """The graphs that one model on one lane will need, the largest first: later ones fit into its memory."""
@@ -207,15 +212,16 @@ class Needs:
     def _drafts(self, lane: str) -> Iterator[Shape]:
         for rows in self.row_buckets:
             for k in self.draft_lengths:
-                yield DraftShape(rows, k, False)
-                yield DraftShape(rows, k, True)
-        if self.arch == "adaptive":
-            for chunk in buckets_for(self.chunk_buckets, CATCH_UP_TOKENS):
+                if k:
+                    yield DraftShape(rows, k, False)
+                    yield DraftShape(rows, k, True)
+        if self.catches_up:
+            for chunk in self.chunk_buckets:
                 yield ForwardShape(0, 0, chunk, False)
 
     def _verifies(self, lane: str) -> Iterator[Shape]:
-        lengths = (0, *self.draft_lengths) if self.arch == "adaptive" and lane == "decode" else self.draft_lengths
-        for k in lengths:
+        lengths = {0, *self.draft_lengths} if self.arch == "adaptive" and lane == "decode" else set(self.draft_lengths)
+        for k in sorted(lengths):
             for rows in self.row_buckets:
                 yield ForwardShape(rows, k + 1)
         if self.arch in ("colocated", "autoregressive"):
@@ -285,7 +291,7 @@ def fitted(
     specs = [arch.spec for arch in models.values()]
     weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
     slot = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(needs.capacity)
-    work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch])
+    work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch] if role in models)
     fits = int((room - weights - work) // slot) - 1  # one is the padding's
     if fits >= needs.slots:
         return needs

@@ -78,7 +78,7 @@ class Lines(Progress):
 def architectures(experiment: Experiment, machine: Machine) -> dict[Role, Architecture]:
     """The models a run needs, by role; a pair shares the smaller one's vocabulary."""
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
-    roles: list[Role] = ["target"] if experiment.arch == "autoregressive" else ["draft", "target"]
+    roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
     named = None if machine.tiny or machine.target_path else named_pair(experiment.server.pair)
     found: dict[Role, Architecture] = {}
     for role in roles:
@@ -142,7 +142,8 @@ class RealSite:
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
         )  # fmt: skip
         env.sources.append(self.device)
-        planner = Planner(latency, sharing, peak, host_times(experiment, profile))
+        hands_over = POLICIES[experiment.arch].hands_over
+        planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
         pair = Pair(models.get("draft", models["target"]), models["target"])
         held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
         capacity = experiment.hardware.kv_capacity_tokens or max(kv_capacity(experiment, profile, pair), held)

@@ -105,11 +105,11 @@ class Server:
     pair: str = "tinyllama-1.1b:llama-2-7b"
     """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
     num_speculative_tokens: int = 4
-    """Draft length k; where a controller moves it, the starting value."""
+    """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
     controller: Controller = "fixed"
     """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
-    min_speculative_tokens: int = 1
-    """Shortest draft a controller may choose."""
+    min_speculative_tokens: int = 0
+    """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""
     max_speculative_tokens: int = 8
     """Longest draft a controller may choose."""
     feedback_temperature: bool = False
@@ -257,6 +257,11 @@ class Experiment:
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the draft model is ever run."""
+        return self.longest_draft > 0
 
     @property
     def longest_draft(self) -> int:

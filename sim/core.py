@@ -125,6 +125,8 @@ class Request:
         "resumptions",
         "rounds",
         "runs",
+        "temperature",
+        "turn_s",
         "verify_ns",
         "wait_ns",
     )
@@ -142,6 +144,7 @@ class Request:
         self.context = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
+        self.temperature = 1.0  # the drafter's, when it made them
         self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
         self.rounds = 0  # forwards of the target behind the prompt
         self.drafts = 0  # of these, those that had drafts to verify
@@ -158,6 +161,7 @@ class Request:
         self.first_token_s = -1.0
         self.finish_s = -1.0
         self.ready_s = -1.0  # when its current wait or stage began
+        self.turn_s = -1.0  # when its tokens of the last round were delivered
         # where its time went; whole nanoseconds, so that sums do not depend on the order of adding
         self.prefill_ns = 0
         self.draft_ns = 0
@@ -206,5 +210,4 @@ class Work:
     priority: int = 0  # higher goes first
     queue_depth: int = 0  # requests left waiting in the lane when this was launched
     watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
-    temperature: float = 1.0  # the drafter's
     context: int = -1  # cached tokens of all rows; -1: not counted yet

@@ -72,8 +72,8 @@ RANGES: dict[str, Range] = {
     "acceptance_trace_k": Range(1, 255),
     "acceptance_temperature_slope": Range(0, 100),
     # server
-    "num_speculative_tokens": _DRAFT,
-    "min_speculative_tokens": _DRAFT,
+    "num_speculative_tokens": Range(0, MAX_DRAFT),
+    "min_speculative_tokens": Range(0, MAX_DRAFT),
     "max_speculative_tokens": _DRAFT,
     "draft_temperature": Range(0, 100),
     "max_num_seqs": Range(1, 65_536),

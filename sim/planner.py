@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.core import Role
+from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.host import HostTimes
 from pdvsim.sim.latency import Latency, Shape
 
@@ -27,27 +29,64 @@ class _Demand:
 class Planner:
     """Predicts solo and overlapped times of a batch on one GPU."""
 
+    PROMPT_TOKENS = 512
+
     def __init__(
-        self, models: dict[Role, Latency], sharing: Sharing, peak: tuple[float, float], host: HostTimes
+        self,
+        models: dict[Role, Latency],
+        sharing: Sharing,
+        peak: tuple[float, float],
+        host: HostTimes,
+        lanes: bool = False,
     ) -> None:
         self.models = models
         self.sharing = sharing
         self.flops_per_s, self.bytes_per_s = peak
         self.host_s = host.launch_s + host.completion_s
         self.handoff_s = host.handoff_s
+        self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
     def decode_s(self, rows: int, context: int) -> float:
         """One plain token for each row."""
-        return self._solo(self.models["target"].shape(rows, 1), context) + self.host_s
+        return self.round_s(rows, context, 0)
 
     def round_s(self, rows: int, context: int, k: int) -> float:
-        """Draft and verify one behind the other."""
-        draft = self._solo(self.models["draft"].shape(rows, 1, k), context)
+        """Draft and verify one behind the other; with k=0 one plain token for each row."""
+        draft = self._solo(self.models["draft"].shape(rows, 1, k), context) if k else 0.0
         verify = self._solo(self.models["target"].shape(rows, k + 1), context)
         return draft + verify + self.host_s
 
+    def behind_s(self, rows: Sequence[Request]) -> float:
+        """The drafter's reading of all that was decoded without it."""
+        return self.models["draft"].behind(rows).solo_0 if any(row.owed > 1 for row in rows) else 0.0
+
+    @cached_property
+    def prompt_token_s(self) -> float:
+        """The drafter's time per token of prompts, read several at once."""
+        chunk = Chunk(Request(0, 0.0, self.PROMPT_TOKENS, 1, b""), 0, self.PROMPT_TOKENS)
+        return self.models["draft"].carrying(0, 0, 1, (chunk,), False).solo_0 / self.PROMPT_TOKENS
+
+    def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
+        """A round of `rows` with what goes with it: the drafter's catching up, and hand-overs between lanes."""
+        whole = self.round_s(rows, context, k)
+        if k:
+            # a row whose drafts were all accepted has the drafter read the last of them as well
+            drafter = self.models["draft"]
+            catch_up = self._solo(drafter.shape(rows, 2, k), context) - self._solo(drafter.shape(rows, 1, k), context)
+            whole += catch_up * (1 - (1 - rate**k) ** rows)
+        if not self.lanes:
+            return whole
+        whole += 2 * self.handoff_s + (self.host_s if k else 0.0)
+        half = rows // 2
+        return min(whole, 2 * self.overlapped_s(half, context // 2, k)) if half and k else whole
+
     def overlapped_s(self, rows: int, context: int, k: int) -> float:
-        """Draft of one batch beside the verify of another of the same size: until both are done."""
+        """Draft of one batch beside the verify of another of the same size: until both are done.
+
+        With k=0 nothing is drafted, and they are verified in turn.
+        """
+        if not k:
+            return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
         draft = self._demand("draft", "decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
         verify = self._demand("verify", "verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))

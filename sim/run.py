@@ -139,7 +139,7 @@ def profile_of(experiment: Experiment) -> Profile:
 def covering_profile(experiment: Experiment) -> Profile:
     """The same with both models of the pair, predicted where the profile lacks them."""
     pair = named_pair(experiment.server.pair)
-    if experiment.arch == "autoregressive":
+    if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
     return covering(profile_of(experiment), pair)
 
@@ -152,7 +152,7 @@ def bar_of(experiment: Experiment, profile: Profile) -> float:
 def models_of(experiment: Experiment) -> list[ModelSpec]:
     """The models that an experiment runs."""
     pair = named_pair(experiment.server.pair)
-    return [pair.target] if experiment.arch == "autoregressive" else [pair.draft, pair.target]
+    return [pair.draft, pair.target] if experiment.speculates else [pair.target]
 
 
 def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
@@ -174,7 +174,7 @@ def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
     if hardware.kv_capacity_tokens is not None:
         return hardware.kv_capacity_tokens
     placed: list[list[ModelSpec]]
-    if experiment.arch == "autoregressive":
+    if not experiment.speculates:
         placed = [[pair.target]]
     elif hardware.verify_gpu:
         placed = [[pair.draft], [pair.target]]
@@ -192,7 +192,7 @@ def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
     verdict = []
     for row in work.rows:
         assert isinstance(row.coins, Coins)
-        rate = rate_at(acceptance, row.coins.rate, work.temperature)
+        rate = rate_at(acceptance, row.coins.rate, row.temperature)
         verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
     return verdict
 
@@ -248,7 +248,7 @@ class Site:
         times = host_times(experiment, profile)
         host = SimulatedHost(times)
         models: dict[Role, Latency] = {"target": Latency(self.pair.target, profile.fit(self.pair.target))}
-        if experiment.arch != "autoregressive":
+        if experiment.speculates:
             models["draft"] = Latency(self.pair.draft, profile.fit(self.pair.draft))
         peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
         shares = dict(zip(PARTITIONED, settings.partition, strict=True))
@@ -262,7 +262,7 @@ class Site:
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         self.gpus += gpus
-        planner = Planner(models, sharing, peak, times)
+        planner = Planner(models, sharing, peak, times, POLICIES[experiment.arch].hands_over)
         context = Context(
             env=env,
             device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),

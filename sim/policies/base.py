@@ -44,6 +44,8 @@ class Context:
 class Policy:
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""
 
+    speculates = True  # has a draft model, and uses it
+    hands_over = False  # drafts and verifies are made by two workers, side by side
     draft_lane = "main"
     verify_lane = "main"
     prefill_lane = "main"
@@ -53,6 +55,7 @@ class Policy:
         self.device = context.device
         self.settings = context.settings
         self.controller = context.controller
+        self.speculates = self.speculates and context.settings.longest_draft > 0
         self.planner = context.planner
         self.kv = context.kv
         self.deliveries = context.deliveries
@@ -61,7 +64,8 @@ class Policy:
         self.prefilling: deque[Request] = deque()  # admitted, not yet read to its end
         self.in_flight = 0  # admitted, not finished
         self.lanes: list[Lane] = []
-        self.queues = [self.prefilling]  # where an admitted request may rest between its works
+        self.aside: deque[Request] = deque()  # who takes no part in the round under way
+        self.queues = [self.prefilling, self.aside]  # where an admitted request may rest between its works
         self.preempting = False  # in this step: as in vLLM, nobody is let in then
         self.door = self.lane(self.prefill_lane)  # where the process that admits waits
         for process in self.processes():
@@ -146,6 +150,7 @@ class Policy:
             self.prefilling.remove(request)
             request.context = request.prefilled
             request.emitted += 1
+            request.turn_s = now
             if request.first_token_s < 0:
                 request.first_token_s = now
             else:
@@ -156,6 +161,20 @@ class Policy:
             else:
                 ready.append(request)
         return ready
+
+    def for_drafter(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+        """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
+
+        While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on.
+        """
+        follows = self.speculates and self.controller.drafting
+        reads = []
+        for chunk in chunks:
+            if follows and not chunk.request.owed:
+                reads.append(chunk)
+            else:
+                chunk.request.owed += chunk.tokens
+        return tuple(reads)
 
     # room in the KV cache --------------------------------------------------------------------------------------
 
@@ -193,19 +212,35 @@ class Policy:
 
     # rounds ----------------------------------------------------------------------------------------------------
 
+    def taking_turn(self, rows: list[Request]) -> list[Request]:
+        """Whom the next round is for; the others stand aside: nobody, unless the controller tries drafts on a few."""
+        chosen = self.controller.turn(rows)
+        if len(chosen) < len(rows):
+            ids = {row.id for row in chosen}
+            self.aside.extend(row for row in rows if row.id not in ids)
+        return chosen
+
+    def together_again(self, rows: list[Request]) -> list[Request]:
+        """Those who stood aside, and then `rows`."""
+        if self.aside:
+            rows = [*self.aside, *rows]
+            self.aside.clear()
+        return rows
+
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
         tokens, context = 1, 0
+        temperature = self.controller.temperature
         for row in rows:
             row.k = k
+            row.temperature = temperature
             context += row.context
             if row.owed >= tokens:
                 tokens = row.owed + 1
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
-            "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched,
-            self.controller.temperature, context,
+            "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched, context
         )  # fmt: skip
 
     def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
@@ -220,7 +255,7 @@ class Policy:
         context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), PRIORITY[lane], self.backlog(lane), True,
-            self.controller.temperature, context,
+            context,
         )  # fmt: skip
 
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
@@ -259,7 +294,10 @@ class Policy:
             else:
                 row.owed += gained
         self.deliveries.extend([row.id for row in rows], gains, now)
-        self.controller.observe(rows, verdict, now)
+        if rows and self.controller.learns:
+            self.controller.observe(rows, verdict, now)
+            for row in rows:
+                row.turn_s = now
         if not over:
             return rows
         for row in rows:

@@ -37,6 +37,7 @@ class Baseline(Policy):
                 continue
             rows = yield from self.read_prompt(chunk)
             while rows:
+                rows = self.taking_turn(rows)
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
                 if rows:
@@ -50,7 +51,8 @@ class Baseline(Policy):
         rows: list[Request] = []
         while chunk is not None:
             request = chunk.request
-            self.device.launch(Work("prefill", "draft", "main", [], chunks=(chunk,), watched=False))
+            if self.for_drafter((chunk,)):
+                self.device.launch(Work("prefill", "draft", "main", [], chunks=(chunk,), watched=False))
             yield self.device.launch(Work("prefill", "target", "main", [], chunks=(chunk,)))
             rows = self.prefilled((chunk,))
             self.kv.unpin([request])

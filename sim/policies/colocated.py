@@ -15,8 +15,6 @@ from pdvsim.sim.policies.base import Context, Policy, Process
 class Colocated(Policy):
     """The strong modern baseline."""
 
-    speculates = True
-
     def __init__(self, context: Context) -> None:
         self.running: list[Request] = []
         super().__init__(context)
@@ -30,18 +28,19 @@ class Colocated(Policy):
     def loop(self) -> Process:
         while True:
             self.preempting = False
-            rows = self.running
+            rows = self.taking_turn(self.running)
             k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
             rows = self.running = self.hold(rows, k)
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
                 verdict = yield self.draft_and_verify(rows, k)
-                self.running = self.settle(rows, verdict)
+                self.running = self.together_again(self.settle(rows, verdict))
             elif chunks:
-                if self.speculates:
-                    drafting = self.draft(rows, k)
-                    drafting.chunks = chunks
-                    drafting.kind = "draft" if rows else "prefill"
+                followed = self.for_drafter(chunks)
+                if k or followed:
+                    drafting = self.draft(rows if k else [], k)
+                    drafting.chunks = followed
+                    drafting.kind = "draft" if k else "prefill"
                     drafting.steps = max(k, 1)
                     self.device.launch(drafting)
                 verifying = self.verify(rows, k)
@@ -49,9 +48,11 @@ class Colocated(Policy):
                 if not rows:
                     verifying.kind = "prefill"
                 verdict = yield self.device.launch(verifying)
-                self.running = self.settle(rows, verdict)
+                self.running = self.together_again(self.settle(rows, verdict))
                 self.running += self.prefilled(chunks)
                 self.kv.unpin(chunk.request for chunk in chunks)
+            elif self.aside:  # whoever had the turn was preempted
+                self.running = self.together_again([])
             else:
                 yield self.door.wait()
 

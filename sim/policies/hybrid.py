@@ -21,6 +21,8 @@ class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+        rows = self.taking_turn(rows)
+        self.decode.queue.extendleft(reversed(self.together_again([])))
         k = self.atomic_length(rows)
         if k is None:
             yield from self.draft_in_lanes(rows)
@@ -83,7 +85,7 @@ class Adaptive(Hybrid):
         self.mode = self.best_mode(decoding, sum(row.context for row in rows) * decoding // len(rows), k)
         if self.mode == "plain":
             self.plain_batches += 1
-            return 0 if self.plain_batches % self.PROBE else k
+            return 0 if self.plain_batches % self.PROBE else max(1, k)
         return k if self.mode == "atomic" else None
 
     def best_mode(self, decoding: int, context: int, k: int) -> str:
@@ -100,5 +102,6 @@ class Adaptive(Hybrid):
         return max(speeds, key=lambda mode: speeds[mode])
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        self.estimate.observe(rows, verdict)
+        judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]
+        self.estimate.observe(sum(a for a, _ in judged), sum(a < k for a, k in judged))
         return super().settle(rows, verdict)

@@ -35,11 +35,13 @@ class Lanes(Policy):
                 continue
             lane, depth = self.prefill_lane, len(self.waiting)
             target = Work("prefill", "target", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
-            draft = Work("prefill", "draft", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
-            reading, following = self.device.launch(target), self.device.launch(draft)
+            draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), PRIORITY[lane], depth)
+            reading = self.device.launch(target)
+            following = self.device.launch(draft) if draft.chunks else None
             yield reading
             ready = self.prefilled(chunks)
-            yield following
+            if following is not None:
+                yield following
             self.kv.unpin(chunk.request for chunk in chunks)
             if ready:
                 self.decode.put(ready)
@@ -58,8 +60,10 @@ class PD(Lanes):
             if not rows:
                 yield self.decode.wait()
                 continue
+            rows = self.taking_turn(rows)
             k = self.controller.draft_length(rows, 0, self.env.now)
             rows = self.hold(rows, k)
             if rows:
                 verdict = yield self.draft_and_verify(rows, k)
                 rows = self.settle(rows, verdict)
+            rows = self.together_again(rows)

@@ -19,6 +19,7 @@ from pdvsim.sim.policies.pd import Lanes
 
 class PDV(Lanes):
     verify_lane = "verify"
+    hands_over = True
 
     def processes(self) -> Sequence[Process]:
         self.check = self.lane("verify")
@@ -42,7 +43,11 @@ class PDV(Lanes):
             yield from self.decode_batch(rows)
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        """One turn of the decode lane."""
+        """One turn of the decode lane; rows that are not drafted for go to the verify lane at once."""
+        rows = self.taking_turn(rows)
+        others = self.hold(self.together_again([]), 0)
+        if others:
+            self.hand_over(others, 0)
         yield from self.draft_in_lanes(rows)
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
@@ -51,9 +56,10 @@ class PDV(Lanes):
         rows = self.hold(rows, k)
         if not rows:
             return
-        self.drafting = rows
-        yield self.device.launch(self.draft(rows, k))
-        self.hand_over(rows)
+        if k:
+            self.drafting = rows
+            yield self.device.launch(self.draft(rows, k))
+        self.hand_over(rows, k)
 
     def gathers(self) -> bool:
         """Whether verify should wait for the requests in the decode lane and take all in one batch.
@@ -69,7 +75,7 @@ class PDV(Lanes):
             return True
         rows = len(self.check) + len(coming)
         context = sum(row.context for row in coming) + sum(row.context for row in self.check.queue)
-        k = max(row.k for row in self.check.queue)
+        k = max(row.k for row in [*self.check.queue, *self.drafting])
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
         if found is None:
@@ -82,10 +88,11 @@ class PDV(Lanes):
         super().preempt(request)
         self.check.wake(self.env.now)  # verify may have been waiting for it
 
-    def hand_over(self, rows: list[Request]) -> None:
+    def hand_over(self, rows: list[Request], k: int) -> None:
         self.drafting = []
         now = self.env.now
         for row in rows:
+            row.k = k
             row.ready_s = now
         self.check.put(rows)
 

@@ -23,7 +23,7 @@ class Unified(Policy):
     def processes(self) -> Sequence[Process]:
         self.ready: deque[Request] = deque()
         self.queues.append(self.ready)
-        self.reading: tuple[Chunk, Event, Event] | None = None
+        self.reading: tuple[Chunk, Event, Event] | None = None  # what is read; the target's reading, and the drafter's
         self.first_tokens: list[Request] | None = None  # of the prompt being read, once the target has read it
         return [self.loop()]
 
@@ -41,12 +41,14 @@ class Unified(Policy):
                 self.begin_prompt()
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
             if rows:
+                rows = self.taking_turn(rows)
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
             if rows:
-                yield self.device.launch(self.draft(rows, k))
+                if k:
+                    yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
-                self.ready.extend(self.settle(rows, verdict))
+                self.ready.extend(self.together_again(self.settle(rows, verdict)))
             elif self.reading is not None:
                 yield self.reading[2] if self.reading[1].processed else self.reading[1]
             elif not self.preempting:  # whoever was is let in again next turn
@@ -58,11 +60,11 @@ class Unified(Policy):
         budget = self.settings.max_num_batched_tokens
         chunk = self.go_on(self.prefilling[0], budget) if self.prefilling else self.admit(budget)
         if chunk is not None:
-            target, draft = (
-                Work("prefill", role, "prefill", [], 1, 1, (chunk,), PRIORITY["prefill"], len(self.waiting))
-                for role in ("target", "draft")
-            )
-            self.reading = (chunk, self.device.launch(target), self.device.launch(draft))
+            priority, depth = PRIORITY["prefill"], len(self.waiting)
+            target = Work("prefill", "target", "prefill", [], 1, 1, (chunk,), priority, depth)
+            draft = Work("prefill", "draft", "prefill", [], 1, 1, self.for_drafter((chunk,)), priority, depth)
+            reading = self.device.launch(target)
+            self.reading = (chunk, reading, self.device.launch(draft) if draft.chunks else reading)
 
     def join_prompt(self) -> None:
         """Deliver the first token once the target has read the prompt; once both models have, it decodes."""

@@ -1,0 +1,171 @@
+"""Draft-length controllers against the best fixed length: `python tests/benchmarks/controllers.py`.
+
+A grid of closed loops, from several starting lengths: output tokens per second from `FROM_S` to `TO_S` of simulated
+time, over those of the best fixed length (0, no speculation, among them). And what a step of load and one of
+acceptance do to the length, drawn beside the best fixed lengths. Takes about half an hour of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pdvsim.look import BLUE, GREY, ORANGE
+from pdvsim.plots.canvas import DPI, dress, new_figure
+from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Server, Traffic
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload import Workload
+
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b")
+RATES = (0.3, 0.5, 0.6, 0.8, 0.9)
+AT_ONCE = {1: 45, 8: 250, 32: 700, 128: 1500}  # requests at once: of how many in all
+ARCHS: tuple[Arch, ...] = ("colocated", "pd", "pdv")
+LENGTHS, STARTS = range(9), (0, 1, 4, 8)
+TOKENS = 128  # of each prompt and each output
+FROM_S, TO_S = 2.0, 12.0
+BAR = 0.97
+
+
+def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
+    """Output tokens per second in a stretch of time that ends before the last request arrives."""
+    to_s = min(to_s, float(result.requests["arrival_s"].max()))
+    times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
+    return float(tokens[(times > from_s) & (times <= to_s)].sum() / (to_s - from_s))
+
+
+def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: Controller, k: int) -> float:
+    traffic = Traffic("random", num_prompts=AT_ONCE[at_once], input_len=TOKENS, output_len=TOKENS,
+                      max_concurrency=at_once)  # fmt: skip
+    server = Server(pair, num_speculative_tokens=k, controller=controller)
+    return speed(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), server)))
+
+
+def grid(controllers: Sequence[Controller], out: Path) -> dict[str, Any]:
+    """Every cell's ratios by controller and start, written as they come; cells that are there are kept."""
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    for pair, arch, rate, at_once in itertools.product(PAIRS, ARCHS, RATES, AT_ONCE):
+        cell = found.setdefault(f"{arch} {pair} {rate} {at_once}", {})
+        if "fixed" not in cell:
+            cell["fixed"] = [closed_loop(arch, pair, rate, at_once, "fixed", k) for k in LENGTHS]
+        for controller in controllers:
+            if controller not in cell:
+                speeds = (closed_loop(arch, pair, rate, at_once, controller, k) for k in STARTS)
+                cell[controller] = [found_speed / max(cell["fixed"]) for found_speed in speeds]
+        out.write_text(json.dumps(found, indent=1))
+    return found
+
+
+def summary(found: dict[str, Any], controller: str) -> str:
+    ratios = {(cell, k): r for cell, by in found.items() for k, r in zip(STARTS, by[controller], strict=True)}
+    values = np.array(list(ratios.values()))
+    below = sorted((r, cell, k) for (cell, k), r in ratios.items() if r < BAR)
+    head = f"{controller}: least {values.min():.3f}, median {np.median(values):.3f}"
+    head += f", {len(below)} of {len(values)} under {BAR}"
+    return "\n".join([head, *(f"  {r:.3f}  {cell} from {k}" for r, cell, k in below)])
+
+
+# steps --------------------------------------------------------------------------------------------------------------
+
+STAGES: dict[str, list[tuple[int, float, float]]] = {  # requests, their rate of arrival, their acceptance rate
+    "A step of acceptance": [(400, 1e9, 0.8), (300, 1e9, 0.3), (400, 1e9, 0.8)],
+    "A step of load": [(24, 4.0, 0.7), (560, 100.0, 0.7), (24, 4.0, 0.7)],
+}
+
+
+def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
+    """Requests of one stage behind those of another."""
+    made: list[Request] = []
+    for seed, (count, per_s, rate) in enumerate(stages):
+        traffic = Traffic(
+            "random", num_prompts=count, request_rate=per_s, input_len=TOKENS, output_len=TOKENS, seed=seed
+        )
+        begins_s = made[-1].arrival_s if made else 0.0
+        for request in Workload(traffic, Acceptance(acceptance_rate=rate)).all():
+            made.append(Request(len(made), begins_s + request.arrival_s, TOKENS, TOKENS, request.runs))
+    return made
+
+
+def served(stages: Sequence[tuple[int, float, float]], controller: Controller, k: int) -> Result:
+    """The stages one behind the other, in a closed loop of 32 where all arrive at once."""
+    closed = stages[0][1] > 1e6
+    count = sum(stage[0] for stage in stages)
+    traffic = Traffic("random", num_prompts=count, max_concurrency=32 if closed else None)
+    server = Server(num_speculative_tokens=k, controller=controller)
+    return simulate(Experiment("pdv", traffic, server=server), requests=staged(stages))
+
+
+def stage_of(stages: Sequence[tuple[int, float, float]]) -> np.ndarray[Any, Any]:
+    return np.repeat(np.arange(len(stages)), [stage[0] for stage in stages])
+
+
+def best_lengths(stages: Sequence[tuple[int, float, float]]) -> list[int]:
+    """For each stage the fixed length with the least mean time per output token."""
+    times = []
+    for k in LENGTHS:
+        requests = served(stages, "fixed", k).requests
+        per_token = (requests["finish_s"] - requests["first_token_s"]) / (requests["output_tokens"] - 1)
+        times.append([per_token[stage_of(stages) == stage].mean() for stage in range(len(stages))])
+    return [int(k) for k in np.argmin(times, axis=0)]
+
+
+def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """When rounds ended, and their draft length: what a row of the target's forward has beyond one token."""
+    launches = result.launches
+    rounds = np.isin(launches["kind"], [KINDS.index("verify"), KINDS.index("decode")])
+    order = np.argsort(launches["end_s"][rounds])
+    lengths = launches["tokens"][rounds] // np.maximum(1, launches["rows"][rounds]) - 1
+    return launches["end_s"][rounds][order], lengths[order]
+
+
+def picture(path: Path) -> None:
+    """The draft length over time for both steps, beside each stage's best fixed length."""
+    caption = (
+        f"pdv, {PAIRS[0]}, simulated H200, prompts and outputs of {TOKENS} tokens. Acceptance 0.8, 0.3, 0.8 with 32 "
+        "requests at once; load 4, 100, 4 req/s at acceptance 0.7. Median of each 0.2 s; from k = 8."
+    )
+    with dress():
+        figure = new_figure(9, 6, caption)
+        for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
+            best = best_lengths(stages)
+            for controller, colour in (("feedback", ORANGE), ("goodput", BLUE)):
+                result = served(stages, controller, 8)
+                times, lengths = lengths_over_time(result)
+                bins = np.floor(times / 0.2)
+                at = np.unique(bins)
+                medians = [np.median(lengths[bins == one]) for one in at]
+                axes.step(0.2 * at, medians, where="post", color=colour, label=controller)
+            arrivals = result.requests["arrival_s"]
+            first = [float(arrivals[stage_of(stages) == stage].min()) for stage in range(len(stages))]
+            edges = [*first, float(result.requests["finish_s"].max())]
+            axes.step(edges, [*best, best[-1]], where="post", color=GREY, linestyle="--", label="best fixed")
+            axes.set_title(name, loc="left")
+            axes.set_ylabel("Draft length")
+            axes.set_ylim(-0.3, 8.3)
+        axes.set_xlabel("Time (s)")
+        figure.axes[0].legend(loc="upper right", ncols=3)
+        figure.savefig(path, dpi=DPI)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=Path("controllers.json"), help="ratios; what is there is kept")
+    parser.add_argument("--picture", type=Path, help="draw the steps here")
+    parser.add_argument("--controllers", nargs="*", default=["feedback", "goodput"])
+    arguments = parser.parse_args()
+    if arguments.picture is not None:
+        picture(arguments.picture)
+    if arguments.controllers:
+        found = grid(arguments.controllers, arguments.output)
+        print("\n".join(summary(found, controller) for controller in arguments.controllers))
+
+
+if __name__ == "__main__":
+    main()
