@@ -25,6 +25,7 @@ class AcceptanceEstimate:
 
     SHORT = 150.0
     SURPRISE = 4.5  # standard deviations
+    AFRESH = 20.0  # verdicts that are left of the memory then: the next ones are what counts
 
     def __init__(self, memory: float = 2000.0) -> None:
         self._keep, self._keep_short = 1 - 1 / memory, 1 - 1 / self.SHORT
@@ -41,6 +42,8 @@ class AcceptanceEstimate:
         self._latest_tried = self._latest_tried * short + judged
         latest, rate = self._latest_accepted / self._latest_tried, self.rate
         if (latest - rate) ** 2 * self._latest_tried > self.SURPRISE**2 * max(rate * (1 - rate), 0.05):
+            self._latest_accepted *= self.AFRESH / self._latest_tried
+            self._latest_tried = self.AFRESH
             self._accepted, self._tried = self._latest_accepted, self._latest_tried
 
     def fade(self, tried: float) -> None:
@@ -98,8 +101,8 @@ class Learner(Controller):
     """
 
     learns = True
-    TRY_BUDGET = 0.008  # of all rounds may be lost to trying
-    TRY_LEAST, TRY_MOST = 30, 300  # plain rounds from one to the next
+    TRY_BUDGET = 0.006  # of all rounds may be lost to trying
+    TRY_LEAST, TRY_MOST = 30, 400  # plain rounds from one to the next
     TRY_ROWS = 8
     TRY_LENGTH = 4
     TRY_TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
@@ -111,7 +114,7 @@ class Learner(Controller):
         self.estimate = AcceptanceEstimate()
         self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
         self.tokens = 0  # delivered in all
-        self._delivered = self._prompt_tokens = 1.0  # tokens, and those of the prompts behind them; older ones fade
+        self._outputs, self._prompts = 1.0, 0.0  # tokens of the requests served; older ones fade
         self._plain = 0  # rounds since drafts were tried
         self._plain_s, self._plain_rows = 0.0, 1  # of the last one
         self._patience = 90.0  # plain rounds to the next try
@@ -135,8 +138,8 @@ class Learner(Controller):
 
     @property
     def prompts(self) -> float:
-        """Prompt tokens that are read for each token delivered."""
-        return self._prompt_tokens / self._delivered
+        """Prompt tokens that are read for each token delivered, of the requests served."""
+        return self._prompts / self._outputs
 
     def size(self, rows: Sequence[Request]) -> int:
         """Rows that a verify has these days: where lanes take turns, a batch at hand may be the smaller one."""
@@ -146,9 +149,10 @@ class Learner(Controller):
         self._sizes.append(len(rows))
         delivered = len(rows) + sum(verdict)
         self.tokens += delivered
-        keep = 0.9999**delivered
-        self._delivered = self._delivered * keep + delivered
-        self._prompt_tokens = self._prompt_tokens * keep + sum(row.prompt_tokens for row in rows if row.rounds == 1)
+        for row in rows:
+            if row.emitted == row.output_tokens:
+                self._outputs = 0.99 * self._outputs + row.output_tokens
+                self._prompts = 0.99 * self._prompts + row.prompt_tokens
         accepted = rejected = 0
         drafted = False
         for row, passed in zip(rows, verdict, strict=True):
@@ -187,10 +191,10 @@ class Goodput(Learner):
         context = sum(row.context for row in rows) * count // max(1, len(rows))
         # the answer is flat around its best: rounding the question costs nothing and lets it be remembered
         rate = self.estimate.rate if self.k else self.estimate.cautious
-        key = (count, context // (64 * count), round(rate * 50), round(10 * self.prompts))
+        key = (count, context // (64 * count), round(rate * 100), round(10 * self.prompts))
         speeds = self._speeds.get(key)
         if speeds is None:
-            rate = key[2] / 50
+            rate = key[2] / 100
             speeds = self._speeds[key] = [
                 self._speed(count, context, k, rate, key[3] / 10) for k in range(self.low, self.high + 1)
             ]

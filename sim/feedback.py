@@ -36,7 +36,7 @@ class Costs:
     MEMORY = 1000.0  # rounds of any length, likewise
     REACH = 2.0  # lengths away from the one in use at which it counts for half
     GROWTH = 0.2  # per draft, of the cost of none: believed until lengths have been tried at any size
-    BELIEF, SIZE_BELIEF = 0.3, 3.0  # rounds that this is worth, and that within one size rows do not matter
+    BELIEF, SIZE_BELIEF = 0.3, 0.03  # rounds that this is worth, and that within one size rows do not matter
     TAIL, DRIFT = 256, 1.0005  # rounds of the tail; how fast its baseline may rise a round, so that it can forget
     PATIENCE = 16  # rounds after which a trial that was never seen alone is given up
 

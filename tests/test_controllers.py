@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
 import pytest
 
+from pdvsim.sim import run as run_module
 from pdvsim.sim.acceptance import expected_tokens
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import AcceptanceEstimate, Controller, Feedback, Goodput, make_controller
-from pdvsim.sim.core import KINDS, Chunk, Request
+from pdvsim.sim.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
+from pdvsim.sim.core import KINDS, Chunk, Request, Work
+from pdvsim.sim.feedback import Feedback
+from pdvsim.sim.heat import TemperatureSearch
 from pdvsim.sim.host import HostTimes, SimulatedHost
 from pdvsim.sim.latency import Latency
 from pdvsim.sim.models import pair
@@ -23,10 +27,11 @@ from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.profile import builtin
 from pdvsim.sim.records import Result
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import drawn_verdict, simulate
+from pdvsim.sim.workload import Workload
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
-DRAFT = KINDS.index("draft")
+DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
 HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
 
 
@@ -73,9 +78,10 @@ def tokens_per_s(result: Result) -> float:
 def test_fixed_never_moves() -> None:
     controller = make_controller(Server(num_speculative_tokens=3), planner())
     assert type(controller) is Controller
+    rows = batch(4, 100)
     for accepted in (0, 3) * 50:
-        controller.observe(3, accepted, accepted < 3, 0.0)
-        assert controller.draft_length(batch(4, 100), 1000, 0.0) == 3
+        controller.observe(rows, [accepted] * 4, 0.0)
+        assert controller.draft_length(rows, 1000, 0.0) == 3
 
 
 def test_estimate_is_the_maximum_likelihood_rate() -> None:
@@ -88,111 +94,273 @@ def test_estimate_is_the_maximum_likelihood_rate() -> None:
     assert estimate.rate == pytest.approx(0.7, abs=0.01)
 
 
+def test_estimate_follows_a_step_at_once() -> None:
+    """10,000 verdicts at 0.8 do not outweigh the next 300 at 0.3."""
+    rng = np.random.default_rng(0)
+    estimate = AcceptanceEstimate()
+    for rate, verdicts in ((0.8, 10_000), (0.3, 300)):
+        for passed in rng.random(verdicts) < rate:
+            estimate.observe(int(passed), int(not passed))
+    assert estimate.rate == pytest.approx(0.3, abs=0.1)
+
+
+# no drafts --------------------------------------------------------------------------------------------------------
+
+
+SPECULATING = [arch for arch in get_args(Arch) if arch != "autoregressive"]
+
+
+@pytest.mark.parametrize("arch", SPECULATING)
+def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
+    """Only the target works, every round is one plain token, and the fast path gives the same records."""
+    loads: list[dict[str, Any]] = [{"max_concurrency": 8}, {"request_rate": 10.0}]
+    for load in loads:
+        traffic = Traffic("random", num_prompts=24, input_len=700, output_len=40, random_range_ratio=0.5, **load)
+        experiment = Experiment(arch, traffic, server=Server(num_speculative_tokens=0))
+        result = simulate(experiment)
+        assert set(result.launches["role"].tolist()) == {1}
+        assert not {DRAFT, VERIFY} & set(result.launches["kind"].tolist())
+        assert (result.requests["rounds"] == result.requests["output_tokens"] - 1).all()
+        assert result.requests["drafted"].sum() == 0
+        stepped = simulate(experiment, foresee=False)
+        for table in ("requests", "deliveries", "launches"):
+            ahead, single = getattr(result, table), getattr(stepped, table)
+            assert all(np.array_equal(ahead[name], single[name]) for name in ahead), (arch, load, table)
+
+
+def test_length_0_in_one_lane_is_the_yardstick() -> None:
+    traffic = Traffic("random", num_prompts=16, input_len=64, output_len=40, max_concurrency=4)
+    plain = simulate(Experiment("autoregressive", traffic))
+    none = simulate(Experiment("colocated", traffic, server=Server(num_speculative_tokens=0)))
+    for name in ("start_s", "end_s", "rows", "tokens", "kind"):
+        assert np.array_equal(plain.launches[name], none.launches[name])
+    assert plain.meta["kv_capacity_tokens"] == none.meta["kv_capacity_tokens"]
+
+
+class Scripted(Controller):
+    """The next of a cycle of lengths, whoever asks."""
+
+    steady = False
+
+    def __init__(self, settings: Server, lengths: Sequence[int]) -> None:
+        super().__init__(settings)
+        self._lengths = itertools.cycle(lengths)
+
+    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
+        self.k = next(self._lengths)
+        return self.k
+
+
+def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int], **server: Any) -> Result:
+    """A run under a script; `controller` keeps the drafter, though it is not the one that decides."""
+    monkeypatch.setattr(run_module, "make_controller", lambda settings, plan: Scripted(settings, lengths))
+    traffic = Traffic("random", num_prompts=30, input_len=300, output_len=60, max_concurrency=12)
+    settings = Server(controller="goodput", **server)
+    return simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), settings))
+
+
+@pytest.mark.parametrize("arch", SPECULATING)
+def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each delivery is what the coins at its position grant a round of 0 or of 3 drafts, and the books agree."""
+    gather = {"verify_gather": "always"} if arch in ("pdv", "pdv-hybrid") else {}
+    result = scripted(monkeypatch, arch, (0, 3, 3, 0, 0), hybrid_threshold=1, **gather)
+    requests = Workload(result.experiment.traffic, result.experiment.acceptance).all()
+    seen = set()
+    for request in requests:
+        tokens = result.deliveries["tokens"][result.deliveries["request"] == request.id]
+        assert tokens[0] == 1
+        at = 1
+        for gained in tokens[1:].tolist():
+            assert gained in (1, min(min(request.runs[at], 3) + 1, 60 - at))
+            seen.add(gained)
+            at += gained
+        assert at == 60
+    req = result.requests
+    assert seen == {1, 2, 3, 4}
+    assert (req["drafted"] % 3 == 0).all()
+    assert (req["drafted"] < 3 * req["rounds"]).any()
+    cut = req["rounds"] + req["accepted"] - (req["output_tokens"] - 1)  # beyond the end, in the last round
+    assert ((cut >= 0) & (cut <= 3)).all()
+    if arch == "pdv":  # of rows that are verified together some have drafts and some have none
+        verifies = result.launches["kind"] == VERIFY
+        assert 3 * result.launches["rows"][verifies].sum() > req["drafted"].sum()
+
+
+def test_a_drafter_reads_prompts_when_it_is_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing is drafted it reads nothing; the first draft then pays for prompt and output both."""
+    result = scripted(monkeypatch, "colocated", [0] * 20 + [2] * 1000, num_speculative_tokens=0)
+    launches = result.launches
+    first, second = np.flatnonzero(launches["role"] == 0)[:2]
+    assert launches["kind"][first] == DRAFT
+    rows = int(launches["rows"][first])
+    assert rows > 8
+    caught_up = Latency(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft)).shape(rows, 1, 2)
+    assert launches["solo_s"][first] > 4 * caught_up.solo_0 > 3 * launches["solo_s"][second]
+
+
 # feedback ---------------------------------------------------------------------------------------------------------
 
 
-def feed(controller: Feedback, share: float, verdicts: int, queue_depth: int = 0, rows: int = 1) -> list[int]:
-    """Draft lengths over so many rounds, all of the same time, each with that share of 100 drafts accepted."""
-    lengths = []
-    for i in range(verdicts):
-        lengths.append(controller.draft_length(batch(rows, 100), queue_depth, 0.02 * i))
-        controller.observe(100, round(100 * share), rejected=1, now_s=0.02 * i + 0.01)
-    return lengths
-
-
-def feedback(k: int = 4, low: int = 2, high: int = 6) -> Feedback:
+def feedback(k: int = 4, low: int = 0, high: int = 8) -> Feedback:
     server = Server(
         controller="feedback", num_speculative_tokens=k, min_speculative_tokens=low, max_speculative_tokens=high
     )
     return Feedback(server)
 
 
-def test_feedback_lengthens_to_its_maximum_and_shortens_to_its_minimum() -> None:
-    controller = feedback()
-    up = feed(controller, 0.95, 200)
-    assert up[0] == 4
-    assert up[-1] == 6
-    down = feed(controller, 0.1, 200)
-    assert down[-1] == 2
-    for lengths in (up, down):
-        steps = np.flatnonzero(np.diff(lengths))
-        assert set(np.diff(lengths)) <= {-1, 0, 1}
-        assert len(steps) < 2 or np.diff(steps).min() >= Feedback.PATIENCE
+class Rounds:
+    """Rounds of one batch behind each other: `seconds(k)` each, with drafts accepted at `rate`."""
+
+    def __init__(self, controller: Feedback, rows: int, rate: float, seconds: Callable[[int], float]) -> None:
+        self.controller, self.rows, self.rate, self.seconds = controller, batch(rows, 100), rate, seconds
+        self.rng = np.random.default_rng(0)
+        self.begin(0.0)
+
+    def begin(self, now_s: float, queue_depth: int = 0) -> None:
+        for row in self.rows:
+            row.turn_s = now_s
+        k = self.controller.draft_length(self.controller.turn(self.rows), queue_depth, now_s)
+        for row in self.rows:
+            row.k = k
+        self.over_s = now_s + self.seconds(k)
+
+    def end(self) -> int:
+        """The round's verdict; its draft length."""
+        k = self.rows[0].k
+        verdict = [int(np.argmin([*(self.rng.random(k) < self.rate), False])) for _ in self.rows]
+        for row, accepted in zip(self.rows, verdict, strict=True):
+            row.book(accepted)
+        self.controller.observe(self.rows, verdict, self.over_s)
+        return k
+
+    def go(self, rounds: int, queue_depth: int = 0) -> list[int]:
+        """Draft lengths over so many rounds."""
+        lengths = []
+        for _ in range(rounds):
+            lengths.append(self.end())
+            self.begin(self.over_s, queue_depth)
+        return lengths
 
 
-def test_feedback_starts_inside_its_limits() -> None:
+@pytest.mark.parametrize("start", [0, 1, 4, 8])
+@pytest.mark.parametrize(("rate", "step"), [(0.9, 0.1), (0.8, 0.25), (0.5, 0.25), (0.3, 0.5)])
+def test_feedback_finds_the_best_length_for_costs_it_was_not_told(start: int, rate: float, step: float) -> None:
+    """A draft costs `step` of a plain round: from 200 rounds on it gives 97% of the best length's tokens a second."""
+    lengths = Rounds(feedback(start), 4, rate, lambda k: 0.01 * (1 + step * k)).go(500)[200:]
+    best = max(expected_tokens(rate, k) / (1 + step * k) for k in range(9))
+    speed = sum(expected_tokens(rate, k) for k in lengths) / sum(1 + step * k for k in lengths)
+    assert speed >= 0.97 * best
+
+
+def test_feedback_stays_inside_its_limits() -> None:
     assert feedback(k=8, low=2, high=6).k == 6
     assert feedback(k=1, low=2, high=6).k == 2
+    for rate, limit in ((0.99, 6), (0.05, 2)):
+        lengths = Rounds(feedback(low=2, high=6), 8, rate, lambda k: 0.01 * (1 + 0.1 * k)).go(200)
+        assert set(lengths) <= {2, 3, 4, 5, 6}
+        assert np.median(lengths[100:]) == limit
 
 
-@pytest.mark.parametrize("share", [0.5, 0.6, 0.7])
-def test_feedback_rests_between_its_thresholds(share: float) -> None:
-    """Hysteresis: what made it longer is well above what makes it shorter again."""
-    assert set(feed(feedback(), share, 300)) == {4}
+def test_feedback_shortens_while_drafts_pile_up_before_verify() -> None:
+    """Though nearly all are accepted; once they do not, it goes back to where it was."""
+    rounds = Rounds(feedback(low=2), 4, 0.95, lambda k: 0.01 * (1 + 0.1 * k))
+    before = rounds.go(200)[-1]
+    assert before >= 5
+    assert rounds.go(100, queue_depth=10)[-1] == 2
+    assert rounds.go(200)[-1] >= 5
+    assert rounds.go(100, queue_depth=8)[-1] >= 5  # two batches are not too many
 
 
-def test_feedback_does_not_flap_around_a_threshold() -> None:
-    """A share that swings by 0.1 around either threshold moves it one way or not at all, never back and forth."""
-    for around in (Feedback.LENGTHEN, Feedback.SHORTEN):
-        controller = feedback(low=1, high=8)
-        lengths = [k for i in range(100) for k in feed(controller, around + (0.1 if i % 2 else -0.1), 8)]
-        moves = {int(step) for step in np.diff(lengths)} - {0}
-        assert len(moves) <= 1
+def test_feedback_shortens_when_rounds_get_slower_and_slower() -> None:
+    """From 10 ms to 310 ms over 1500 rounds, whatever the length: too slowly for any single round to stand out."""
+    rounds = Rounds(feedback(low=1), 4, 0.9, lambda k: 0.01 * (1 + 0.1 * k))
+    assert np.median(rounds.go(400)[-100:]) >= 5
+    lengths = []
+    for i in range(1500):
+        rounds.seconds = lambda k, i=i: (0.01 + 0.3 * i / 1500) * (1 + 0.1 * k)  # type: ignore[misc]
+        lengths += rounds.go(1)
+    assert np.median(lengths[-50:]) == 1
 
 
-def test_feedback_shortens_when_drafts_pile_up_before_verify() -> None:
-    """Though nearly all are accepted."""
-    assert feed(feedback(), 0.95, 200, queue_depth=10, rows=4)[-1] == 2
-    assert feed(feedback(), 0.95, 200, queue_depth=8, rows=4)[-1] == 6  # two batches are not too many
+def test_feedback_tells_batches_that_take_turns_apart() -> None:
+    """Two batches are under way at once, half a round apart: each takes 40 ms, though one ends every 20 ms."""
+    controller = feedback(3, low=3, high=3)
+    first, second = (Rounds(controller, 8, 0.7, lambda k: 0.04) for _ in range(2))
+    second.begin(0.02)
+    for _ in range(60):
+        for rounds in (first, second):
+            rounds.end()
+            rounds.begin(rounds.over_s)
+    [seconds] = controller.costs(8).seconds(3, 3, 8)
+    assert seconds == pytest.approx(0.04, rel=0.02)
 
 
-@pytest.mark.parametrize(("slow_round_s", "pause_s", "ends_at"), [(0.05, 0.0, 2), (0.01, 0.04, 6)])
-def test_feedback_shortens_when_some_rounds_take_far_longer_than_most(
-    slow_round_s: float, pause_s: float, ends_at: int
+def speed_late(experiment: Experiment) -> float:
+    """Tokens a second from the second second on, until the last request has come."""
+    result = simulate(experiment)
+    until = result.requests["arrival_s"].max()
+    times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
+    return float(tokens[(times > 2) & (times <= until)].sum() / (until - 2))
+
+
+@pytest.mark.parametrize(
+    ("arch", "rate", "at_once", "fixed", "starts"),
+    [
+        ("pdv", 0.8, 32, (2, 3, 4), (1, 4, 8)),
+        ("pdv", 0.6, 128, (0,), (4,)),
+        ("colocated", 0.3, 128, (0,), (8,)),
+        ("colocated", 0.9, 1, (6,), (1,)),
+    ],
+)
+@pytest.mark.parametrize("controller", ["feedback", "goodput"])
+def test_any_start_comes_near_the_best_fixed_length(
+    arch: Arch, rate: float, at_once: int, fixed: Sequence[int], starts: Sequence[int], controller: Any
 ) -> None:
-    """One round in ten takes five times as long as the others: the 95th percentile is five times the median.
+    """97% of its tokens a second; `fixed` holds the best of 0 to 8, as the benchmark of controllers found it."""
+    count = {1: 16, 8: 120, 32: 260, 128: 500}[at_once]
+    traffic = Traffic("random", num_prompts=count, input_len=128, output_len=128, max_concurrency=at_once)
 
-    Where it is the pause before a round that is long, and not the round, drafts get longer all the same.
-    """
-    controller, now_s = feedback(), 0.0
-    for i in range(200):
-        slow = i % 10 == 0
-        now_s += pause_s if slow else 0.0
-        controller.draft_length(batch(1, 100), 0, now_s)
-        now_s += slow_round_s if slow else 0.01
-        controller.observe(100, 95, 1, now_s)
-    assert controller.k == ends_at
+    def speed(**server: Any) -> float:
+        return speed_late(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(**server)))
+
+    best = max(speed(num_speculative_tokens=k) for k in fixed)
+    for start in starts:
+        assert speed(num_speculative_tokens=start, controller=controller) >= 0.97 * best, start
 
 
-@pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"])
-@pytest.mark.parametrize(("rate", "ends_at"), [(0.98, 6), (0.1, 2)])
-def test_feedback_in_a_run(arch: Arch, rate: float, ends_at: int) -> None:
-    """A steady load: it ends at the right limit, and has never been outside either."""
-    result = simulate(
-        Experiment(
-            arch,
-            Traffic(dataset_name="random", num_prompts=48, input_len=64, output_len=256, max_concurrency=16),
-            Acceptance(acceptance_rate=rate),
-            Server(controller="feedback", min_speculative_tokens=2, max_speculative_tokens=6),
-        )
+@pytest.mark.parametrize("controller", ["feedback", "goodput"])
+def test_a_step_of_acceptance_is_followed_within_two_seconds(controller: Any) -> None:
+    """32 at once; of the requests from the 300th on 30% instead of 80% of the drafts are accepted: from 3 to 0."""
+    high, low = (
+        Workload(Traffic("random", num_prompts=n, input_len=128, output_len=128, seed=n), Acceptance(rate)).all()
+        for n, rate in ((300, 0.8), (200, 0.3))
     )
-    lengths = draft_lengths(result)
-    assert lengths.min() >= 2
-    assert lengths.max() <= 6
-    assert np.median(lengths[-len(lengths) // 4 :]) == ends_at
+    requests = [Request(i, 0.0, 128, 128, request.runs) for i, request in enumerate([*high, *low])]
+    traffic = Traffic("random", num_prompts=500, max_concurrency=32)
+    result = simulate(Experiment("pdv", traffic, server=Server(controller=controller)), requests=requests)
+    ends, lengths = round_lengths(result)
+    step_s = result.requests["arrival_s"][300]
+    assert np.median(lengths[(ends > step_s - 1) & (ends < step_s)]) == 3
+    assert np.median(lengths[(ends > step_s + 2) & (ends < step_s + 3)]) == 0
 
 
-def test_feedback_does_not_take_idle_time_for_slow_rounds() -> None:
-    """Nine requests in ten arrive at an idle server and nearly all drafts are accepted: drafts have to get longer."""
-    result = simulate(
-        Experiment(
-            "pdv",
-            Traffic(dataset_name="random", num_prompts=200, input_len=64, output_len=48, request_rate=2),
-            Acceptance(acceptance_rate=0.98),
-            Server(controller="feedback"),
-        )
-    )
-    assert draft_lengths(result)[-200:].mean() > 6
+@pytest.mark.parametrize("controller", ["feedback", "goodput"])
+def test_a_step_of_load_is_followed_within_two_seconds(controller: Any) -> None:
+    """One at a time for 4 s, then 100 requests a second: at acceptance 0.9 from 5 or more drafts to at most 4."""
+    runs = [r.runs for r in Workload(Traffic("random", num_prompts=420, output_len=128), Acceptance(0.9)).all()]
+    arrivals = [*(0.2 * i for i in range(20)), *(4 + 0.01 * i for i in range(400))]
+    requests = [Request(i, at, 128, 128, run) for i, (at, run) in enumerate(zip(arrivals, runs, strict=True))]
+    experiment = Experiment("pd", Traffic("random", num_prompts=420), server=Server(controller=controller))
+    ends, lengths = round_lengths(simulate(experiment, requests=requests))
+    assert np.median(lengths[(ends > 2) & (ends < 4)]) >= 5
+    assert np.median(lengths[(ends > 6) & (ends < 7)]) <= 4
+
+
+def round_lengths(result: Result) -> tuple[Any, Any]:
+    """When rounds ended, and their draft lengths."""
+    launches = result.launches
+    rounds = np.isin(launches["kind"], [VERIFY, KINDS.index("decode")]) & (launches["rows"] > 0)
+    return launches["end_s"][rounds], launches["tokens"][rounds] // launches["rows"][rounds] - 1
 
 
 def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
@@ -205,36 +373,67 @@ def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
             Server(controller="feedback", max_num_seqs=8),
         )
     )
-    assert draft_lengths(result).mean() > 6
+    assert draft_lengths(result)[100:].mean() > 6
 
 
 # the drafter's temperature ----------------------------------------------------------------------------------------
 
 
 def hot(**server: Any) -> Experiment:
-    """The drafter starts at temperature 1.6, where acceptance is 0.9 - 0.6 * 0.8 = 0.42 instead of 0.9."""
+    """The drafter starts at temperature 1.53, where acceptance is 0.9 - 0.53 * 0.8 = 0.48 instead of 0.9."""
     fixed_k = {"num_speculative_tokens": 4, "min_speculative_tokens": 4, "max_speculative_tokens": 4}
     return Experiment(
-        "colocated",
-        Traffic(dataset_name="random", num_prompts=64, input_len=64, output_len=400, max_concurrency=8),
+        "pdv",
+        Traffic(dataset_name="random", num_prompts=80, input_len=64, output_len=400, max_concurrency=8),
         Acceptance(acceptance_rate=0.9, acceptance_temperature_slope=0.8),
-        Server(draft_temperature=1.6, **fixed_k | server),
+        Server(**{"draft_temperature": 1.53} | fixed_k | server),
     )
 
 
-def tokens_a_round(result: Result) -> tuple[float, float]:
-    """Mean tokens of the first 200 deliveries after the prompts', and of the last fifth of the run."""
-    tokens = result.deliveries["tokens"]
-    return float(tokens[8:208].mean()), float(tokens[-len(tokens) // 5 :].mean())
+def test_temperature_settles_where_most_is_accepted() -> None:
+    """In the second half at most 3% slower than at the best temperature throughout; left alone, over 40% slower."""
+
+    def speed(**server: Any) -> float:
+        result = simulate(hot(**server))
+        half, whole = (result.requests["finish_s"].max() * share for share in (0.5, 0.95))
+        times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
+        return float(tokens[(times > half) & (times <= whole)].sum() / (whole - half))
+
+    best = speed(draft_temperature=1.0)
+    assert speed() < 0.6 * best
+    assert speed(controller="feedback", feedback_temperature=True) >= 0.97 * best
 
 
-def test_temperature_is_moved_to_where_more_is_accepted() -> None:
-    """Left alone 1.7 tokens a round (rate 0.42); moved, over 3.05 (rate 0.75) on the way to 4.1 (rate 0.9)."""
-    left_alone = tokens_a_round(simulate(hot()))
-    assert left_alone == pytest.approx([expected_tokens(0.42, 4)] * 2, rel=0.12)
-    first, last = tokens_a_round(simulate(hot(controller="feedback", feedback_temperature=True)))
-    assert first < 2.5
-    assert last > expected_tokens(0.75, 4)
+def drawn(search: TemperatureSearch, best: float, verdicts: int, rng: Any) -> list[float]:
+    """Temperatures over so many verdicts, with most accepted (90%) at `best` and 0.8 less a unit away."""
+    temperatures = []
+    for passed in rng.random(verdicts):
+        temperatures.append(search.temperature)
+        rate = 0.9 - 0.8 * abs(search.temperature - best)
+        search.observe(search.temperature, int(passed < rate), 1)
+    return temperatures
+
+
+@pytest.mark.parametrize("start", [0.35, 1.0, 1.53])
+def test_temperature_search_rests_and_begins_anew_after_a_change(start: float) -> None:
+    rng = np.random.default_rng(1)
+    search = TemperatureSearch(start)
+    drawn(search, 1.0, 20_000, rng)
+    assert search.resting
+    assert search.temperature == pytest.approx(1.0, abs=0.05)
+    assert len(set(drawn(search, 1.0, 20_000, rng))) == 1
+    drawn(search, 0.7, 30_000, rng)
+    assert search.resting
+    assert search.temperature == pytest.approx(0.7, abs=0.05)
+
+
+def test_drafts_are_judged_at_the_temperature_they_were_made_at() -> None:
+    """Two rows of one verify, drafted at 1 and at 2: all is accepted of the one and nothing of the other."""
+    acceptance = Acceptance(acceptance_rate=1.0, acceptance_temperature_slope=1.0)
+    rows = Workload(Traffic("random", num_prompts=2), acceptance).all()
+    for row, temperature in zip(rows, (1.0, 2.0), strict=True):
+        row.emitted, row.k, row.temperature = 1, 4, temperature
+    assert drawn_verdict(acceptance, Work("verify", "target", "verify", rows, 5)) == [4, 0]
 
 
 def test_temperature_control_is_refused_where_acceptance_does_not_respond() -> None:
@@ -251,28 +450,51 @@ def test_temperature_control_is_refused_where_acceptance_does_not_respond() -> N
 # goodput ----------------------------------------------------------------------------------------------------------
 
 
+def settled(controller: Goodput, rows: list[Request]) -> int:
+    """Its choice, once it has had time to begin or end plain decoding."""
+    return [controller.draft_length(rows, 0, 0.0) for _ in range(Goodput.PERSISTENCE + 2)][-1]
+
+
 @pytest.mark.parametrize("rows", [1, 2, 8, 32, 128])
 @pytest.mark.parametrize("context", [64, 640, 6400])
 def test_goodput_picks_what_brute_force_picks(rows: int, context: int) -> None:
-    """Before any verdict the estimate is 0.6 exactly."""
+    """Before any verdict the estimate is 0.6 exactly; the length in use may stay if it is nearly as good."""
     plan = planner()
     controller = Goodput(Server(controller="goodput", max_speculative_tokens=16), plan)
-    speeds = {k: expected_tokens(0.6, k) / plan.round_s(rows, rows * context, k) for k in range(1, 17)}
-    assert controller.draft_length(batch(rows, context), 0, 0.0) == max(speeds, key=lambda k: speeds[k])
+    speeds = {k: expected_tokens(0.6, k) / plan.turn_s(rows, rows * context, k, 0.6) for k in range(17)}
+    assert speeds[settled(controller, batch(rows, context))] * Goodput.HOLD >= max(speeds.values())
 
 
 @pytest.mark.parametrize("rate", [0.2, 0.5, 0.8, 0.95])
 def test_goodput_learns_the_rate(rate: float) -> None:
-    """After 1000 rounds of 8 drafts its choice is within 1% of the best at the true rate, for any batch."""
+    """After 1000 rounds of 8 drafts its choice is within 3% of the best at the true rate, for any batch."""
     plan = planner()
-    controller = Goodput(Server(controller="goodput", max_speculative_tokens=16), plan)
-    rng = np.random.default_rng(1)
-    for _ in range(1000):
-        accepted = int(np.argmin([*(rng.random(8) < rate), False]))
-        controller.observe(8, accepted, int(accepted < 8), 0.0)
     for rows in (1, 4, 16, 64, 128):
-        speeds = {k: expected_tokens(rate, k) / plan.round_s(rows, rows * 500, k) for k in range(1, 17)}
-        assert speeds[controller.draft_length(batch(rows, 500), 0, 0.0)] >= 0.99 * max(speeds.values())
+        controller = Goodput(Server(controller="goodput", max_speculative_tokens=16), plan)
+        [judged] = batch(1, 500)
+        judged.k = 8
+        rng = np.random.default_rng(1)
+        for _ in range(1000):
+            controller.observe([judged], [int(np.argmin([*(rng.random(8) < rate), False]))], 0.0)
+        speeds = {k: expected_tokens(rate, k) / plan.turn_s(rows, rows * 500, k, rate) for k in range(17)}
+        assert speeds[settled(controller, batch(rows, 500))] >= 0.97 * max(speeds.values())
+
+
+def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_then() -> None:
+    """64 rows at acceptance 0.05: none is drafted for, but for a few rows every 30 rounds or more."""
+    controller = Goodput(Server(controller="goodput"), planner())
+    rows = batch(64, 500)
+    controller.estimate._accepted, controller.estimate._tried = 100.0, 2000.0
+    lengths = []
+    for i in range(300):
+        chosen = controller.turn(rows)
+        lengths.append((controller.draft_length(chosen, 0, 0.01 * i), len(chosen)))
+        controller.observe(rows, [0] * 64, 0.01 * (i + 1))
+        for row in rows:
+            row.turn_s = 0.01 * (i + 1)
+    assert {(0, 64), (Goodput.TRY_LENGTH, Goodput.TRY_ROWS)} <= set(lengths[60:])
+    tries = [i for i, (k, _) in enumerate(lengths[60:]) if k]
+    assert 2 <= len(tries) <= 240 // Goodput.TRY_LEAST
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pd"])
@@ -298,7 +520,7 @@ def test_goodput_is_within_its_limits() -> None:
         settings = Server(controller="goodput", min_speculative_tokens=3, max_speculative_tokens=5)
         controller = Goodput(settings, plan)
         controller.estimate._accepted, controller.estimate._tried = 1e6 * rate, 1e6
-        assert controller.draft_length(batch(1, 100), 0, 0.0) == expected
+        assert settled(controller, batch(1, 100)) == expected
 
 
 # the planner ------------------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ def summary(found: dict[str, Any], controller: str) -> str:
 # steps --------------------------------------------------------------------------------------------------------------
 
 STAGES: dict[str, list[tuple[int, float, float]]] = {  # requests, their rate of arrival, their acceptance rate
-    "A step of acceptance": [(400, 1e9, 0.8), (300, 1e9, 0.3), (400, 1e9, 0.8)],
-    "A step of load": [(24, 4.0, 0.7), (560, 100.0, 0.7), (24, 4.0, 0.7)],
+    "Acceptance 0.8, 0.3, 0.8": [(400, 1e9, 0.8), (300, 1e9, 0.3), (400, 1e9, 0.8)],
+    "Load 4, 100, 4 req/s": [(24, 4.0, 0.7), (560, 100.0, 0.7), (24, 4.0, 0.7)],
 }
 
 
@@ -127,10 +127,7 @@ def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[
 
 def picture(path: Path) -> None:
     """The draft length over time for both steps, beside each stage's best fixed length."""
-    caption = (
-        f"pdv, {PAIRS[0]}, simulated H200, prompts and outputs of {TOKENS} tokens. Acceptance 0.8, 0.3, 0.8 with 32 "
-        "requests at once; load 4, 100, 4 req/s at acceptance 0.7. Median of each 0.2 s; from k = 8."
-    )
+    caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
     with dress():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
