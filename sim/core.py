@@ -173,6 +173,28 @@ class Request:
         """Tokens to read before it decodes: the prompt, and after a preemption what has been delivered as well."""
         return self.prompt_tokens + self.emitted
 
+    def book(self, accepted: int) -> int:
+        """Take a verdict: the accepted drafts and one token of the target's, up to the end. Returns the gain."""
+        k, gained, left = self.k, accepted + 1, self.output_tokens - self.emitted
+        if gained > left:
+            gained = left
+        self.pinned = False
+        self.emitted += gained
+        self.context += gained
+        self.rounds += 1
+        if k:
+            self.drafts += 1
+            self.drafted += k
+            self.accepted += accepted
+            if accepted == k:
+                self.owed = 1  # the drafter has not read its own last draft
+            else:
+                self.owed = 0
+                self.refused += 1
+        else:
+            self.owed += gained
+        return gained
+
     def evict(self) -> None:
         """Its tokens leave the KV cache; those delivered stay delivered."""
         self.preemptions += 1

@@ -27,12 +27,18 @@ from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.profile import builtin
 from pdvsim.sim.records import Result
+from pdvsim.sim.relevance import refuse_idle, suited
 from pdvsim.sim.run import drawn_verdict, simulate
 from pdvsim.sim.workload import Workload
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
 HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
+
+
+def simulated(experiment: Experiment, **more: Any) -> Result:
+    """One set of options for several architectures: each without those that do nothing in it."""
+    return simulate(suited(experiment), **more)
 
 
 def planner(priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0) -> Planner:
@@ -117,12 +123,12 @@ def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
     for load in loads:
         traffic = Traffic("random", num_prompts=24, input_len=700, output_len=40, random_range_ratio=0.5, **load)
         experiment = Experiment(arch, traffic, server=Server(num_speculative_tokens=0))
-        result = simulate(experiment)
+        result = simulated(experiment)
         assert set(result.launches["role"].tolist()) == {1}
         assert not {DRAFT, VERIFY} & set(result.launches["kind"].tolist())
         assert (result.requests["rounds"] == result.requests["output_tokens"] - 1).all()
         assert result.requests["drafted"].sum() == 0
-        stepped = simulate(experiment, foresee=False)
+        stepped = simulated(experiment, direct=False)
         for table in ("requests", "deliveries", "launches"):
             ahead, single = getattr(result, table), getattr(stepped, table)
             assert all(np.array_equal(ahead[name], single[name]) for name in ahead), (arch, load, table)
@@ -130,8 +136,8 @@ def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
 
 def test_length_0_in_one_lane_is_the_yardstick() -> None:
     traffic = Traffic("random", num_prompts=16, input_len=64, output_len=40, max_concurrency=4)
-    plain = simulate(Experiment("autoregressive", traffic))
-    none = simulate(Experiment("colocated", traffic, server=Server(num_speculative_tokens=0)))
+    plain = simulated(Experiment("autoregressive", traffic))
+    none = simulated(Experiment("colocated", traffic, server=Server(num_speculative_tokens=0)))
     for name in ("start_s", "end_s", "rows", "tokens", "kind"):
         assert np.array_equal(plain.launches[name], none.launches[name])
     assert plain.meta["kv_capacity_tokens"] == none.meta["kv_capacity_tokens"]
@@ -156,7 +162,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int]
     monkeypatch.setattr(run_module, "make_controller", lambda settings, plan: Scripted(settings, lengths))
     traffic = Traffic("random", num_prompts=30, input_len=300, output_len=60, max_concurrency=12)
     settings = Server(controller="goodput", **server)
-    return simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), settings))
+    return simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), settings))
 
 
 @pytest.mark.parametrize("arch", SPECULATING)
@@ -297,7 +303,7 @@ def test_feedback_tells_batches_that_take_turns_apart() -> None:
 
 def speed_late(experiment: Experiment) -> float:
     """Tokens a second from the second second on, until the last request has come."""
-    result = simulate(experiment)
+    result = simulated(experiment)
     until = result.requests["arrival_s"].max()
     times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
     return float(tokens[(times > 2) & (times <= until)].sum() / (until - 2))
@@ -337,7 +343,7 @@ def test_a_step_of_acceptance_is_followed_within_two_seconds(controller: Any) ->
     )
     requests = [Request(i, 0.0, 128, 128, request.runs) for i, request in enumerate([*high, *low])]
     traffic = Traffic("random", num_prompts=500, max_concurrency=32)
-    result = simulate(Experiment("pdv", traffic, server=Server(controller=controller)), requests=requests)
+    result = simulated(Experiment("pdv", traffic, server=Server(controller=controller)), requests=requests)
     ends, lengths = round_lengths(result)
     step_s = result.requests["arrival_s"][300]
     assert np.median(lengths[(ends > step_s - 1) & (ends < step_s)]) == 3
@@ -351,7 +357,7 @@ def test_a_step_of_load_is_followed_within_two_seconds(controller: Any) -> None:
     arrivals = [*(0.2 * i for i in range(20)), *(4 + 0.01 * i for i in range(400))]
     requests = [Request(i, at, 128, 128, run) for i, (at, run) in enumerate(zip(arrivals, runs, strict=True))]
     experiment = Experiment("pd", Traffic("random", num_prompts=420), server=Server(controller=controller))
-    ends, lengths = round_lengths(simulate(experiment, requests=requests))
+    ends, lengths = round_lengths(simulated(experiment, requests=requests))
     assert np.median(lengths[(ends > 2) & (ends < 4)]) >= 5
     assert np.median(lengths[(ends > 6) & (ends < 7)]) <= 4
 
@@ -365,7 +371,7 @@ def round_lengths(result: Result) -> tuple[Any, Any]:
 
 def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
     """Colocated has no verify queue: requests that wait for admission must not shorten the drafts."""
-    result = simulate(
+    result = simulated(
         Experiment(
             "colocated",
             Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
@@ -394,7 +400,7 @@ def test_temperature_settles_where_most_is_accepted() -> None:
     """In the second half at most 3% slower than at the best temperature throughout; left alone, over 40% slower."""
 
     def speed(**server: Any) -> float:
-        result = simulate(hot(**server))
+        result = simulated(hot(**server))
         half, whole = (result.requests["finish_s"].max() * share for share in (0.5, 0.95))
         times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
         return float(tokens[(times > half) & (times <= whole)].sum() / (whole - half))
@@ -438,12 +444,11 @@ def test_drafts_are_judged_at_the_temperature_they_were_made_at() -> None:
 
 def test_temperature_control_is_refused_where_acceptance_does_not_respond() -> None:
     with pytest.raises(ValueError, match="--acceptance-temperature-slope"):
-        Experiment("pdv", server=Server(controller="feedback", feedback_temperature=True))
+        refuse_idle([Experiment("pdv", server=Server(controller="feedback", feedback_temperature=True))])
     with pytest.raises(ValueError, match="--controller feedback"):
-        Experiment(
-            "pdv",
-            acceptance=Acceptance(acceptance_temperature_slope=0.5),
-            server=Server(controller="goodput", feedback_temperature=True),
+        slope = Acceptance(acceptance_temperature_slope=0.5)
+        refuse_idle(
+            [Experiment("pdv", acceptance=slope, server=Server(controller="goodput", feedback_temperature=True))]
         )
 
 
@@ -508,7 +513,7 @@ def test_goodput_is_as_fast_as_the_best_fixed_length(arch: Arch, concurrency: in
     )  # fmt: skip
 
     def speed(**server: Any) -> float:
-        return tokens_per_s(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(**server))))
+        return tokens_per_s(simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(**server))))
 
     fixed = [speed(num_speculative_tokens=k) for k in (1, 2, 3, 4, 5, 6, 8)]
     assert speed(controller="goodput") >= 0.98 * max(fixed)
@@ -637,7 +642,7 @@ def test_adaptive_drafts_now_and_then_while_it_decodes_plainly() -> None:
 def test_a_probe_drafts_for_few_rows_and_pays_for_what_they_owe() -> None:
     """Plain decoding of 48 rows: each probe takes `PROBE_ROWS` of them, and its draft reads all the drafter missed."""
     traffic = Traffic(dataset_name="random", num_prompts=48, input_len=64, output_len=200, max_concurrency=48)
-    result = simulate(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.05)))
+    result = simulated(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.05)))
     launches = result.launches
     drafts = (launches["kind"] == DRAFT) & (launches["rows"] <= Adaptive.PROBE_ROWS)
     plain = launches["kind"] == KINDS.index("decode")
@@ -678,7 +683,7 @@ def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -
             max_concurrency=concurrency,
         )  # fmt: skip
         settings = Server(priority="none", **server)
-        return tokens_per_s(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), settings)))
+        return tokens_per_s(simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), settings)))
 
     others = [speed("autoregressive"), speed("pdv-hybrid", hybrid_threshold=10**6), speed("pdv")]
     assert speed("adaptive") >= 0.9 * max(others)
@@ -687,5 +692,5 @@ def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -
 def test_adaptive_speculates_again_when_drafts_get_better() -> None:
     """A poor first request must not settle the matter: the ones after it accept every draft."""
     requests = [Request(i, 0.3 * i, 64, 200, bytes([0 if i < 2 else 255]) * 200) for i in range(30)]
-    result = simulate(Experiment("adaptive", Traffic(num_prompts=30)), direct=False, requests=requests)
+    result = simulated(Experiment("adaptive", Traffic(num_prompts=30)), direct=False, requests=requests)
     assert result.requests["rounds"][-5:].mean() < 100  # plain decoding takes 199

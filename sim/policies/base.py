@@ -271,38 +271,18 @@ class Policy:
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
-        now, gains, over = self.env.now, [], False
-        for row, accepted in zip(rows, verdict, strict=True):
-            k, left = row.k, row.output_tokens - row.emitted
-            gained = accepted + 1
-            if gained >= left:  # what is accepted beyond the end is not delivered
-                gained, over = left, True
-            gains.append(gained)
-            row.pinned = False
-            row.emitted += gained
-            row.context += gained
-            row.rounds += 1
-            if k:
-                row.drafts += 1
-                row.drafted += k
-                row.accepted += accepted
-                if accepted == k:
-                    row.owed = 1  # the drafter has not read its own last draft
-                else:
-                    row.owed = 0
-                    row.refused += 1
-            else:
-                row.owed += gained
+        now = self.env.now
+        gains = [row.book(accepted) for row, accepted in zip(rows, verdict, strict=True)]
         self.deliveries.extend([row.id for row in rows], gains, now)
         if rows and self.controller.learns:
             self.controller.observe(rows, verdict, now)
             for row in rows:
                 row.turn_s = now
+        over = [row for row in rows if row.emitted == row.output_tokens]
         if not over:
             return rows
-        for row in rows:
-            if row.emitted == row.output_tokens:
-                self.finish(row)
+        for row in over:
+            self.finish(row)
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def finish(self, request: Request) -> None:
