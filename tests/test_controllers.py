@@ -445,11 +445,12 @@ def test_drafts_are_judged_at_the_temperature_they_were_made_at() -> None:
 def test_temperature_control_is_refused_where_acceptance_does_not_respond() -> None:
     with pytest.raises(ValueError, match="--acceptance-temperature-slope"):
         refuse_idle([Experiment("pdv", server=Server(controller="feedback", feedback_temperature=True))])
+    slope, server = (
+        Acceptance(acceptance_temperature_slope=0.5),
+        Server(controller="goodput", feedback_temperature=True),
+    )
     with pytest.raises(ValueError, match="--controller feedback"):
-        slope = Acceptance(acceptance_temperature_slope=0.5)
-        refuse_idle(
-            [Experiment("pdv", acceptance=slope, server=Server(controller="goodput", feedback_temperature=True))]
-        )
+        refuse_idle([Experiment("pdv", acceptance=slope, server=server)])
 
 
 # goodput ----------------------------------------------------------------------------------------------------------
