@@ -24,11 +24,11 @@ def checked(experiment: Experiment) -> Workload:
 
     Nor may it set an option that does nothing.
     """
-    from pdvsim.sim.relevance import vetted
+    from pdvsim.sim.relevance import vet
     from pdvsim.sim.run import check_kv
     from pdvsim.sim.workload import Workload
 
-    vetted([experiment])
+    vet([experiment])
     kv, workload = _server(experiment), Workload(experiment.traffic, experiment.acceptance)
     check_kv(kv, [workload.largest()])
     return workload

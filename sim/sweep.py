@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.relevance import suited, vetted
+from pdvsim.sim.relevance import suited, vet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,7 +84,7 @@ class Sweep:
             raise ValueError("--concurrency and --max-concurrency exclude each other")
         if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
             raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
-        vetted(point.experiment for point in self._points())  # refused now, not in the middle of the sweep
+        vet(point.experiment for point in self._points())  # refused now, not in the middle of the sweep
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""

@@ -21,7 +21,7 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 
 FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any
 SEARCH_SHARE, FINALS_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.7, 0.9  # of the budget: when each is to be done
@@ -55,7 +55,7 @@ class Question:
             raise ValueError(f"warmup-share must be in [0, 1), got {self.warmup_share}")
         if not 0 < self.budget_s < float("inf"):
             raise ValueError(f"budget-s must be greater than 0, got {self.budget_s}")
-        vetted(self.space.candidates(self.base))
+        vet(self.space.candidates(self.base))
 
     @property
     def varies_acceptance(self) -> bool:

@@ -21,7 +21,7 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.stats import interval
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Plan:
                 raise ValueError(f"gpus must be greater than 0, got {gpus}")
             if gpus % self.gpus_a_server:
                 raise ValueError(f"gpus must be a multiple of {self.gpus_a_server}, the GPUs of one server, got {gpus}")
-        vetted(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
+        vet(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
 
     @property
     def gpus_a_server(self) -> int:
