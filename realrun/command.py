@@ -15,7 +15,7 @@ import tyro
 from pdvsim.args import RunCommand, parse
 from pdvsim.console import guarded, say
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PROMPTS = 4  # in one forward
@@ -101,7 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = parse(RealCommand, argv, "realrun")
     refuse(args.experiment, args.machine)
-    vetted([args.experiment])
+    vet([args.experiment])
     try:
         import torch
     except ImportError:

@@ -24,10 +24,10 @@ def checked(experiment: Experiment) -> Workload:
 
     Nor may it set an option that does nothing.
     """
-    from pdvsim.sim.relevance import vetted
+    from pdvsim.sim.relevance import vet
     from pdvsim.sim.workload import Workload
 
-    vetted([experiment])
+    vet([experiment])
     site, workload = _site(experiment), Workload(experiment.traffic, experiment.acceptance)
     site.check([workload.largest()])
     return workload

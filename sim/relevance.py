@@ -108,12 +108,11 @@ NEEDS: tuple[Need, ...] = (
 )  # fmt: skip
 
 
-def vetted(experiments: Iterable[Experiment]) -> list[Experiment]:
-    """The experiments of one command, each suited to itself: refused as `refuse_idle` does, and doubts said."""
+def vet(experiments: Iterable[Experiment]) -> None:
+    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
     given = list(experiments)
     refuse_idle(given)
     warn(given)
-    return [suited(experiment) for experiment in given]
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:

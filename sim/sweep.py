@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.backends import Backend, Outcome, Row, finished
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import warn
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.relevance import refuse_idle, suited
+from pdvsim.sim.relevance import suited, vet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,9 +88,7 @@ class Sweep:
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
-        given = [point.experiment for point in self._given if point.run == 0]  # seeds change nothing
-        refuse_idle(given)  # now, not in the middle of the sweep
-        warn(given)
+        vet(point.experiment for point in self._given if point.run == 0)  # now, not in the middle; seeds change nothing
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""

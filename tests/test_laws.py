@@ -617,14 +617,6 @@ def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str) -> None:
     assert np.all(np.diff(means) < 0)
 
 
-def test_acceptance_means_nothing_without_drafts() -> None:
-    runs = []
-    for rate in (0.1, 0.99):
-        experiment = Experiment(arch="autoregressive", acceptance=Acceptance(acceptance_rate=rate))
-        runs.append(Scenario(experiment, light_load(1)).run())
-    assert_same(*runs)
-
-
 # the KV cache ----------------------------------------------------------------------------------------------------
 
 

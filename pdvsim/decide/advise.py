@@ -22,7 +22,7 @@ from pdvsim.decide.space import Space, complexity
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 
 FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any
 SEARCH_SHARE, FINALS_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.7, 0.9  # of the budget: when each is to be done
@@ -51,7 +51,7 @@ class Question:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
         check_ranges(self)
-        vetted(self.space.candidates(self.base))
+        vet(self.space.candidates(self.base))
 
     @property
     def varies_acceptance(self) -> bool:

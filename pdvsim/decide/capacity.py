@@ -22,7 +22,7 @@ from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.stats import interval
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Plan:
         for gpus in self.gpus:
             if gpus % self.gpus_a_server:
                 raise ValueError(f"gpus must be a multiple of {self.gpus_a_server}, the GPUs of one server, got {gpus}")
-        vetted(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
+        vet(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
 
     @property
     def gpus_a_server(self) -> int:

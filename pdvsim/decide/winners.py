@@ -22,7 +22,7 @@ from pdvsim.sim.doubts import same_vocabulary
 from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.models import MODELS
 from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.relevance import vetted
+from pdvsim.sim.relevance import vet
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ class Grid:
         acceptance = self.base.acceptance
         if self.axis == "acceptance" and (acceptance.synthetic_acceptance_rates or acceptance.acceptance_trace):
             raise ValueError("a map over acceptance takes no --synthetic-acceptance-rates and no --acceptance-trace")
-        vetted(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
+        vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
     @property
     def loads(self) -> tuple[float, ...]:
