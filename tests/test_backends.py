@@ -44,7 +44,7 @@ def dask() -> Iterator[Any]:
     distributed, config = pytest.importorskip("distributed"), pytest.importorskip("dask.config")
     patience = {f"distributed.comm.timeouts.{which}": f"{PATIENCE_S}s" for which in ("connect", "tcp")}
     with config.set(patience), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.sim.backends.PATIENCE_S", PATIENCE_S)
+        patch.setattr("pdvsim.sim.clusters.PATIENCE_S", PATIENCE_S)
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             yield cluster
 
