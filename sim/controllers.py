@@ -102,7 +102,8 @@ class Learner(Controller):
 
     learns = True
     TRY_BUDGET = 0.006  # of all rounds may be lost to trying
-    TRY_LEAST, TRY_MOST = 30, 400  # plain rounds from one to the next
+    TRY_LEAST, TRY_WITHIN_S = 30, 1.2  # plain rounds from one to the next at least, and seconds at most
+    TRY_AGAIN, PROMISING = 10, 2.0  # likewise after a try that went so many standard deviations better than expected
     TRY_ROWS = 8
     TRY_LENGTH = 4
     TRY_TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
@@ -169,7 +170,11 @@ class Learner(Controller):
             if self._plain_s:
                 spent = (now_s - rows[-1].turn_s) / self._plain_s
                 lost = spent - (len(rows) + sum(verdict)) / self._plain_rows
-                self._patience = min(max(lost / self.TRY_BUDGET, self.TRY_LEAST), self.TRY_MOST)
+                most = self.TRY_WITHIN_S / self._plain_s
+                self._patience = max(min(lost / self.TRY_BUDGET, most), self.TRY_LEAST)
+            expected, judged = self.estimate.rate, accepted + rejected
+            if accepted - expected * judged > self.PROMISING * sqrt(max(expected * (1 - expected), 0.05) * judged):
+                self._patience = self.TRY_AGAIN
         self.estimate.observe(accepted, rejected)
 
 
