@@ -53,7 +53,7 @@ _DRAFT = Range(1, MAX_DRAFT)
 _QUEUE = Range(1, 1_000_000)
 _RATE = Range(1e-6, 1e9, or_inf=True)
 _COST_S = Range(0, 1)
-_SPEND_S = Range(1, 30 * 86400)
+_SPEND_S = Range(0.01, 30 * 86400)
 
 RANGES: dict[str, Range] = {
     # traffic

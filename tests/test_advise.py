@@ -268,7 +268,7 @@ def test_ctrl_c_tells_what_is_known(
         ([], "give --request-rate"),
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
-        (["--request-rate", "3", "--budget-s", "0"], "budget-s must be 1 to 2592000, got 0"),
+        (["--request-rate", "3", "--budget-s", "0"], "budget-s must be 0.01 to 2592000, got 0"),
         (["--request-rate", "3", "--try-draft-lengths", "99"], "try-draft-lengths must be 1 to 32, got 99"),
         (["--request-rate", "3", "--arch", "pd", "--verify-gpu", "1"], "needs a verify lane"),
         (["--request-rate", "3", "--indifference", "2"], "indifference must be 0 to 0.99, got 2"),
