@@ -16,11 +16,12 @@ def in_workers(
     """`function` of each of the arguments, in their order; `progress` is called after each."""
     from joblib import Parallel, delayed, parallel_config
 
+    calls = [delayed(function)(*given) for given in arguments]
     found: list[T] = []
     with parallel_config(backend="loky", inner_max_num_threads=1):
         # two at least: a single one would run in this process, with its threads
-        pool = Parallel(n_jobs=max(2, cores()), return_as="generator", batch_size=1)
-        for result in pool(delayed(function)(*given) for given in arguments):
+        pool = Parallel(n_jobs=max(2, min(cores(), len(calls))), return_as="generator", batch_size=1)
+        for result in pool(calls):
             found.append(result)
             progress()
     return found

@@ -25,7 +25,7 @@ def under_link(path: Path) -> bool:
 
 def imports(path: Path) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -34,7 +34,7 @@ def imports(path: Path) -> set[str]:
 
 
 def test_every_package_is_listed() -> None:
-    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"])
+    listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
     found = {
         path.parent.relative_to(ROOT).as_posix().replace("/", ".")
         for path in sources(*ROOMS)
@@ -54,7 +54,7 @@ def test_the_simulator_knows_no_device_and_no_picture(path: Path) -> None:
 @pytest.mark.parametrize("path", sources("sim/policies"), ids=lambda p: p.name)
 def test_a_policy_never_sleeps_or_asks_what_runs_it(path: Path) -> None:
     assert not imports(path) & {"time", "threading", "asyncio", "pdvsim.sim.device", "pdvsim.sim.run"}
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     assert "isinstance(self.device" not in text
     assert "type(self.device" not in text
 
@@ -64,7 +64,7 @@ def test_data_is_never_run(path: Path) -> None:
     assert not imports(path) & {"pickle", "dill", "marshal", "shelve"}
     called = {
         node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(ast.parse(path.read_bytes()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not called & {"eval", "exec"}
