@@ -126,12 +126,13 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
 
 def suited(experiment: Experiment) -> Experiment:
     """The same with options that do nothing in it as if they had not been given."""
-    idle = [need for need in NEEDS if need.idle(experiment)]
-    changed: dict[str, Any] = {}
-    for need in idle:
-        group, _, name = need.option.partition(".")
-        changed[group] = replace(changed.get(group, getattr(experiment, group)), **{name: need.default(experiment)})
-    return replace(experiment, **changed) if changed else experiment
+    while idle := [need for need in NEEDS if need.idle(experiment)]:  # what is set aside may be what another needs
+        changed: dict[str, Any] = {}
+        for need in idle:
+            group, _, name = need.option.partition(".")
+            changed[group] = replace(changed.get(group, getattr(experiment, group)), **{name: need.default(experiment)})
+        experiment = replace(experiment, **changed)
+    return experiment
 
 
 def _check_rates(experiments: Iterable[Experiment]) -> None:

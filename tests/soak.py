@@ -96,7 +96,11 @@ def written(
 def experiment(rng: random.Random, profiles: tuple[str | None, ...], done: Counter[str]) -> None:
     """One scenario under all laws."""
     scenario = random_scenario(rng, profiles)
-    result = scenario.run()
+    try:
+        result = scenario.run()
+    except ValueError:  # a vector of another length, a request beyond the context, no room for the weights: refused
+        done["refused experiments"] += 1
+        return
     check_books(scenario, result)
     check_littles_law(scenario, result)
     if scenario.experiment.hardware.gpu == "h200":  # predicted times may be a little less than a card's ceilings allow
@@ -129,7 +133,7 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
     seed, count = rng.randrange(2**16), rng.choice([1, 5, 30, 30, 100, 300])
     drawn = np.random.default_rng(seed)
     rate = 10 ** rng.uniform(0, 4)
-    prompts = drawn.choice([1, 7, 64, 300, 700, 3000], count)
+    prompts = drawn.choice([1, 7, 64, 300, 700, 1500], count)
     outputs = np.where(drawn.random(count) < 0.2, 1, drawn.integers(1, rng.choice([4, 60, 300]) + 1, count))
     workload = Workload(
         arrivals(rng.choice(["burst", "poisson", "grid"]), count, rate, drawn),
@@ -148,7 +152,7 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
         "traffic.num_prompts": count,
         "traffic.max_concurrency": rng.choice([None, None, 1, 3, 8, 64]),
         "server.pair": rng.choice(["tinyllama-1.1b:llama-2-7b", f"{rng.choice([*MODELS])}:{rng.choice([*MODELS])}"]),
-        "server.num_speculative_tokens": rng.choice([1, 2, 4, 7, 15]),
+        "server.num_speculative_tokens": rng.choice([0, 1, 2, 4, 7, 15]),
         "server.max_speculative_tokens": low + rng.randrange(0, 9),
         "server.min_speculative_tokens": low,
         "server.controller": rng.choice(["fixed", "fixed", "feedback", "goodput"]),

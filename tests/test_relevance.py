@@ -206,3 +206,10 @@ def test_what_is_in_order_is_not_doubted() -> None:
             pdvsim.run(arch="pd", pair=pair, num_prompts=1, output_len=2, goodput=["ttft:300", "tpot:30", "e2el:5000"])
         # no drafter is run, so none is doubted
         pdvsim.run(arch="autoregressive", pair="llama-2-7b:tinyllama-1.1b", num_prompts=1, output_len=2)
+
+
+def test_what_needs_an_option_that_is_set_aside_is_set_aside_too() -> None:
+    server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
+    plain = suited(Experiment("autoregressive", server=server))
+    assert plain == Experiment("autoregressive")
+    refuse_idle([plain])
