@@ -1,10 +1,14 @@
-"""Points that kill the process they run in. A module of its own: every worker imports it, and little else."""
+"""Points and sweeps that end with their process. A module of its own: each process imports it, and little else."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from pathlib import Path
+from typing import Any
+
+from pdvsim.cli import main
 
 
 def deadly(index: int, victim: int) -> dict[str, int]:
@@ -20,3 +24,20 @@ def deadly_once(index: int, marker: str) -> dict[str, int]:
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return {"index": index}
+
+
+def doomed(argv: list[str], step: int, after_s: float) -> None:
+    """A sweep that is ended, as by kill -9, at its `step`-th call to the disk, or so long after its start."""
+    calls = itertools.count()
+
+    def watched(call: Any) -> Any:
+        def last(*args: Any) -> None:
+            if next(calls) == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            call(*args)
+
+        return last
+
+    os.fsync, os.replace = watched(os.fsync), watched(os.replace)
+    signal.setitimer(signal.ITIMER_REAL, after_s)
+    main(argv)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import json
 import multiprocessing
 import os
@@ -18,6 +17,7 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from deadly import doomed
 
 from pdvsim.cli import main
 from pdvsim.sim.backends import Row
@@ -84,23 +84,6 @@ def parts(folder: Path) -> int:
     return len(list(folder.glob("parts/[0-9]*")))
 
 
-def doomed(argv: list[str], step: int, after_s: float) -> None:
-    """A sweep that is ended, as by kill -9, at its `step`-th call to the disk, or so long after its start."""
-    calls = itertools.count()
-
-    def watched(call: Any) -> Any:
-        def last(*args: Any) -> None:
-            if next(calls) == step:
-                os.kill(os.getpid(), signal.SIGKILL)
-            call(*args)
-
-        return last
-
-    os.fsync, os.replace = watched(os.fsync), watched(os.replace)
-    signal.setitimer(signal.ITIMER_REAL, after_s)
-    main(argv)
-
-
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Path) -> None:
     """Killed a dozen times, before a file is on the disk or has its name, or at any moment; then one run to the end.
 
@@ -109,7 +92,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     chance = random.Random(0)
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
-    forks.set_forkserver_preload(["pdvsim.commands.sweep", "pdvsim.sweepdir", "pyarrow.parquet", "pdvsim.plots"])
+    used = ["pdvsim.commands.sweep", "pdvsim.sim.run", "pdvsim.sweepdir", "pyarrow.parquet", "pdvsim.plots"]
+    forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg", "tyro"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen, half_written = [], 0
     for number in range(12):
