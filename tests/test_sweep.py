@@ -115,7 +115,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
         (["max_concurrency=4"], "vary: max_concurrency has an option of its own, --concurrency"),
         (["2"], "vary takes flag=value,value, got '2'"),
         (["num-speculative-tokens=two"], "--num-speculative-tokens must be a whole number, got 'two'"),
-        (["num-speculative-tokens=99"], "num-speculative-tokens must be 1 to 32, got 99"),
+        (["num-speculative-tokens=99"], "num-speculative-tokens must be 0 to 32, got 99"),
         (["num-speculative-tokens=4,4"], "names a value twice"),
         (["acceptance-rate="], "vary: acceptance-rate needs a value"),
         (["acceptance-rate=0.5", "acceptance_rate=0.6"], "vary names acceptance_rate twice"),
