@@ -91,7 +91,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     metrics["kinds"] = _kinds(launches)
     if "reaches" in result.meta:
         outside = Outside(result.meta["reaches"])
-        outside.add(launches)
+        outside.add_all(launches)
         metrics |= outside.metrics()
     return metrics
 

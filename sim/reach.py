@@ -24,6 +24,7 @@ from pdvsim.sim.records import Columns
 Array = NDArray[Any]
 
 DRAFT = KINDS.index("draft")
+AT_ONCE = 1 << 16  # launches
 TELLING = 0.01  # share of the GPU time from which on a table says so
 
 
@@ -82,6 +83,15 @@ class Outside:
             place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
             self._open.append(kept | sizes | {"place": place, "counted": beyond})
             self._side_by_side(settled_s)
+
+    def add_all(self, launches: Columns) -> None:
+        """The launches of a whole run, a part at a time: what they are worked out from need not be held at once."""
+        start_s = launches["start_s"]
+        later_s = np.minimum.accumulate(start_s[::-1])[::-1]  # when the first of those from here on began
+        for first in range(0, len(start_s), AT_ONCE):
+            end = first + AT_ONCE
+            part = {name: column[first:end] for name, column in launches.items()}
+            self.add(part, float(later_s[end]) if end < len(start_s) else math.inf)
 
     def _side_by_side(self, settled_s: float) -> None:
         """Count what ran together up to then; launches that reach beyond it are kept."""

@@ -201,3 +201,11 @@ def test_published_kernels_tell_how_many_tokens_they_reach() -> None:
     profile = builtin("a100-80gb")
     assert set(profile.measured) == {"codellama-34b", "llama-2-7b", "llama-3.1-8b"}
     assert profile.measured["llama-2-7b"] == Reach(tokens=4096)
+
+
+def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+    result = simulate(Experiment("pdv", CROWD, server=LARGE))
+    whole = summarise(result)["outside_measured"]
+    assert whole["share"] > 0.1
+    monkeypatch.setattr("pdvsim.sim.reach.AT_ONCE", 7)
+    assert summarise(result)["outside_measured"] == pytest.approx(whole, rel=1e-9)
