@@ -26,8 +26,9 @@ chromium:
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
 	echo "chromium is missing and could not be installed: the report is not tested in a browser" >&2
 
+# With AGAINST=COMMIT: beside the code of another commit, in turn.
 bench: $(VENV)/.installed
-	$(BIN)/python tests/benchmarks/bench.py
+	$(BIN)/python tests/benchmarks/$(if $(AGAINST),against.py $(AGAINST),bench.py)
 
 # Broken files and command lines; each failure is printed with what does it again. FUZZ_FIRST goes on from a seed.
 fuzz: $(VENV)/.installed-dev

@@ -29,9 +29,9 @@ from pdvsim.realrun.memory import PLACES, Needs, Place, Slots, packed
 from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.realrun.weights import Weights
+from pdvsim.sim.books import Books
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Role, Work
-from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.host import SimulatedHost
 
 Pins = Callable[[Work], "list[int] | None"]
@@ -143,7 +143,7 @@ class CudaGPU:
         lanes: dict[Place, Lane],
         slots: Slots,
         prompts: dict[int, Tensor],
-        books: SimulatedGPU,
+        books: Books,
         pins: Pins,
         telemetry: Telemetry,
     ) -> None:

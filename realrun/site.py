@@ -25,11 +25,11 @@ from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
 from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
+from pdvsim.sim.books import Books
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.contention import Sharing
 from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
-from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.latency import ForwardFit, Latency
 from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.planner import Planner
@@ -136,7 +136,7 @@ class RealSite:
         sharing = Sharing("fluid", settings.priority, profile.contention, shares)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
-        books = SimulatedGPU(env, host, latency if known else {}, sharing, self.log.launches, pinned, peak)
+        books = Books(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
             env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
@@ -295,8 +295,8 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "telemetry": telemetry.columns(),
     }
     if site.device.books.models:
-        books = site.device.books
-        meta |= {"bandwidth_bytes_per_s": books.bytes_per_s, "flops_per_s": books.flops_per_s}
+        gpu = site.profile.gpu
+        meta |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
     return Result(
         experiment=site.experiment,
         requests=requests,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 from math import inf
+from operator import attrgetter
 from typing import Any, Protocol
 
 import simpy
@@ -41,6 +42,23 @@ class Machine(Protocol):
 
     def end_next(self) -> tuple[Completion | None, float]:
         """The work that is due ends: its completion and when the host notices it; none where nobody looks."""
+
+
+class _NoMachine:
+    """Where there is no device, nothing ends."""
+
+    due = NEVER
+
+    def take_in(self) -> None: ...
+
+    def pass_through(self, last: Completion, before_s: float) -> float | None: ...
+
+    def end_next(self) -> tuple[Completion | None, float]:
+        raise EmptySchedule
+
+
+_NONE = _NoMachine()
+_due = attrgetter("due")
 
 
 class Worker(Process):
@@ -97,64 +115,65 @@ class Clock(simpy.Environment):
 
     def peek(self) -> float:
         """When the next thing is due."""
-        machine = self._first_machine()
-        return min(super().peek(), inf if machine is None else machine.due[0])
+        return min(super().peek(), self._next_machine().due[0])
 
     def step(self) -> None:
         """Let the next thing happen: a work ends, or an event."""
-        while self.launched:
-            self.launched.pop().take_in()
-        queue, machine = self._queue, self._first_machine()
-        if machine is not None and (not queue or machine.due < queue[0]):
+        if self.launched:
+            self._take_in()
+        queue, machine = self._queue, self._next_machine()
+        if queue and queue[0] < machine.due:
+            self._now, _, _, event = heappop(queue)
+            callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
+            for callback in callbacks:
+                callback(event)
+            if not event._ok and not event.defused:
+                raise event._value
+        elif machine.due is NEVER:
+            raise EmptySchedule
+        else:
             self._now = machine.due[0]
             work, noticed_s = machine.end_next()
             if work is not None:
                 self.at(noticed_s, work, work._value)
-            return
-        if not queue:
-            raise EmptySchedule
-        self._now, _, _, event = heappop(queue)
-        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-        for callback in callbacks:
-            callback(event)
-        if not event._ok and not event.defused:
-            raise event._value
 
     def reach(self, work: Completion) -> bool:
         """Go to where `work` is noticed, if nothing else happens before; else it is on its way as ever."""
-        queue, device = self._queue, work.device
-        if self.direct and len(self.launched) == 1 and self.launched[0] is device:
+        queue, device, launched = self._queue, work.device, self.launched
+        if self.direct and len(launched) == 1 and launched[0] is device:
             horizon_s = queue[0][0] if queue else inf
             if len(self.machines) > 1:
-                horizon_s = min(horizon_s, *(machine.due[0] for machine in self.machines))
+                horizon_s = min(horizon_s, self._next_machine().due[0])
             noticed = device.pass_through(work, horizon_s)
             if noticed is not None:
-                self.launched.clear()
-                work._ok, work.callbacks = True, None  # type: ignore[assignment]
-                self._now = noticed
+                launched.clear()
+                self._go_to(work, noticed)
                 return True
-        while self.launched:
-            self.launched.pop().take_in()
+        if launched:
+            self._take_in()
         while self.direct:
-            if (queue and queue[0] < device.due) or self._first_machine() is not device:
+            if (queue and queue[0] < device.due) or self._next_machine() is not device or device.due is NEVER:
                 return False
             ended, noticed_s = device.end_next()
             if ended is None:
                 continue
-            if ended is work and noticed_s < device.due[0] and (not queue or noticed_s < queue[0][0]):
-                first = self._first_machine()
-                if first is None or noticed_s < first.due[0]:
-                    work._ok, work.callbacks = True, None  # type: ignore[assignment]
-                    self._now = noticed_s
-                    return True
+            if ended is work and (not queue or noticed_s < queue[0][0]) and noticed_s < self._next_machine().due[0]:
+                self._go_to(work, noticed_s)
+                return True
             self.at(noticed_s, ended, ended._value)
             if ended is work:
                 return False
         return False
 
-    def _first_machine(self) -> Machine | None:
+    def _go_to(self, work: Completion, noticed_s: float) -> None:
+        work._ok, work.callbacks = True, None  # type: ignore[assignment]
+        self._now = noticed_s
+
+    def _take_in(self) -> None:
+        while self.launched:
+            self.launched.pop().take_in()
+
+    def _next_machine(self) -> Machine:
+        """The one whose work ends first."""
         machines = self.machines
-        if len(machines) == 1:
-            return machines[0] if machines[0].due[0] < inf else None
-        first = min(machines, key=lambda machine: machine.due, default=None)
-        return first if first is not None and first.due[0] < inf else None
+        return machines[0] if len(machines) == 1 else min(machines, key=_due, default=_NONE)

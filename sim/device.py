@@ -17,12 +17,13 @@ from operator import attrgetter
 
 from simpy.events import NORMAL
 
+from pdvsim.sim.books import Books
 from pdvsim.sim.clock import NEVER, Clock, Completion
 from pdvsim.sim.contention import Sharing
-from pdvsim.sim.core import KINDS, Role, Work
+from pdvsim.sim.core import Role, Work
 from pdvsim.sim.host import SimulatedHost
 from pdvsim.sim.latency import Latency
-from pdvsim.sim.records import LANES, ROLES, Launches
+from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
 
@@ -52,7 +53,7 @@ class Job(Completion):
         self.device = device
         self.work = work
         self.ready_s = ready_s  # launched by the host
-        self.solo_s, self.bytes, self.flops = device.price(work)
+        self.solo_s, self.bytes, self.flops = device.books.price(work)
 
 
 class SimulatedGPU:
@@ -73,13 +74,10 @@ class SimulatedGPU:
     ) -> None:
         self.env = env
         self.host = host
-        self.models = models
+        self.books = Books(models, log, replica, gpu)
         self.sharing = sharing
-        self.log = log
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
-        self.replica = replica
-        self.gpu = gpu
         self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
         self.streams: dict[str, deque[Job]] = defaultdict(deque)
         self.fresh: list[Job] = []  # launched, not on their streams yet
@@ -88,13 +86,6 @@ class SimulatedGPU:
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
         self._next: Job | None = None  # which work that is
-        # of its rows in the log
-        self._heads = {
-            (lane, kind, role): log.head(replica, gpu, lane, kind, role)
-            for lane in LANES
-            for kind in KINDS
-            for role in ROLES
-        }
         env.machines.append(self)
 
     def launch(self, work: Work) -> Job:
@@ -105,27 +96,6 @@ class SimulatedGPU:
             env.launched.append(self)
         self.fresh.append(job)
         return job
-
-    def price(self, work: Work) -> tuple[float, float, float]:
-        """Seconds alone, bytes moved and flops of a work."""
-        rows, tokens, model = work.rows, work.tokens, self.models[work.role]
-        if work.context < 0:
-            work.context = sum(row.context for row in rows)
-        context = work.context
-        solo = moved = flops = 0.0
-        if tokens > 2 and work.role == "draft":
-            solo, _, moved, _, flops, _ = model.behind(rows)
-            tokens = 2 if any(row.owed == 1 for row in rows) else 1
-        if work.chunks:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
-        else:
-            shape = model.shape(len(rows), tokens, work.steps)
-        solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
-        return (
-            solo + solo_0 + solo_1 * context,
-            moved + bytes_0 + bytes_1 * context,
-            flops + flops_0 + flops_1 * context,
-        )
 
     # as the clock drives it ------------------------------------------------------------------------------------
 
@@ -148,21 +118,21 @@ class SimulatedGPU:
             return None
         end, lane, spans = self.time_s, final.work.lane, []
         for job in fresh:
-            work = job.work
-            if work.lane != lane or (work.watched and job is not final):
+            if job is not final and (job.work.watched or job.work.lane != lane):
                 return None
             start = job.ready_s if job.ready_s > end else end
             end = start + job.solo_s
-            spans.append((work, start, end, job.solo_s, job.bytes, job.flops))
+            spans.append((start, end))
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
             return None
         host.free_at = noticed_s
-        fresh.clear()
         self.time_s = end
-        for span in spans:
-            self.note(*span)
+        note = self.books.note
+        for job, (start, end) in zip(fresh, spans, strict=True):
+            note(job.work, start, end, job.solo_s, job.bytes, job.flops)
+        fresh.clear()
         final._value = self.verdict(final.work)
         return noticed_s
 
@@ -180,7 +150,7 @@ class SimulatedGPU:
         work = job.work
         stream = self.streams[work.lane]
         stream.popleft()
-        self.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        self.books.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
         ended, noticed_s = None, end
         if work.watched:
             ended, noticed_s = job, self.host.spend(end, self.host.times.completion_s)
@@ -194,28 +164,6 @@ class SimulatedGPU:
         self._share()
         self._plan()
         return ended, noticed_s
-
-    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
-        """Record a finished work, and its time with its requests."""
-        rows = work.rows
-        spent_ns = int((end_s - start_s) * 1e9)
-        if work.kind == "draft":
-            for row in rows:
-                row.draft_ns += spent_ns
-        else:
-            for row in rows:
-                row.verify_ns += spent_ns
-        tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0
-        for chunk in work.chunks:
-            tokens += chunk.tokens
-            prompt_start = max(prompt_start, chunk.start)
-            if work.role == "target":  # the drafter reads behind it or beside it
-                chunk.request.prefill_ns += spent_ns
-        head = self._heads[work.lane, work.kind, work.role]
-        self.log.append(
-            head, len(rows), tokens, work.steps, work.tokens, work.queue_depth, prompt_start, work.context,
-            start_s, end_s, solo_s, moved, flops,
-        )  # fmt: skip
 
     # who runs, and how fast ------------------------------------------------------------------------------------
 
@@ -262,7 +210,7 @@ class SimulatedGPU:
         job.kind, job.lane, job.priority = work.kind, work.lane, work.priority
         job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
-        model = self.models[work.role]
+        model = self.books.models[work.role]
         job.turn_s = solo / (work.steps * model.spec.layers)
         job.nimble = False
         if model.fit.nimble_tokens:

@@ -36,16 +36,20 @@ class SimulatedHost:
     def __init__(self, times: HostTimes) -> None:
         self.times = times
         self.free_at = 0.0
+        self._polls = times.idle_poll_s > 0
         self._idle_lanes = 0
 
     def spend(self, now_s: float, cost_s: float) -> float:
         """Do an operation that is asked for now; when it will be done."""
-        self.free_at = done = self.done_s(now_s, cost_s)
+        free_at = self.free_at
+        if self._idle_lanes and self._polls and cost_s:
+            cost_s += self._looks_s(cost_s)
+        self.free_at = done = (now_s if now_s > free_at else free_at) + cost_s
         return done
 
     def done_s(self, now_s: float, cost_s: float) -> float:
         """When an operation asked for now would be done."""
-        if self._idle_lanes and self.times.idle_poll_s and cost_s:
+        if self._idle_lanes and self._polls and cost_s:
             cost_s += self._looks_s(cost_s)
         return (now_s if now_s > self.free_at else self.free_at) + cost_s
 

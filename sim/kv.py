@@ -66,8 +66,9 @@ class KvCache:
 
     def unpin(self, requests: Iterable[Request]) -> None:
         """Their works are over."""
-        for request in requests:
-            request.pinned = False
+        if self.paged:
+            for request in requests:
+                request.pinned = False
 
     def last_admitted(self) -> Request:
         """Of those that are not pinned."""

@@ -60,6 +60,6 @@ class Lane:
         waiter = self._waiter
         if waiter is not None:
             self._waiter = None
-            looks_at = self.host.notice(self._idle_since_s, time_s)
+            looks_at, now = self.host.notice(self._idle_since_s, time_s), self.env.now
             self.host.idle(-1)
-            self.env.at(max(self.env.now, looks_at), waiter)
+            self.env.at(looks_at if looks_at > now else now, waiter)

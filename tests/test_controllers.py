@@ -12,6 +12,7 @@ import pytest
 
 from pdvsim.sim import run as run_module
 from pdvsim.sim.acceptance import expected_tokens
+from pdvsim.sim.books import book
 from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.contention import Sharing
@@ -234,8 +235,7 @@ class Rounds:
         """The round's verdict; its draft length."""
         k = self.rows[0].k
         verdict = [int(np.argmin([*(self.rng.random(k) < self.rate), False])) for _ in self.rows]
-        for row, accepted in zip(self.rows, verdict, strict=True):
-            row.book(accepted)
+        book(self.rows, verdict)
         self.controller.observe(self.rows, verdict, self.over_s)
         return k
 
@@ -670,7 +670,7 @@ def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
     """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
     for mode in ("plain", "atomic", "lanes"):
         policy = adaptive(planner(), 0.6, 2, mode)
-        policy.check.queue.extend(batch(1, 100))
+        policy.verify_queue.queue.extend(batch(1, 100))
         assert policy.atomic_length(batch(1, 100)) is None
 
 

@@ -24,9 +24,9 @@ class Patient(PDV):
 
     def verify_worker(self) -> Process:
         while True:
-            while len(self.check.queue) < self.needed():
-                yield self.check.wait()
-            rows = self.check.take(self.settings.max_num_seqs)
+            while len(self.verify_queue.queue) < self.needed():
+                yield self.verify_queue.wait()
+            rows = self.verify_queue.take(self.settings.max_num_seqs)
             verdict = yield self.device.launch(self.verify(rows, max(row.k for row in rows)))
             going = self.settle(rows, verdict)
             if going:

@@ -14,9 +14,9 @@ import pdvsim
 from pdvsim.calibration import build
 from pdvsim.cli import main
 from pdvsim.sim import streaming
+from pdvsim.sim.books import Books
 from pdvsim.sim.config import ARCHS, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS, Work
-from pdvsim.sim.device import SimulatedGPU
 from pdvsim.sim.metrics import summarise
 from pdvsim.sim.models import GPUS
 from pdvsim.sim.profile import builtin, load, roofline, save
@@ -84,9 +84,9 @@ def test_nothing_is_said_where_no_range_is_known() -> None:
 def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
     seen: list[tuple[float, ...]] = []
-    note = SimulatedGPU.note
+    note = Books.note
 
-    def noted(gpu: SimulatedGPU, work: Work, start_s: float, end_s: float, *price: Any) -> None:
+    def noted(books: Books, work: Work, start_s: float, end_s: float, *price: Any) -> None:
         rows = len(work.rows)
         width = min(work.tokens, 2) if work.role == "draft" else work.tokens
         k = (work.steps if work.kind == "draft" else width - 1) if rows else 0
@@ -96,9 +96,9 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
         if work.role == "draft" and work.tokens > 2:
             prompt = min(rows * (work.tokens - 2), 4 * (work.tokens - 1))
         seen.append((end_s, rows, k, context, prompt, start, rows * width + prompt))
-        note(gpu, work, start_s, end_s, *price)
+        note(books, work, start_s, end_s, *price)
 
-    monkeypatch.setattr(SimulatedGPU, "note", noted)
+    monkeypatch.setattr(Books, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
     result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), direct=False)
     found = np.stack([result.launches["end_s"], *_sizes(result.launches).values()], axis=1)
