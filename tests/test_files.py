@@ -17,8 +17,8 @@ from resultdirs import sweep_folder
 
 import pdvsim.decide.runs as runs_module
 from pdvsim.cli import main
-from pdvsim.sim.files import TEMPORARY, check_writable, whole, write_all, write_whole
-from pdvsim.sim.sweep import SweepInterrupted
+from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
+from pdvsim.study.sweep import SweepInterrupted
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
