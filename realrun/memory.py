@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pdvsim.realrun.arch import Architecture
-from pdvsim.realrun.batch import MAX_CHUNKS
-from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.realrun.cache import HEADROOM
-from pdvsim.realrun.engine import DraftShape, ForwardShape, Shape
-from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.batch import MAX_CHUNKS
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.engine.cache import HEADROOM
+from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, Shape
+from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.core import ModelSpec, Request, Role
-from pdvsim.sim.kv import KvCache
+from pdvsim.sim.machine.kv import KvCache
 
 Place = tuple[str, Role]
 

@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdvsim.progress import Progress
-from pdvsim.realrun.arch import Architecture, from_config, preset
+from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.command import Machine, as_served, refuse
 from pdvsim.realrun.device import CudaGPU, Rig
+from pdvsim.realrun.engine.arch import Architecture, from_config, preset
+from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.host import RealHost, idle_shares
+from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
-from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
-from pdvsim.sim.books import Books
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
-from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.planner import Planner
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.machine.books import Books
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.profile import Profile
+from pdvsim.sim.policies.controllers import make_controller
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
     PARTITIONED,
@@ -48,7 +48,7 @@ from pdvsim.sim.run import (
     no_collector,
     profile_of,
 )
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload.requests import make_requests
 
 TINY = {
     "draft": Architecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),

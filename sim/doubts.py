@@ -49,8 +49,8 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache
 def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
-    from pdvsim.sim.latency import Latency
-    from pdvsim.sim.models import pair
+    from pdvsim.sim.hardware.latency import Latency
+    from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.run import covering_profile
 
     models = pair(name)

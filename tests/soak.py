@@ -42,8 +42,8 @@ from test_laws import (
 )
 
 from pdvsim.sim.config import ARCHS, Arch
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import covering_profile
 
 # Sums in another order, and quantiles from a sketch.

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pdvsim.args import RunCommand, SweepCommand, parse
 from pdvsim.cli import main
+from pdvsim.cli.args import RunCommand, SweepCommand, parse
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -85,7 +85,7 @@ def test_what_only_the_run_can_refuse_is_one_line_too(
 def test_unwritable_outputs_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importlib.import_module("pdvsim.sweepdir")  # before the patch: it would keep None under a name of its own
+    importlib.import_module("pdvsim.study.folder")  # before the patch: it would keep None under a name of its own
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Contention, Priority
-from pdvsim.sim.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.core import Request, Role, Work
-from pdvsim.sim.device import Job, SimulatedGPU
-from pdvsim.sim.host import HostTimes, SimulatedHost
-from pdvsim.sim.lane import Lane
-from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import MODELS, pair
-from pdvsim.sim.planner import Planner
-from pdvsim.sim.profile import ContentionFit, builtin
+from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import MODELS, pair
+from pdvsim.sim.hardware.profile import ContentionFit, builtin
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.device import Job, SimulatedGPU
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9

@@ -11,26 +11,26 @@ import numpy as np
 import pytest
 
 from pdvsim.sim import run as run_module
-from pdvsim.sim.acceptance import expected_tokens
-from pdvsim.sim.books import book
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
-from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
 from pdvsim.sim.core import KINDS, Chunk, Request, Work
-from pdvsim.sim.feedback import Feedback
-from pdvsim.sim.heat import TemperatureSearch
-from pdvsim.sim.host import HostTimes, SimulatedHost
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.models import pair
-from pdvsim.sim.planner import Planner
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.machine.books import book
+from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies.base import Context
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
+from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.heat import TemperatureSearch
 from pdvsim.sim.policies.hybrid import Adaptive
-from pdvsim.sim.profile import builtin
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle, suited
 from pdvsim.sim.run import drawn_verdict, simulate
-from pdvsim.sim.workload import Workload
+from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.requests import Workload
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")

@@ -15,11 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pdvsim.calibration.fit.build import save
+from pdvsim.common.files import read_sealed, sealed
 from pdvsim.sim.config import ARCHS, Experiment, Hardware, Traffic
-from pdvsim.sim.files import read_sealed, sealed
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import Profile, builtin, load, roofline, save
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
 fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

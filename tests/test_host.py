@@ -8,7 +8,7 @@ import pytest
 
 import pdvsim
 from pdvsim.sim.config import ARCHS, Arch, Experiment, Host, Traffic
-from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.run import simulate
 
 P, C, LOOK = 10e-6, 30e-6, 1e-6

@@ -17,17 +17,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from pdvsim.sim.acceptance import draw_streams
-from pdvsim.sim.clock import Clock
+from pdvsim.calibration.fit.build import save
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, GpuSpec, Request
-from pdvsim.sim.latency import ForwardFit
-from pdvsim.sim.models import GPUS, MODELS
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
+from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import POLICIES
-from pdvsim.sim.profile import ContentionFit, Profile, roofline, save
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
+from pdvsim.sim.workload.acceptance import draw_streams
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
 

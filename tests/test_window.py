@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
-from pdvsim.sim.metrics import summarise
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import POLICIES
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.sim.stats import interval
+from pdvsim.study.stats import interval
 
 R128: dict[str, Any] = {"dataset_name": "random", "input_len": 128, "output_len": 128}
 RATES = ("request_throughput", "output_throughput", "total_token_throughput", "request_goodput")

@@ -12,15 +12,15 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.books import book
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Server
-from pdvsim.sim.controllers import Controller
 from pdvsim.sim.core import Chunk, Request, Work
-from pdvsim.sim.kv import KvCache
-from pdvsim.sim.lane import Lane
-from pdvsim.sim.node import Device
-from pdvsim.sim.planner import Planner
+from pdvsim.sim.machine.books import book
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.machine.node import Device
+from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]

@@ -10,11 +10,11 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.acceptance import expected_tokens
-from pdvsim.sim.controllers import AcceptanceEstimate
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.policies.base import PRIORITY, Context
+from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.workload.acceptance import expected_tokens
 
 
 class Hybrid(PDV):
