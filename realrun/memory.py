@@ -95,9 +95,9 @@ class SlotKv(KvCache):
 def in_flight_limit(experiment: Experiment) -> int:
     """Most requests that the policy lets in at once."""
     server = experiment.server
-    if experiment.arch == "baseline":
+    if experiment.kin == "baseline":
         return min(server.num_workers, server.max_num_seqs)
-    if experiment.arch == "pdv-unified":  # its decode queue may outgrow a batch
+    if experiment.kin == "pdv-unified":  # its decode queue may outgrow a batch
         return math.ceil(server.admission_factor * server.max_num_seqs) + 1
     return server.max_num_seqs
 
@@ -125,7 +125,7 @@ class Needs:
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
-        server, arch = experiment.server, experiment.arch
+        server, arch = experiment.server, experiment.kin
         slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
         if not experiment.speculates:

@@ -32,7 +32,7 @@ from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import make_controller
 from pdvsim.sim.policies.planner import Planner
@@ -142,7 +142,7 @@ class RealSite:
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
         )  # fmt: skip
         env.sources.append(self.device)
-        hands_over = POLICIES[experiment.arch].hands_over
+        hands_over = policy_of(experiment.arch).hands_over
         planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
         pair = Pair(models.get("draft", models["target"]), models["target"])
         held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
@@ -163,7 +163,7 @@ class RealSite:
         self.env.start()
         self.device.begin()
         self.device.telemetry.restart()
-        self.servers = [POLICIES[self.experiment.arch](self.context)]
+        self.servers = [policy_of(self.experiment.arch)(self.context)]
 
     def route(self, request: Request) -> Policy:
         return self.servers[0]

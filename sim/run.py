@@ -26,7 +26,7 @@ from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Node
 from pdvsim.sim.metrics.streaming import Tally
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import make_controller
 from pdvsim.sim.policies.planner import Planner
@@ -262,7 +262,7 @@ class Site:
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         self.gpus += gpus
-        planner = Planner(models, sharing, peak, times, POLICIES[experiment.arch].hands_over)
+        planner = Planner(models, sharing, peak, times, policy_of(experiment.arch).hands_over)
         context = Context(
             env=env,
             device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
@@ -273,7 +273,7 @@ class Site:
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )
-        return POLICIES[experiment.arch](context)
+        return policy_of(experiment.arch)(context)
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""
