@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.files import write_whole
+from pdvsim.common.version import __version__
 from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.reading import printable
 
@@ -101,8 +102,6 @@ def _refused(program: str, reason: str) -> int:
 
 def _crashed(program: str, error: Exception) -> int:
     """The last net: what nobody foresaw is one line, and a file to report."""
-    from pdvsim import __version__
-
     what = one_line(f"{type(error).__name__}: {error}")[:200]
     about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
     said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
