@@ -15,7 +15,7 @@ import tyro
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import guarded, say
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.doubts import vet
 
 
 @dataclass(frozen=True)

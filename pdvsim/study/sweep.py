@@ -14,8 +14,9 @@ from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.relevance import suited, vet
+from pdvsim.sim.relevance import suited
 from pdvsim.study.backends import Backend, Outcome, Row, finished
 
 if TYPE_CHECKING:
