@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
-from pdvsim.common.console import forewarn
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
+from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
     import pandas as pd

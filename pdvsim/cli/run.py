@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pdvsim.cli.args import RunCommand, parse
-from pdvsim.common.console import forewarn, say
+from pdvsim.common.console import say
+from pdvsim.study.estimate import forewarn
 
 
 def main(argv: list[str]) -> int:

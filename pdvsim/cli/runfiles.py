@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdvsim.cli.args import RunCommand
-from pdvsim.common.files import sealed, sha256, write_all
+from pdvsim.common.files import sealed, sha256, whole, write_all
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.metrics.timeline import write_trace
+from pdvsim.sim.metrics.timeline import trace
 from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, run_document
 from pdvsim.view.run import Run
 
@@ -56,7 +56,8 @@ class RunFiles:
         text = dumps(sealed({**document, "records_sha256": records}))
         write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
         for path in self.traces:
-            write_trace(run.result, path)
+            with whole(path) as file:
+                file.writelines(trace(run.result))
         return text
 
 

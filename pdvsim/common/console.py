@@ -14,19 +14,16 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.reading import printable
-
-if TYPE_CHECKING:
-    from pdvsim.study.sweep import Point
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
@@ -60,14 +57,6 @@ def guarded(program: str, command: Callable[[], int]) -> int:
         return _refused(program, "out of memory: ask for less at once, e.g. fewer --num-prompts, or --no-detailed")
     except Exception as error:
         return _crashed(program, error)
-
-
-def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
-    """Say beforehand that runs may take long, or much memory."""
-    from pdvsim.study.estimate import forewarning
-
-    if text := forewarning(points, jobs):
-        say("pdvsim", text)
 
 
 def one_line(text: str) -> str:

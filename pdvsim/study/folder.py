@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
+from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
 from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.run import simulate
-from pdvsim.study.backends import Backend, Outcome, Row, finished
+from pdvsim.study.backends import Backend, finished
 from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey

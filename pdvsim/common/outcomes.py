@@ -37,7 +37,3 @@ def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
         return Outcome(index, None, " ".join(str(error).split()))
     except Exception as error:
         return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc())
-
-
-def version_here() -> str:
-    return __version__
