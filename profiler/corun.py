@@ -131,7 +131,8 @@ class Duo:
         """Host costs, then groups until the budget is spent; what a part already has is skipped."""
         begin = monotonic()
         if not any(row["section"] == "host" for row in part.rows):
-            host_costs(self, part, 4 if self.quick else 20)
+            for point, shape, what, repeat, seconds in host_costs(self.rows, self.launcher, 4 if self.quick else 20):
+                self.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
             part.save()
             say(f"{self.pair}: host costs after {monotonic() - begin:.0f} s")
         done = {row["group"] for row in part.rows if row["section"] == "corun"}
@@ -156,7 +157,7 @@ class Duo:
         """What launches a point on the lane of its kind, on slots no other kind touches."""
         key = (point.kind, priority)
         if key not in self.lanes:
-            self.lanes[key] = lane = self.engines[point.kind].lane(priority)
+            self.lanes[key] = lane = Lane(self.engines[point.kind], priority)
             lane.timing = lane.gpu
         first = {"draft": 0, "verify": self.rows, "mixed": self.rows, "prefill": 2 * self.rows}[point.kind]
         room = {"prefill": PROMPT_SLOTS, "mixed": self.rows + PROMPT_SLOTS}.get(point.kind, self.rows)

@@ -12,7 +12,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -20,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.profiler import provenance
 from pdvsim.profiler.grid import SMALL_PARAMS, Point, design, ordered
+from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
+from pdvsim.profiler.precompile import precompile
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
@@ -29,28 +31,7 @@ if TYPE_CHECKING:
 SAVE_EVERY_S = 8.0
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
 
-Say = Callable[[str], None]
 Step = Callable[[int], None]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What to measure, where to, and for how long."""
-
-    models: tuple[str, ...]
-    pairs: tuple[str, ...]
-    output: Path
-    budget_s: float = 100.0  # a model
-    pair_budget_s: float = 60.0
-    quick: bool = False
-    seed: int = 0
-    device: str = "cuda"
-    jobs: int = 0  # processes that compile kernels ahead
-    command: str = ""
-
-    @property
-    def drafts(self) -> set[str]:
-        return {pair.partition(":")[0] for pair in self.pairs}
 
 
 class Profiler:
@@ -69,8 +50,6 @@ class Profiler:
     def run(self) -> list[str]:
         """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
         if self.options.jobs and self.device.type == "cuda":
-            from pdvsim.profiler.precompile import precompile
-
             precompile(self.options, self.say)
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
         tasks = [(name, self.model) for name in self.options.models] + [
@@ -277,8 +256,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         for name in (*options.models, *(name for pair in options.pairs for name in pair.split(":"))):
             preset(name)
         if given.compile_only:
-            from pdvsim.profiler.precompile import precompile
-
             precompile(options, say)
             return 0
         failed = Profiler(options, preset, say).run()

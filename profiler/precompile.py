@@ -13,12 +13,10 @@ import tempfile
 from collections import deque
 from dataclasses import replace
 from time import monotonic, sleep
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from pdvsim.profiler.grid import Point, design
-
-if TYPE_CHECKING:
-    from pdvsim.profiler.measure import Options, Say
+from pdvsim.profiler.options import Options, Say
 
 SHARES = 3  # workers a model
 LIMIT_S = 120.0  # for all of them; kernels missing then are compiled when first measured

@@ -41,7 +41,7 @@ def software() -> dict[str, str | None]:
     """Versions that decide how fast a kernel is."""
     import torch
 
-    from pdvsim import __version__
+    from pdvsim.common.version import __version__
 
     return {
         "pdvsim": __version__,

@@ -131,7 +131,7 @@ class Rig:
             model.memory = memory
             sequences = Sequences(slots, capacity, device)
             sequences.tokens.random_(0, spec.vocab)
-            self.lanes[capacity] = lane = Engine(model, sequences, seed=seed).lane(stream=stream)
+            self.lanes[capacity] = lane = Lane(Engine(model, sequences, seed=seed), stream=stream)
             lane.timing = lane.gpu
             lane.prepare([ANCHOR])
 

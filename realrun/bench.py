@@ -115,7 +115,7 @@ class Bench:
         self.engine.cache.randomize(seed)
 
     def measure(self, rows: Sequence[int], contexts: Sequence[int], repeats: int) -> Iterator[Result]:
-        lane = self.engine.lane()
+        lane = Lane(self.engine)
         lane.timing = True
         for context in contexts:
             for count in (r for r in rows if r <= self.slots):

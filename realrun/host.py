@@ -58,7 +58,7 @@ def open_lanes(engines: dict[Role, Engine], places: Sequence[Place], server: Ser
     lanes: dict[Place, Lane] = {}
     for name, role in places:
         level = PRIORITY[name] if server.priority == "stream" else 0
-        lane = lanes[name, role] = engines[role].lane(level, streams.get(name))
+        lane = lanes[name, role] = Lane(engines[role], level, streams.get(name))
         if lane.stream is not None:
             streams[name] = lane.stream
     return lanes

@@ -34,7 +34,6 @@ from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import make_controller
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
@@ -45,6 +44,7 @@ from pdvsim.sim.run import (
     drawn_verdict,
     host_times,
     kv_capacity,
+    make_controller,
     no_collector,
     profile_of,
 )

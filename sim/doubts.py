@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
@@ -17,6 +18,13 @@ CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
 
 class Doubt(UserWarning):
     """An experiment that looks wrong."""
+
+
+def vet(experiments: Iterable[Experiment]) -> None:
+    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
+    given = list(experiments)
+    refuse_idle(given)
+    warn(given)
 
 
 def warn(experiments: Iterable[Experiment]) -> None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import warn
 
 Rule = Callable[[Experiment], bool]
 
@@ -106,13 +105,6 @@ NEEDS: tuple[Need, ...] = (
     Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
     Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),
 )  # fmt: skip
-
-
-def vet(experiments: Iterable[Experiment]) -> None:
-    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
-    given = list(experiments)
-    refuse_idle(given)
-    warn(given)
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import Acceptance, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
@@ -28,7 +28,8 @@ from pdvsim.sim.machine.node import Node
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import make_controller
+from pdvsim.sim.policies.controllers import Controller, Goodput
+from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import (
     REQUEST_DTYPES,
@@ -166,6 +167,15 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         idle_poll_cost_s=host.idle_poll_cost_s,
         notify_s=host.notify_s,
     )
+
+
+def make_controller(settings: Server, planner: Planner) -> Controller:
+    """The draft-length controller that the settings name."""
+    if settings.controller == "feedback":
+        return Feedback(settings)
+    if settings.controller == "goodput":
+        return Goodput(settings, planner)
+    return Controller(settings)
 
 
 def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:

@@ -13,8 +13,8 @@ from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
-from pdvsim.calibration.fit.workers import in_workers
 from pdvsim.common.files import write_whole
+from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import Latency
@@ -116,7 +116,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     if not measured:
         raise ValueError("samples hold no model measured alone: --models measures them")
     todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
-    solos = dict(zip(measured, in_workers(fit_solo, todo, progress), strict=True))
+    solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
     header = samples.header
     profile = Profile(

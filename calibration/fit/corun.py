@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.calibration.fit.points import Array
-from pdvsim.calibration.fit.workers import in_workers
+from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Load, Sharing
@@ -220,7 +220,7 @@ def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Cal
     of_member = np.array([part for part, group in zip(parts, groups, strict=True) for _ in group.members])
     distinct = list(dict.fromkeys(parts))
     rests = [[group for group, other in zip(groups, parts, strict=True) if other != part] for part in distinct]
-    fits = in_workers(fit_groups, [(rest,) for rest in rests], progress)
+    fits = parallel_map(fit_groups, [(rest,) for rest in rests], progress)
     for part, fit in zip(distinct, fits, strict=True):
         out = [group for group, other in zip(groups, parts, strict=True) if other == part]
         if fit is not None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -17,11 +18,14 @@ import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.validate.runs import Load
-from pdvsim.sim.config import Contention
+from pdvsim.common.outcomes import Row
+from pdvsim.common.workers import finished_here
+from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text, said
 from pdvsim.sim.relevance import suited
-from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
+from pdvsim.sim.run import simulate
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -93,30 +97,38 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     distinct = experiments(lines)
-    points: list[Point] = []
-    for contention in contentions:
-        for load in distinct:
-            experiment = load.experiment()
-            hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
-            experiment = suited(replace(experiment, hardware=hardware))
-            closed = load.concurrency is not None
-            at = load.concurrency if closed else load.request_rate
-            points.append(Point("concurrency" if closed else "request_rate", float(at or 0), len(points), experiment))
-    complete = True
-    try:
-        rows = run_sweep(points, jobs, progress)
-    except SweepInterrupted as stop:
-        rows, complete = stop.points, False
-    by_number = {int(row["run"]): row for row in rows.to_dict("records")}
+    wanted = [_at(load, contention, profile) for contention in contentions for load in distinct]
+    rows: dict[int, Row] = {}
+    outcomes = finished_here(_predicted, list(enumerate(wanted)), jobs)
+    with closing(outcomes), suppress(KeyboardInterrupt):
+        for outcome in outcomes:
+            if outcome.row is None:
+                load = distinct[outcome.index % len(distinct)]
+                raise ValueError(f"{load.arch} of {load.pair}: {outcome.reason}")
+            rows[outcome.index] = outcome.row
+            if progress:
+                progress(len(rows), len(wanted))
     checked: dict[Contention, list[Checked]] = {contention: [] for contention in contentions}
     for i, contention in enumerate(contentions):
         for line in lines:
-            row = by_number.get(i * len(distinct) + distinct.index(_experiment(line)))
+            row = rows.get(i * len(distinct) + distinct.index(_experiment(line)))
             if row is not None:
                 predicted = {name: float(row[name]) for name in METRICS}
                 checked[contention].append(Checked(Load(**line["load"]), line["metrics"], predicted))
-    foundation = "; ".join(map(str, rows["foundation"].unique())) if len(rows) else ""
-    return Validation(checked, foundation, complete)
+    foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
+    return Validation(checked, foundation, len(rows) == len(wanted))
+
+
+def _at(load: Load, contention: Contention, profile: str | None) -> Experiment:
+    """What is simulated for a load."""
+    experiment = load.experiment()
+    hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
+    return suited(replace(experiment, hardware=hardware))
+
+
+def _predicted(index: int, experiment: Experiment) -> Row:
+    result = simulate(experiment)
+    return {"foundation": result.meta["foundation"]} | summarise(result)
 
 
 def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:

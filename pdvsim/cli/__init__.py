@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from pdvsim.common.console import guarded
+from pdvsim.common.version import __version__
 
 COMMANDS = {  # module of this package: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
@@ -41,8 +42,6 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(help_text())
         return 0
     if first == "--version":
-        from pdvsim import __version__
-
         print(f"pdvsim {__version__}")
         return 0
     if first is None or first not in COMMANDS:

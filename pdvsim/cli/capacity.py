@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.common.console import forewarn
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
-from pdvsim.common.console import forewarn
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
+from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -179,7 +179,7 @@ def main(argv: list[str]) -> int:
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
     """A comparison as it was run, and what came of it."""
-    from pdvsim import __version__
+    from pdvsim.common.version import __version__
     from pdvsim.sim.metrics.summary import percentile_name
     from pdvsim.study import output
     from pdvsim.study.compare import differences, summary

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.common.console import forewarn
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place

@@ -31,7 +31,8 @@ def main(argv: list[str]) -> int:
         raise ValueError("no CUDA device: a profile is measured on one")
 
     from pdvsim.common.progress import Progress
-    from pdvsim.profiler.measure import Options, Profiler
+    from pdvsim.profiler.measure import Profiler
+    from pdvsim.profiler.options import Options
     from pdvsim.profiler.samples import merge
     from pdvsim.realrun.engine.arch import preset
     from pdvsim.study.output import check_folder

@@ -9,7 +9,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ProfilesCommand, argv, "pdvsim profiles")
 
-    from pdvsim.profiler.header import shipped
+    from pdvsim.calibration.shipped import shipped
     from pdvsim.sim.hardware.models import GPUS, MODELS
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output

@@ -15,7 +15,7 @@ import tyro
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import guarded, say
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.doubts import vet
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,10 @@ def _run(argv: list[str]) -> int:
     if args.machine.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
-    from pdvsim import Run
+    from pdvsim.cli.runfiles import RunFiles
     from pdvsim.realrun.site import Interrupted, serve
-    from pdvsim.study.output import DETAILS, RunFiles
+    from pdvsim.study.output import DETAILS
+    from pdvsim.view.run import Run
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     try:

@@ -102,7 +102,7 @@ def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | N
     """What was simulated, and from what."""
     from dataclasses import asdict
 
-    from pdvsim import __version__
+    from pdvsim.common.version import __version__
     from pdvsim.published.explain import explain
     from pdvsim.published.tables import SOURCE
 

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.args import SweepCommand, parse
-from pdvsim.common.console import forewarn, say
+from pdvsim.common.console import say
+from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -84,8 +85,8 @@ def _kept(folder: SweepDir, done: int, total: int) -> str:
 
 def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and what they may take; nothing is written."""
+    from pdvsim.common.workers import cores
     from pdvsim.study import output
-    from pdvsim.study.backends import cores
     from pdvsim.study.estimate import cost
     from pdvsim.study.folder import listed
     from pdvsim.view import table

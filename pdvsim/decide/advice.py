@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from pdvsim import __version__
+from pdvsim.common.version import __version__
 from pdvsim.decide import hazards
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line

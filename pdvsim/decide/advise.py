@@ -20,8 +20,8 @@ from pdvsim.decide.race import SHORT, Race, finalists, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.relevance import vet
 from pdvsim.study.backends import Row
 
 FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any

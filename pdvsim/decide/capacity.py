@@ -20,8 +20,8 @@ from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.relevance import vet
 from pdvsim.study.backends import Row
 from pdvsim.study.stats import interval
 

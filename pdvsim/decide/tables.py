@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pdvsim import __version__
+from pdvsim.common.version import __version__
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES

@@ -23,10 +23,12 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim import Run, __version__
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
+from pdvsim.common.outcomes import Outcome, Row
+from pdvsim.common.version import __version__
+from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.run import simulate
-from pdvsim.study.backends import Backend, Outcome, Row, finished
+from pdvsim.study.backends import Backend, finished
 from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey
@@ -205,12 +207,12 @@ def made(folder: Path | None, index: int, point: Point) -> Row:
     """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
     if folder is None:
         return {"row": run_point(index, point), "details": {}}
-    run = Run(simulate(point.experiment))
+    result = simulate(point.experiment)
     (folder / "details").mkdir(exist_ok=True)
-    content = {name: parquet(getattr(run, name)) for name in DETAILS}
+    content = {name: parquet(frame) for name, frame in zip(DETAILS, frames(result), strict=True)}
     write_all({detail_file(folder, index, name): data for name, data in content.items()})
     digests = {name: sha256(data) for name, data in content.items()}
-    return {"row": row_of(index, point, run.result), "details": digests}
+    return {"row": row_of(index, point, result), "details": digests}
 
 
 @contextmanager

@@ -24,7 +24,7 @@ def checked(experiment: Experiment) -> Workload:
 
     Nor may it set an option that does nothing.
     """
-    from pdvsim.sim.relevance import vet
+    from pdvsim.sim.doubts import vet
     from pdvsim.sim.workload.requests import Workload
 
     vet([experiment])

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pdvsim import __version__
 from pdvsim.common.files import digest, fingerprint, read_sealed, unbroken
+from pdvsim.common.outcomes import Row
+from pdvsim.common.version import __version__
 from pdvsim.sim.reading import quoted, read_json, said
-from pdvsim.study.backends import Row
 from pdvsim.study.output import DETAILS
 
 SCHEMA = 1

@@ -96,7 +96,7 @@ class Ticket:
 
 
 class Lane:
-    """Launches one engine's work in order on one stream."""
+    """Launches one engine's work in order: its own stream (higher `priority` goes first; or the one given)."""
 
     def __init__(self, engine: Engine, priority: int = 0, stream: torch.cuda.Stream | None = None) -> None:
         self.engine, device = engine, engine.device

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.profiler import grid
-from pdvsim.profiler.measure import Options
+from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import SCHEMA, Part
 from pdvsim.realrun.engine.arch import Architecture
 from pdvsim.sim.core import ModelSpec

@@ -83,7 +83,7 @@ def continued(text: tuple[int, ...], tokens: int) -> list[int]:
 def alone() -> Lane:
     """The target with room for one sequence."""
     target, capacity = models()["target"], 256
-    return Engine(Transformer(target.arch, target.weights, capacity), Sequences(1, capacity, CPU)).lane()
+    return Lane(Engine(Transformer(target.arch, target.weights, capacity), Sequences(1, capacity, CPU)))
 
 
 def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:

@@ -43,6 +43,6 @@ def engine(arch: Architecture, sequences: Sequences, seed: int, temperature: flo
 def stage(target_seed: int = 1, draft_seed: int = 2, slots: int = 8, capacity: int = 128) -> Stage:
     sequences = Sequences(slots, capacity, CPU)
     return Stage(
-        engine(tiny_arch(), sequences, target_seed).lane(),
-        engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed).lane(),
+        Lane(engine(tiny_arch(), sequences, target_seed)),
+        Lane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
     )
