@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import pdvsim
 from pdvsim.args import RunCommand, SweepCommand, parse
 from pdvsim.cli import main
 
@@ -225,8 +226,5 @@ def test_help_is_light() -> None:
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    import tomllib
-
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
     assert main(["--version"]) == 0
-    assert capsys.readouterr().out == f"pdvsim {project['project']['version']}\n"
+    assert capsys.readouterr().out == f"pdvsim {pdvsim.__version__}\n"
