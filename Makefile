@@ -30,8 +30,9 @@ chromium:
 docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
+# With AGAINST=COMMIT: beside the code of another commit, in turn.
 bench: $(VENV)/.installed
-	$(BIN)/python tests/benchmarks/bench.py
+	$(BIN)/python tests/benchmarks/$(if $(AGAINST),against.py $(AGAINST),bench.py)
 
 # Broken files and command lines; each failure is printed with what does it again. FUZZ_FIRST goes on from a seed.
 fuzz: $(VENV)/.installed-dev

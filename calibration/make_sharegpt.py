@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 from scipy.stats import spearmanr
 
-from pdvsim.sim.files import write_whole
+from pdvsim.common.files import write_whole
 
 SCORE_STEP = 0.02
 SCORES = SCORE_STEP * np.arange(-220, 221)  # to 4.4 standard deviations: one request in 100,000

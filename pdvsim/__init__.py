@@ -40,14 +40,14 @@ class Run:
 
         Where forward times are predicted the main ones also have a `NAME_low` and `NAME_high`.
         """
-        from pdvsim.sim.band import spanned
-        from pdvsim.sim.metrics import summarise
+        from pdvsim.sim.metrics.summary import summarise
+        from pdvsim.study.band import spanned
 
         return spanned(summarise(self.result), self.ends)
 
     @cached_property
     def _frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-        from pdvsim.sim.metrics import frames
+        from pdvsim.sim.metrics.summary import frames
 
         return frames(self.result)
 
@@ -76,7 +76,7 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """The metrics as one level, with what was run: what the tables print."""
-        from pdvsim.sim.sweep import flatten
+        from pdvsim.study.sweep import flatten
 
         experiment = self.result.experiment
         load = {"request_rate": experiment.traffic.request_rate, "max_concurrency": experiment.traffic.max_concurrency}
@@ -86,13 +86,13 @@ class Run:
 
     def table(self) -> str:
         """The metrics as `vllm bench serve` prints them."""
-        from pdvsim.table import serving_table
+        from pdvsim.view.table import serving_table
 
         scoring = self.result.experiment.scoring
         return serving_table(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
 
     def _repr_html_(self) -> str:
-        from pdvsim.table import serving_html
+        from pdvsim.view.table import serving_html
 
         scoring = self.result.experiment.scoring
         return serving_html(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
@@ -106,11 +106,11 @@ class Run:
 
 def run(**options: Any) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
-    from pdvsim.args import flags, from_mapping, parse
-    from pdvsim.sim.band import ends
+    from pdvsim.cli.args import flags, from_mapping, parse
     from pdvsim.sim.config import Experiment
-    from pdvsim.sim.inputs import checked
     from pdvsim.sim.run import simulate
+    from pdvsim.study.band import ends
+    from pdvsim.study.inputs import checked
 
     experiment = parse(Experiment, from_mapping(options, flags(Experiment), "unknown option"))
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
@@ -121,8 +121,8 @@ def sweep(**options: Any) -> pd.DataFrame:
 
     `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
     """
-    from pdvsim.args import SweepOptions, flags, from_mapping, parse
-    from pdvsim.sim.sweep import run_sweep
+    from pdvsim.cli.args import SweepOptions, flags, from_mapping, parse
+    from pdvsim.study.sweep import run_sweep
 
     chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
@@ -130,8 +130,8 @@ def sweep(**options: Any) -> pd.DataFrame:
 
 def capacity(**options: Any) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
-    from pdvsim.args import flags, from_mapping, parse
-    from pdvsim.commands.capacity import CapacityOptions
+    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.capacity import CapacityOptions
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.runs import Bench
 
@@ -141,8 +141,8 @@ def capacity(**options: Any) -> Capacities:
 
 def advise(**options: Any) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
-    from pdvsim.args import flags, from_mapping, parse
-    from pdvsim.commands.advise import AdviseOptions
+    from pdvsim.cli.advise import AdviseOptions
+    from pdvsim.cli.args import flags, from_mapping, parse
     from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
@@ -152,8 +152,8 @@ def advise(**options: Any) -> Advice:
 
 def winner_map(**options: Any) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
-    from pdvsim.args import flags, from_mapping, parse
-    from pdvsim.commands.map import MapOptions
+    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.map import MapOptions
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.winners import draw_map
 

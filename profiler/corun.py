@@ -23,11 +23,11 @@ from pdvsim.profiler.grid import Point
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
-from pdvsim.realrun.arch import Architecture
-from pdvsim.realrun.cache import HEADROOM, Sequences
-from pdvsim.realrun.engine import Engine, Shape
-from pdvsim.realrun.graphs import Lane, Ticket
-from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.engine import Engine, Shape
+from pdvsim.realrun.engine.graphs import Lane, Ticket
+from pdvsim.realrun.engine.model import Transformer
 
 CONTEXT = 512
 STEPS = 4

@@ -24,7 +24,7 @@ from pdvsim.profiler.parts import POINT, SCHEMA, Part
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
-    from pdvsim.realrun.arch import Architecture
+    from pdvsim.realrun.engine.arch import Architecture
 
 SAVE_EVERY_S = 8.0
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
@@ -266,7 +266,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("no CUDA device: a profile is measured on one", file=sys.stderr)
         return 2
-    from pdvsim.realrun.arch import preset
+    from pdvsim.realrun.engine.arch import preset
 
     begin = monotonic()
 

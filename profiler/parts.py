@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.files import whole
+from pdvsim.common.files import whole
 from pdvsim.sim.reading import check_file, parse_json, said
 
 SCHEMA = 1

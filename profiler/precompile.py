@@ -84,7 +84,7 @@ def main() -> int:
     import torch
 
     from pdvsim.profiler.rig import Rig, free
-    from pdvsim.realrun.arch import preset
+    from pdvsim.realrun.engine.arch import preset
 
     arch = preset(sys.argv[1])
     points = [Point(**entry) for entry in json.load(sys.stdin)]

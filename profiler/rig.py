@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from pdvsim.profiler.grid import CONTEXTS, SPREAD, Point
-from pdvsim.realrun.arch import Architecture
-from pdvsim.realrun.cache import HEADROOM, KVCache, Sequences
-from pdvsim.realrun.engine import Engine, ForwardShape, Shape
-from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
-from pdvsim.realrun.model import Transformer
-from pdvsim.realrun.weights import random_weights
+from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.cache import HEADROOM, KVCache, Sequences
+from pdvsim.realrun.engine.engine import Engine, ForwardShape, Shape
+from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.sim.core import ModelSpec
 
 MAX_SLOTS = 160

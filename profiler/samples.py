@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS
 from pdvsim.profiler.header import HEADER, Header, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
-from pdvsim.sim.files import write_all
 from pdvsim.sim.reading import read_table, said
 
 if TYPE_CHECKING:

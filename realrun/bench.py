@@ -19,13 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pdvsim.realrun.arch import PRESETS, preset
-from pdvsim.realrun.cache import HEADROOM, Sequences
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
-from pdvsim.realrun.model import Transformer
+from pdvsim.common.files import write_whole
+from pdvsim.realrun.engine.arch import PRESETS, preset
+from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.files import write_whole
 
 VERIFY_TOKENS = 5
 PROMPT_TOKENS = 1024

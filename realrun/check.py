@@ -18,14 +18,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun import gpu, twins
-from pdvsim.realrun.arch import Architecture
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Gate, Residual
-from pdvsim.realrun.cache import KVCache, Sequences
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import PromptChunk
-from pdvsim.realrun.model import Transformer
-from pdvsim.realrun.speculative import generate
+from pdvsim.realrun.engine import gpu, twins
+from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import KVCache, Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.speculative import generate
 from pdvsim.sim.core import ModelSpec
 
 DEVICE = torch.device("cuda")

@@ -18,7 +18,7 @@ from typing import Protocol
 from simpy.core import EmptySchedule
 from simpy.events import NORMAL, Event, EventPriority
 
-from pdvsim.sim.clock import Clock
+from pdvsim.sim.machine.clock import Clock
 
 
 class Source(Protocol):

@@ -19,20 +19,20 @@ import torch
 from simpy.events import Event
 from torch import Tensor
 
-from pdvsim.progress import Progress
-from pdvsim.realrun.cache import Sequences
+from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
 from pdvsim.realrun.memory import PLACES, Needs, Place, Slots, packed
-from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry
-from pdvsim.realrun.weights import Weights
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Role, Work
-from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.host import SimulatedHost
+from pdvsim.sim.hardware.host import SimulatedHost
+from pdvsim.sim.machine.books import Books
 
 Pins = Callable[[Work], "list[int] | None"]
 
@@ -71,7 +71,7 @@ class Rig:
             role: Engine(model, sequences, seed=seed, row_buckets=rows, chunk_buckets=chunks)
             for role, model in models.items()
         }
-        places = tuple(place for place in PLACES[experiment.arch] if place[1] in engines)
+        places = tuple(place for place in PLACES[experiment.kin] if place[1] in engines)
         lanes = open_lanes(engines, places, experiment.server)
         wanted = [(lane, shape) for place, lane in lanes.items() for shape in needs.shapes(place)]
         with Progress(len(wanted), "graphs", quiet) as progress:
@@ -143,7 +143,7 @@ class CudaGPU:
         lanes: dict[Place, Lane],
         slots: Slots,
         prompts: dict[int, Tensor],
-        books: SimulatedGPU,
+        books: Books,
         pins: Pins,
         telemetry: Telemetry,
     ) -> None:

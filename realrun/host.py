@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import Lane
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import Lane
 from pdvsim.realrun.memory import Place
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
-from pdvsim.sim.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.policies.base import PRIORITY
 from pdvsim.sim.records import Columns
 from pdvsim.sim.run import PARTITIONED

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pdvsim.realrun.arch import Architecture
-from pdvsim.realrun.batch import MAX_CHUNKS
-from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.realrun.cache import HEADROOM
-from pdvsim.realrun.engine import DraftShape, ForwardShape, Shape
-from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.batch import MAX_CHUNKS
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.engine.cache import HEADROOM
+from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, Shape
+from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.core import ModelSpec, Request, Role
-from pdvsim.sim.kv import KvCache
+from pdvsim.sim.machine.kv import KvCache
 
 Place = tuple[str, Role]
 
@@ -95,9 +95,9 @@ class SlotKv(KvCache):
 def in_flight_limit(experiment: Experiment) -> int:
     """Most requests that the policy lets in at once."""
     server = experiment.server
-    if experiment.arch == "baseline":
+    if experiment.kin == "baseline":
         return min(server.num_workers, server.max_num_seqs)
-    if experiment.arch == "pdv-unified":  # its decode queue may outgrow a batch
+    if experiment.kin == "pdv-unified":  # its decode queue may outgrow a batch
         return math.ceil(server.admission_factor * server.max_num_seqs) + 1
     return server.max_num_seqs
 
@@ -125,7 +125,7 @@ class Needs:
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
-        server, arch = experiment.server, experiment.arch
+        server, arch = experiment.server, experiment.kin
         slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
         if not experiment.speculates:

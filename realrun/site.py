@@ -16,26 +16,26 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdvsim.progress import Progress
-from pdvsim.realrun.arch import Architecture, from_config, preset
+from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.command import Machine, as_served, refuse
 from pdvsim.realrun.device import CudaGPU, Rig
+from pdvsim.realrun.engine.arch import Architecture, from_config, preset
+from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.host import RealHost, idle_shares
+from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
-from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
-from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.planner import Planner
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.machine.books import Books
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.profile import Profile
+from pdvsim.sim.policies.controllers import make_controller
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
     PARTITIONED,
@@ -48,7 +48,7 @@ from pdvsim.sim.run import (
     no_collector,
     profile_of,
 )
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload.requests import make_requests
 
 TINY = {
     "draft": Architecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
@@ -136,13 +136,13 @@ class RealSite:
         sharing = Sharing("fluid", settings.priority, profile.contention, shares)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
-        books = SimulatedGPU(env, host, latency if known else {}, sharing, self.log.launches, pinned, peak)
+        books = Books(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
             env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
         )  # fmt: skip
         env.sources.append(self.device)
-        hands_over = POLICIES[experiment.arch].hands_over
+        hands_over = policy_of(experiment.arch).hands_over
         planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
         pair = Pair(models.get("draft", models["target"]), models["target"])
         held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
@@ -163,7 +163,7 @@ class RealSite:
         self.env.start()
         self.device.begin()
         self.device.telemetry.restart()
-        self.servers = [POLICIES[self.experiment.arch](self.context)]
+        self.servers = [policy_of(self.experiment.arch)(self.context)]
 
     def route(self, request: Request) -> Policy:
         return self.servers[0]
@@ -295,8 +295,8 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "telemetry": telemetry.columns(),
     }
     if site.device.books.models:
-        books = site.device.books
-        meta |= {"bandwidth_bytes_per_s": books.bytes_per_s, "flops_per_s": books.flops_per_s}
+        gpu = site.profile.gpu
+        meta |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
     return Result(
         experiment=site.experiment,
         requests=requests,

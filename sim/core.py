@@ -97,14 +97,11 @@ class Request:
     """
 
     __slots__ = (
-        "accepted",
         "admitted_s",
         "arrival_s",
         "coins",
         "context",
         "draft_ns",
-        "drafted",
-        "drafts",
         "emitted",
         "finish_s",
         "first_token_s",
@@ -120,11 +117,10 @@ class Request:
         "prompt_tokens",
         "ready_s",
         "recomputed_tokens",
-        "refused",
         "replica",
         "resumptions",
-        "rounds",
         "runs",
+        "tally",
         "temperature",
         "turn_s",
         "verify_ns",
@@ -146,11 +142,7 @@ class Request:
         self.k = 0  # drafts waiting for verification
         self.temperature = 1.0  # the drafter's, when it made them
         self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
-        self.rounds = 0  # forwards of the target behind the prompt
-        self.drafts = 0  # of these, those that had drafts to verify
-        self.drafted = 0
-        self.accepted = 0
-        self.refused = 0  # the target judges a round's drafts up to the first that it refuses, and no further
+        self.tally = 0  # of its rounds: five counters in one number
         self.preemptions = 0
         self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
         self.recomputed_tokens = 0  # that left the KV cache with a preemption
@@ -173,27 +165,30 @@ class Request:
         """Tokens to read before it decodes: the prompt, and after a preemption what has been delivered as well."""
         return self.prompt_tokens + self.emitted
 
-    def book(self, accepted: int) -> int:
-        """Take a verdict: the accepted drafts and one token of the target's, up to the end. Returns the gain."""
-        k, gained, left = self.k, accepted + 1, self.output_tokens - self.emitted
-        if gained > left:
-            gained = left
-        self.pinned = False
-        self.emitted += gained
-        self.context += gained
-        self.rounds += 1
-        if k:
-            self.drafts += 1
-            self.drafted += k
-            self.accepted += accepted
-            if accepted == k:
-                self.owed = 1  # the drafter has not read its own last draft
-            else:
-                self.owed = 0
-                self.refused += 1
-        else:
-            self.owed += gained
-        return gained
+    @property
+    def rounds(self) -> int:
+        """Forwards of the target behind the prompt."""
+        return self.tally & _FIELD
+
+    @property
+    def drafts(self) -> int:
+        """Of these, those that had drafts to verify."""
+        return self.tally >> _BITS & _FIELD
+
+    @property
+    def drafted(self) -> int:
+        """Draft tokens verified."""
+        return self.tally >> 2 * _BITS & _FIELD
+
+    @property
+    def accepted(self) -> int:
+        """Of these, those accepted."""
+        return self.tally >> 3 * _BITS & _FIELD
+
+    @property
+    def refused(self) -> int:
+        """At most one a round: the target judges its drafts up to the first that it refuses, and no further."""
+        return self.tally >> 4 * _BITS
 
     def evict(self) -> None:
         """Its tokens leave the KV cache; those delivered stay delivered."""
@@ -203,6 +198,15 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
+
+
+_BITS = 40  # of each counter in a request's tally
+_FIELD = (1 << _BITS) - 1
+
+
+def packed_tally(*counters: int) -> int:
+    """`rounds, drafts, drafted, accepted, refused` in one number, as a request keeps them: one sum a round."""
+    return sum(counter << at * _BITS for at, counter in enumerate(counters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
     said: dict[str, None] = {}
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput))
-        if experiment.arch != "autoregressive":
+        if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 pair, hardware = experiment.server.pair, experiment.hardware
                 said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))
@@ -49,8 +49,8 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache
 def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
-    from pdvsim.sim.latency import Latency
-    from pdvsim.sim.models import pair
+    from pdvsim.sim.hardware.latency import Latency
+    from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.run import covering_profile
 
     models = pair(name)

@@ -69,7 +69,8 @@ LAUNCH_DTYPES: dict[str, str] = {
 }
 
 _ROW = np.dtype(list(LAUNCH_DTYPES.items()))
-_HEAD, _TAIL = Struct("=5h"), Struct("=iihiiiq5d")  # of a row: what it is, and the rest
+_HEAD = Struct("=5h")  # of a row: what it is
+packed_launch = Struct(f"={_HEAD.size}siihiiiq5d").pack  # a row: its head, and the columns from `rows` on
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
@@ -85,9 +86,9 @@ class Launches:
         """What a launch is, as its row begins."""
         return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
 
-    def append(self, head: bytes, *figures: float) -> None:
-        """A row: its head, and the columns from `rows` on."""
-        self._packed += head + _TAIL.pack(*figures)
+    def append(self, row: bytes) -> None:
+        """A row, as `packed_launch` makes it."""
+        self._packed += row
 
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize

@@ -13,23 +13,23 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.acceptance import Coins, accepted_at, rate_at
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Experiment, Hardware
-from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import make_controller
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
-from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.host import HostTimes, SimulatedHost
-from pdvsim.sim.kv import KvCache, capacity_tokens
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.models import gpu
-from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.node import Node
-from pdvsim.sim.planner import Planner
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens
+from pdvsim.sim.machine.node import Node
+from pdvsim.sim.metrics.streaming import Tally
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.profile import Profile, builtin, covering, load, roofline
+from pdvsim.sim.policies.controllers import make_controller
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import (
     REQUEST_DTYPES,
     Log,
@@ -37,8 +37,8 @@ from pdvsim.sim.records import (
     request_columns,
 )
 from pdvsim.sim.relevance import refuse_idle
-from pdvsim.sim.streaming import Tally
-from pdvsim.sim.workload import Workload
+from pdvsim.sim.workload.acceptance import Coins, accepted_at, rate_at
+from pdvsim.sim.workload.requests import Workload
 
 STUCK_SHOWN = 10  # requests named when nothing moves any more
 PARTITIONED = ("decode", "verify", "prefill")
@@ -262,7 +262,7 @@ class Site:
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         self.gpus += gpus
-        planner = Planner(models, sharing, peak, times, POLICIES[experiment.arch].hands_over)
+        planner = Planner(models, sharing, peak, times, policy_of(experiment.arch).hands_over)
         context = Context(
             env=env,
             device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
@@ -273,7 +273,7 @@ class Site:
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )
-        return POLICIES[experiment.arch](context)
+        return policy_of(experiment.arch)(context)
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""

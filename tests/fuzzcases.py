@@ -23,20 +23,21 @@ from typing import Any
 from resultdirs import sweep_folder
 
 from pdvsim import cli
-from pdvsim.args import RunCommand, SweepCommand, flags
-from pdvsim.calibration import validate, vidur
-from pdvsim.commands.advise import AdviseCommand
-from pdvsim.commands.capacity import CapacityCommand
-from pdvsim.commands.compare import CompareCommand
-from pdvsim.commands.map import MapCommand
+from pdvsim.calibration.fit import vidur
+from pdvsim.calibration.validate import compare as validate
+from pdvsim.cli.advise import AdviseCommand
+from pdvsim.cli.args import RunCommand, SweepCommand, flags
+from pdvsim.cli.capacity import CapacityCommand
+from pdvsim.cli.compare import CompareCommand
+from pdvsim.cli.map import MapCommand
 from pdvsim.profiler import parts, samples
-from pdvsim.results import load, records
-from pdvsim.sim import acceptance, datasets
-from pdvsim.sim.cards import card_file
-from pdvsim.sim.models import GPUS, model_or_config
-from pdvsim.sim.profile import builtin
-from pdvsim.sim.profile import load as load_profile
-from pdvsim.sweepcheck import read_config
+from pdvsim.sim.hardware.cards import card_file
+from pdvsim.sim.hardware.models import GPUS, model_or_config
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.profile import load as load_profile
+from pdvsim.sim.workload import acceptance, datasets
+from pdvsim.study.results import load, records
+from pdvsim.study.sweepcheck import read_config
 
 MOST_CPU_S = 30.0  # of one case
 DEEP = 3000

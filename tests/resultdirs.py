@@ -10,10 +10,10 @@ from typing import Any
 import pandas as pd
 
 from pdvsim import Run, __version__
-from pdvsim.output import DETAILS, dumps, settings
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sweep import flatten
+from pdvsim.study.output import DETAILS, dumps, settings
+from pdvsim.study.sweep import flatten
 
 WARMUP = 3
 BASE = Experiment(

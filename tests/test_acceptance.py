@@ -11,11 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from pdvsim.sim import acceptance as acc
-from pdvsim.sim.acceptance import Coins, accepted_at, draw_streams, expected_tokens, rate_at, walltime_improvement
 from pdvsim.sim.config import Acceptance
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.workload import acceptance as acc
+from pdvsim.sim.workload.acceptance import (
+    Coins,
+    accepted_at,
+    draw_streams,
+    expected_tokens,
+    rate_at,
+    walltime_improvement,
+)
 
 
 def draw(acceptance: Acceptance, lengths: list[int], seed: int = 0) -> tuple[list[bytes], list[Coins | None]]:

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
-from pdvsim.args import RunCommand, parse
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
+from pdvsim.cli.args import RunCommand, parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import advice_document
 from pdvsim.decide.advise import Advice, Question, _affordable
@@ -29,13 +30,14 @@ from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.race import Race, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import SIMPLEST_FIRST, Space, complexity
-from pdvsim.sim.acceptance import expected_tokens, walltime_improvement
-from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
-from pdvsim.sim.latency import ForwardFit
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import roofline, save
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import roofline
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sweep import SweepInterrupted
+from pdvsim.sim.workload.acceptance import expected_tokens, walltime_improvement
+from pdvsim.study.sweep import SweepInterrupted
 
 OPTIONS = {"dataset_name": "random", "num_prompts": 40, "input_len": 64, "output_len": 24, "num_runs": 3, "jobs": 1}
 LEVELS = ("ttft:200", "tpot:20")

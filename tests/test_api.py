@@ -36,7 +36,7 @@ def test_sweep_is_a_frame() -> None:
         ({"request_rate": "fast"}, "--request-rate must be a number"),
         ({"request_rate": [1, 2]}, "takes one value"),
         ({"num_prompts": 0}, "num-prompts must be 1 to 10000000"),
-        ({"arch": "pdx"}, "invalid choice 'pdx'"),
+        ({"arch": "pdx"}, "unknown arch 'pdx'"),
         ({"use_trace_timestamps": "yes"}, "must be true or false"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from deadly import deadly, deadly_once
 
 from pdvsim.cli import main
-from pdvsim.sim.backends import DIED, Backend, Outcome, attempt, finished
+from pdvsim.study.backends import DIED, Backend, Outcome, attempt, finished
 
 SWEEP = ["--arch", "pdv,colocated", "--concurrency", "2,8", "--num-runs", "2", "--vary", "num-speculative-tokens=2,4"]
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
@@ -44,7 +44,7 @@ def dask() -> Iterator[Any]:
     distributed, config = pytest.importorskip("distributed"), pytest.importorskip("dask.config")
     patience = {f"distributed.comm.timeouts.{which}": f"{PATIENCE_S}s" for which in ("connect", "tcp")}
     with config.set(patience), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.sim.clusters.PATIENCE_S", PATIENCE_S)
+        patch.setattr("pdvsim.study.clusters.PATIENCE_S", PATIENCE_S)
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             yield cluster
 
@@ -149,7 +149,7 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
 def test_a_cluster_that_is_not_there_is_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdvsim.sim.clusters.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test's cluster is none of this one's
     monkeypatch.setattr("ray.init", None)  # never asked: it would wait for minutes
     assert main(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")]) == 2
@@ -163,7 +163,7 @@ def test_a_cluster_that_is_not_there_is_one_line(
 def test_a_port_that_says_nothing_is_not_waited_for(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
-    monkeypatch.setattr("pdvsim.sim.clusters.PATIENCE_S", 0.5)
+    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -184,7 +184,7 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
     worker = None
     folder = tmp_path / "s"
     argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
-    program = "import sys, pdvsim.sim.clusters as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
+    program = "import sys, pdvsim.study.clusters as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
     try:
         sweep = subprocess.Popen(
             [python, "-c", WHEN_UP + program, *argv, "--backend", "dask", "--scheduler", address],

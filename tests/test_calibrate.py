@@ -10,11 +10,13 @@ from typing import Any
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.sim.models import MODELS
-from pdvsim.sim.profile import builtin
-from pdvsim.sim.profile import load as load_profile
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.profile import load as load_profile
 
-DATA = Path(__file__).parents[1] / "calibration" / "data"
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "calibration" / "data"
+SHIPPED = ROOT / "sim" / "hardware" / "data" / "h200.json"
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,7 @@ def within(tolerance: float, shipped: Any) -> Any:
 
 def test_the_shipped_samples_give_the_shipped_profile(again: dict[str, Any]) -> None:
     """To a millionth: a fit's last digits are the processor's and its linear algebra's, about 1e-13 of each figure."""
-    assert again["profile"] == within(1e-6, json.loads((DATA / "h200.json").read_text(encoding="utf-8")))
+    assert again["profile"] == within(1e-6, json.loads(SHIPPED.read_text(encoding="utf-8")))
     for name in ("h200.solo.png", "h200.corun.png"):
         assert (again["folder"] / "plots" / name).read_bytes().startswith(b"\x89PNG")
 
@@ -58,7 +60,7 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
 
 
 def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
-    assert builtin("h200") == load_profile(DATA / "h200.json")
+    assert builtin("h200") == load_profile(SHIPPED)
     assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
     assert set(builtin("h200").models) == set(MODELS)
 

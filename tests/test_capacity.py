@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 
 import pdvsim
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.capacity import Bracket, Capacities, Plan, Search, find_capacities, search
@@ -24,12 +25,12 @@ from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.latency import ForwardFit
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import roofline, save
-from pdvsim.sim.stability import stability
-from pdvsim.sim.sweep import Row, SweepInterrupted
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import roofline
+from pdvsim.sim.metrics.stability import stability
+from pdvsim.sim.workload.requests import make_requests
+from pdvsim.study.sweep import Row, SweepInterrupted
 
 SERVICE_S = 0.01
 

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.sim.cards import GPUS, card_file, gpu
 from pdvsim.sim.config import Experiment, Hardware, Server
-from pdvsim.sim.models import MODELS
-from pdvsim.sim.profile import builtin, save
-from pdvsim.sim.transfer import shipped
+from pdvsim.sim.hardware.cards import GPUS, card_file, gpu
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.transfer import shipped
 
 CARD = """\
 name = "my-card"

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.args import RunCommand, SweepCommand, parse
 from pdvsim.cli import main
+from pdvsim.cli.args import RunCommand, SweepCommand, parse
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -44,7 +44,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--num-prompts", "many"], "--num-prompts must be a whole number, got 'many'"),
         (["run", "--request-rate", "fast"], "--request-rate must be a number, got 'fast'"),
         (["run", "--metric-percentiles", "50,all"], "--metric-percentiles must be a list of numbers"),
-        (["run", "--arch", "pdx"], "invalid choice 'pdx'"),
+        (["run", "--arch", "pdx"], "unknown arch 'pdx' (did you mean pd?); known: autoregressive"),
         (["run", "--num-prompts", "0"], "num-prompts must be 1 to 10000000, got 0"),
         (["run", "--seed", "-1"], "seed must be 0 to 9007199254740992, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
@@ -86,7 +86,7 @@ def test_what_only_the_run_can_refuse_is_one_line_too(
 def test_unwritable_outputs_are_refused_before_the_run(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importlib.import_module("pdvsim.sweepdir")  # before the patch: it would keep None under a name of its own
+    importlib.import_module("pdvsim.study.folder")  # before the patch: it would keep None under a name of its own
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")

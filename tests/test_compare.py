@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.commands.compare import prices_usd
-from pdvsim.sim import compare as compare_module
-from pdvsim.sim import models
-from pdvsim.sim.compare import COST, Comparison, differences, run_comparison, summary
+from pdvsim.cli.compare import prices_usd
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.sweep import SweepInterrupted, run_sweep
+from pdvsim.sim.hardware import models
+from pdvsim.study import compare as compare_module
+from pdvsim.study.compare import COST, Comparison, differences, run_comparison, summary
+from pdvsim.study.sweep import SweepInterrupted, run_sweep
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")

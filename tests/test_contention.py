@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Contention, Priority
-from pdvsim.sim.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.core import Request, Role, Work
-from pdvsim.sim.device import Job, SimulatedGPU
-from pdvsim.sim.host import HostTimes, SimulatedHost
-from pdvsim.sim.lane import Lane
-from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import MODELS, pair
-from pdvsim.sim.planner import Planner
-from pdvsim.sim.profile import ContentionFit, builtin
+from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import MODELS, pair
+from pdvsim.sim.hardware.profile import ContentionFit, builtin
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.device import Job, SimulatedGPU
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9
@@ -360,13 +360,13 @@ class Bench:
             self.env, SimulatedHost(HostTimes(launch_s=launch_s)), {"target": model}, sharing, self.log,
             lambda work: None, (FLOPS, BANDWIDTH),
         )  # fmt: skip
-        solo = self.gpu.price
+        solo = self.gpu.books.price
 
         def price(work: Work) -> tuple[float, float, float]:
             solo_s = solo(work)[0]
             return (solo_s, solo_s * BANDWIDTH, 0.0) if bound == "memory" else (solo_s, 0.0, solo_s * FLOPS)
 
-        self.gpu.price = price  # type: ignore[method-assign]
+        self.gpu.books.price = price  # type: ignore[method-assign]
 
     def submit(self, at_s: float, lane: str, milliseconds: int) -> None:
         priority = {"decode": 2, "verify": 1, "prefill": 0}[lane]
@@ -461,7 +461,7 @@ def test_the_host_launches_one_work_at_a_time() -> None:
 PAIR = pair("tinyllama-1.1b:llama-2-7b")
 
 
-def h200(priority: Priority) -> tuple[SimulatedGPU, Planner]:
+def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
     profile, env = builtin("h200"), Clock()
     models: dict[Role, Latency] = {
@@ -470,8 +470,9 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner]:
     sharing = Sharing("fluid", priority, profile.contention, SHARES)
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     host = HostTimes()
-    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, Launches(), lambda work: None, peak)
-    return gpu, Planner(models, sharing, peak, host)
+    log = Launches()
+    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, log, lambda work: None, peak)
+    return gpu, Planner(models, sharing, peak, host), log
 
 
 def batch(rows: int, context: int) -> list[Request]:
@@ -485,12 +486,12 @@ def batch(rows: int, context: int) -> list[Request]:
 @pytest.mark.parametrize(("rows", "k"), [(1, 4), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
-    gpu, planner = h200(priority)
+    gpu, planner, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
     gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
     gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1))
     gpu.env.run()
-    ends = gpu.log.drain()["end_s"]
+    ends = log.drain()["end_s"]
     assert len(ends) == 2
     assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
@@ -507,7 +508,7 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
 
     A draft's turn is a layer of one step, whatever their number.
     """
-    gpu, _ = h200("stream")
+    gpu, *_ = h200("stream")
     rows = batch(20, 300)
     for tokens, steps, nimble in ((1, 1, True), (2, 1, False), (1, 4, True), (2, 4, True)):
         job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))

@@ -11,25 +11,26 @@ import numpy as np
 import pytest
 
 from pdvsim.sim import run as run_module
-from pdvsim.sim.acceptance import expected_tokens
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
-from pdvsim.sim.contention import Sharing
-from pdvsim.sim.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
 from pdvsim.sim.core import KINDS, Chunk, Request, Work
-from pdvsim.sim.feedback import Feedback
-from pdvsim.sim.heat import TemperatureSearch
-from pdvsim.sim.host import HostTimes, SimulatedHost
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.models import pair
-from pdvsim.sim.planner import Planner
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.machine.books import book
+from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies.base import Context
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
+from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.heat import TemperatureSearch
 from pdvsim.sim.policies.hybrid import Adaptive
-from pdvsim.sim.profile import builtin
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle, suited
 from pdvsim.sim.run import drawn_verdict, simulate
-from pdvsim.sim.workload import Workload
+from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.requests import Workload
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
@@ -234,8 +235,7 @@ class Rounds:
         """The round's verdict; its draft length."""
         k = self.rows[0].k
         verdict = [int(np.argmin([*(self.rng.random(k) < self.rate), False])) for _ in self.rows]
-        for row, accepted in zip(self.rows, verdict, strict=True):
-            row.book(accepted)
+        book(self.rows, verdict)
         self.controller.observe(self.rows, verdict, self.over_s)
         return k
 
@@ -670,7 +670,7 @@ def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
     """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
     for mode in ("plain", "atomic", "lanes"):
         policy = adaptive(planner(), 0.6, 2, mode)
-        policy.check.queue.extend(batch(1, 100))
+        policy.verify_queue.queue.extend(batch(1, 100))
         assert policy.atomic_length(batch(1, 100)) is None
 
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim import datasets
 from pdvsim.sim.config import Acceptance, Traffic
-from pdvsim.sim.datasets import Trace, read_azure, read_burstgpt, read_mooncake, read_sharegpt
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload import datasets
+from pdvsim.sim.workload.datasets import Trace, read_azure, read_burstgpt, read_mooncake, read_sharegpt
+from pdvsim.sim.workload.requests import make_requests
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"

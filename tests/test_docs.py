@@ -24,10 +24,10 @@ import pytest
 from markdown_it import MarkdownIt
 
 import pdvsim
-from pdvsim.args import flags, parse
 from pdvsim.cli import COMMANDS, main
-from pdvsim.realrun.command import RealCommand
-from pdvsim.realrun.command import main as realrun
+from pdvsim.cli.args import flags, parse
+from pdvsim.cli.realrun import RealCommand
+from pdvsim.cli.realrun import main as realrun
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -85,7 +85,7 @@ def command_of(argv: list[str]) -> type | None:
         return RealCommand
     if argv[0] != "pdvsim":
         return None
-    module = vars(import_module(f"pdvsim.commands.{argv[1]}"))
+    module = vars(import_module(f"pdvsim.cli.{argv[1]}"))
     return next(value for name, value in module.items() if name.endswith("Command"))
 
 
@@ -194,7 +194,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> P
     """A folder to run in that holds nothing else."""
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pdvsim.commands.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
+    monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
     return tmp_path
 
 
@@ -296,4 +296,4 @@ def test_the_budget_is_a_ceiling() -> None:
     shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
     assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
     assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
-    assert reduced(["python", "-m", "pdvsim.calibration.build"]) == ["python", "-m", "pdvsim.calibration.build"]
+    assert reduced(["python", "-m", "pdvsim.calibration.fit.build"]) == ["python", "-m", "pdvsim.calibration.fit.build"]

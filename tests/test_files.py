@@ -17,8 +17,8 @@ from resultdirs import sweep_folder
 
 import pdvsim.decide.runs as runs_module
 from pdvsim.cli import main
-from pdvsim.sim.files import TEMPORARY, check_writable, whole, write_all, write_whole
-from pdvsim.sim.sweep import SweepInterrupted
+from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
+from pdvsim.study.sweep import SweepInterrupted
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
@@ -202,5 +202,5 @@ def writes(path: Path) -> list[str]:
 
 def test_there_is_one_writer() -> None:
     sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
-    ours = {path.resolve() for path in sources} - {(ROOT / "sim" / "files.py").resolve()}
+    ours = {path.resolve() for path in sources} - {(ROOT / "pdvsim" / "common" / "files.py").resolve()}
     assert [line for path in sorted(ours) for line in writes(path)] == []

@@ -8,18 +8,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.corun import Group, Member, errors, fit_groups
-from pdvsim.calibration.corun import measured as measured_slowdowns
-from pdvsim.calibration.errors import middle
-from pdvsim.calibration.fit import Kernels, Model, fit_solo
-from pdvsim.calibration.points import medians, points_of
+from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups
+from pdvsim.calibration.fit.corun import measured as measured_slowdowns
+from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
+from pdvsim.calibration.fit.points import medians, points_of
 from pdvsim.profiler import grid
-from pdvsim.realrun.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.contention import Sharing
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.latency import ForwardFit, Latency, Shape
-from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.profile import ContentionFit
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, Shape
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.profile import ContentionFit
 
 H200 = GPUS["h200"]
 KERNELS = Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs=264)

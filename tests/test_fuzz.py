@@ -15,11 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.config import ARCHS, Experiment, Hardware, Traffic
-from pdvsim.sim.files import read_sealed, sealed
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import Profile, builtin, load, roofline, save
+from pdvsim.calibration.fit.build import save
+from pdvsim.common.files import read_sealed, sealed
+from pdvsim.sim.config import Experiment, Hardware, Traffic
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 
 fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -53,7 +53,7 @@ def test_the_simulator_knows_no_device_and_no_picture(path: Path) -> None:
 
 @pytest.mark.parametrize("path", sources("sim/policies"), ids=lambda p: p.name)
 def test_a_policy_never_sleeps_or_asks_what_runs_it(path: Path) -> None:
-    assert not imports(path) & {"time", "threading", "asyncio", "pdvsim.sim.device", "pdvsim.sim.run"}
+    assert not imports(path) & {"time", "threading", "asyncio", "pdvsim.sim.machine.device", "pdvsim.sim.run"}
     text = path.read_text(encoding="utf-8")
     assert "isinstance(self.device" not in text
     assert "type(self.device" not in text

@@ -9,15 +9,16 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.calibration.runs import Load
+from pdvsim.calibration.validate.runs import Load
 from pdvsim.cli import main
-from pdvsim.realrun.command import MAX_PROMPTS, as_served
-from pdvsim.sim.config import ARCHS, Arch, Controller, Experiment, Server, Traffic
+from pdvsim.realrun.machine import MAX_PROMPTS, as_served
+from pdvsim.sim.config import Arch, Controller, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.inputs import checked
-from pdvsim.sim.kv import KvCache
-from pdvsim.sim.models import MODELS, from_config, pair
+from pdvsim.sim.hardware.models import MODELS, from_config, pair
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
+from pdvsim.study.inputs import checked
 
 
 def ask(prompt: int, output: int, id: int = 0) -> Request:

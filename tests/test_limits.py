@@ -17,21 +17,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pdvsim import cli, console
-from pdvsim.sim import limits, profile
-from pdvsim.sim.cards import GPUS
+from pdvsim import cli
+from pdvsim.common import console
+from pdvsim.sim import limits
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.core import GpuSpec
-from pdvsim.sim.estimate import cost, forewarning
-from pdvsim.sim.latency import ForwardFit
+from pdvsim.sim.hardware import profile
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import RANGES, Range, check_ranges
-from pdvsim.sim.reach import Reach
 from pdvsim.sim.reading import read_table
-from pdvsim.sim.sweep import Point, Sweep
+from pdvsim.study.estimate import cost, forewarning
+from pdvsim.study.sweep import Point, Sweep
 
-ROOT = Path(cli.__file__).parents[1]
-CONFIGS = ("pdvsim.args", "pdvsim.sim.config", "pdvsim.realrun.command", "pdvsim.decide.options",
-           *(f"pdvsim.commands.{name}" for name in cli.COMMANDS),
+ROOT = Path(cli.__file__).parents[2]
+CONFIGS = ("pdvsim.cli.args", "pdvsim.sim.config", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
+           "pdvsim.decide.options", *(f"pdvsim.cli.{name}" for name in cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advise", "winners", "goal", "space")))  # fmt: skip
 MADE = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell"}  # answers, not questions
 
@@ -261,7 +263,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     # long requests are cut for the timing, and count for what they are
     short, longer = (cost(points(num_prompts=50, dataset_name="random", output_len=n)).point_bytes for n in (900, 9000))
     assert longer == pytest.approx(10 * short, rel=0.2)
-    monkeypatch.setattr("pdvsim.sim.estimate.memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("pdvsim.study.estimate.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(points(num_prompts=50_000), 1)
 
 

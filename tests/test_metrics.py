@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from synthetic import result, served_alone
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.metrics import frames, summarise
+from pdvsim.sim.metrics.summary import frames, summarise
 from pdvsim.sim.records import Result
 
 POISSON = Traffic(request_rate=1.0, num_prompts=2)

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pdvsim.calibration import peers
-from pdvsim.realrun.arch import from_config
+from pdvsim.calibration.validate import peers
+from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.site import TINY
 
-SHIPPED = Path(peers.__file__).parent / "data" / "h200" / "peers.json"
+SHIPPED = Path(peers.__file__).parents[1] / "data" / "h200" / "peers.json"
 
 
 def test_the_reference_has_the_same_shape() -> None:

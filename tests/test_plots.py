@@ -14,17 +14,17 @@ from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
 from pdvsim.cli import main
-from pdvsim.compare_plots import comparison_figure
-from pdvsim.look import ARCH_COLOURS, ARCH_MARKERS, tail
-from pdvsim.plots import standing
-from pdvsim.plots.canvas import WHITEGRID
-from pdvsim.plots.custom import Axis, custom_figure
-from pdvsim.plots.heatmap import cells, improvement_figure
-from pdvsim.plots.pictures import latency_figure, sweep_figure, throughput_figure
-from pdvsim.resultfiles import Config
-from pdvsim.results import Results, Source
 from pdvsim.sim.config import ARCHS
-from pdvsim.sim.stats import paired_differences
+from pdvsim.study.resultfiles import Config
+from pdvsim.study.results import Results, Source
+from pdvsim.study.stats import paired_differences
+from pdvsim.view.compare_plots import comparison_figure
+from pdvsim.view.plots import standing
+from pdvsim.view.plots.canvas import WHITEGRID
+from pdvsim.view.plots.custom import Axis, custom_figure
+from pdvsim.view.plots.heatmap import cells, improvement_figure
+from pdvsim.view.plots.pictures import latency_figure, sweep_figure, throughput_figure
+from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, tail
 
 SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
 

@@ -10,10 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.calibration.published import five_requests, load_published, many_requests, tokens_and_rounds
-from pdvsim.sim.models import pair
-from pdvsim.sim.published.forwards import Cached, WholeSequence
-from pdvsim.sim.published.job import (
+from pdvsim.published.forwards import Cached, WholeSequence
+from pdvsim.published.job import (
     Job,
     K,
     coin_for,
@@ -23,9 +21,11 @@ from pdvsim.sim.published.job import (
     legacy_arrivals,
     mean_acceptance,
 )
-from pdvsim.sim.published.poisson import Poisson, run_poisson
-from pdvsim.sim.published.scoring import score_fairly, score_poisson, score_three_way
-from pdvsim.sim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+from pdvsim.published.poisson import Poisson, run_poisson
+from pdvsim.published.scoring import score_fairly, score_poisson, score_three_way
+from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
+from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+from pdvsim.sim.hardware.models import pair
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
-from pdvsim.sim.acceptance import draw_streams, expected_tokens, walltime_improvement
+from pdvsim.calibration.fit.build import save
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.latency import ForwardFit, Latency
-from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.models import pair as named_pair
-from pdvsim.sim.profile import builtin, roofline, save
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.acceptance import draw_streams, expected_tokens, walltime_improvement
 
 Floats = NDArray[np.float64]
 

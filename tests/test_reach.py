@@ -11,19 +11,21 @@ import numpy as np
 import pytest
 
 import pdvsim
-from pdvsim.calibration import build
+from pdvsim.calibration.fit import build
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.sim import streaming
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS, Work
-from pdvsim.sim.device import SimulatedGPU
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import builtin, load, roofline, save
-from pdvsim.sim.reach import Outside, Reach, Reaches, _sizes
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import builtin, load, roofline
+from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
+from pdvsim.sim.machine.books import Books
+from pdvsim.sim.metrics import streaming
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
-from pdvsim.table import comparison_table
+from pdvsim.view.table import comparison_table
 
 H200 = Path(str(pdvsim.__file__)).parent / "calibration" / "data" / "h200"
 LARGE = Server(max_num_seqs=256, verify_gather="never", max_prompts_per_forward=64, max_num_batched_tokens=8192)
@@ -84,9 +86,9 @@ def test_nothing_is_said_where_no_range_is_known() -> None:
 def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
     seen: list[tuple[float, ...]] = []
-    note = SimulatedGPU.note
+    note = Books.note
 
-    def noted(gpu: SimulatedGPU, work: Work, start_s: float, end_s: float, *price: Any) -> None:
+    def noted(books: Books, work: Work, start_s: float, end_s: float, *price: Any) -> None:
         rows = len(work.rows)
         width = min(work.tokens, 2) if work.role == "draft" else work.tokens
         k = (work.steps if work.kind == "draft" else width - 1) if rows else 0
@@ -96,9 +98,9 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
         if work.role == "draft" and work.tokens > 2:
             prompt = min(rows * (work.tokens - 2), 4 * (work.tokens - 1))
         seen.append((end_s, rows, k, context, prompt, start, rows * width + prompt))
-        note(gpu, work, start_s, end_s, *price)
+        note(books, work, start_s, end_s, *price)
 
-    monkeypatch.setattr(SimulatedGPU, "note", noted)
+    monkeypatch.setattr(Books, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
     result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), direct=False)
     found = np.stack([result.launches["end_s"], *_sizes(result.launches).values()], axis=1)
@@ -139,7 +141,7 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
 
 
 def test_tables_of_many_runs_name_the_furthest() -> None:
-    from pdvsim.sim.stats import over_replications
+    from pdvsim.study.stats import over_replications
 
     options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 200}
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
@@ -207,5 +209,5 @@ def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     result = simulate(Experiment("pdv", CROWD, server=LARGE))
     whole = summarise(result)["outside_measured"]
     assert whole["share"] > 0.1
-    monkeypatch.setattr("pdvsim.sim.reach.AT_ONCE", 7)
+    monkeypatch.setattr("pdvsim.sim.hardware.reach.AT_ONCE", 7)
     assert summarise(result)["outside_measured"] == pytest.approx(whole, rel=1e-9)

@@ -14,11 +14,12 @@ from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import NEEDS, refuse_idle, suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sweep import Sweep
+from pdvsim.study.sweep import Sweep
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
 R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "2"]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from resultdirs import BASE, WARMUP, sweep_folder
 
 from pdvsim.cli import main
-from pdvsim.report import embedded, page
-from pdvsim.report.document import build
-from pdvsim.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
-from pdvsim.results import load, records
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES
-from pdvsim.sim.stats import interval, paired_differences
+from pdvsim.study.results import load, records
+from pdvsim.study.stats import interval, paired_differences
+from pdvsim.view.report import embedded, page
+from pdvsim.view.report.document import build
+from pdvsim.view.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

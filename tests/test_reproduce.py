@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.calibration.explain import explain
-from pdvsim.calibration.fair import Fair, score_both
-from pdvsim.calibration.published import Figure, Key, Published, load_published
-from pdvsim.calibration.reproduce import Cell, Reproduction, TableName, reproduce
-from pdvsim.calibration.three_way import ThreeWayModel
 from pdvsim.cli import main
-from pdvsim.sim.published.scoring import Score
-from pdvsim.sim.published.three_way import ThreeWay
+from pdvsim.published.explain import explain
+from pdvsim.published.fair import Fair, score_both
+from pdvsim.published.reproduce import Cell, Reproduction, TableName, reproduce
+from pdvsim.published.scoring import Score
+from pdvsim.published.tables import Figure, Key, Published, load_published
+from pdvsim.published.three_way import ThreeWay
+from pdvsim.published.three_way_fit import ThreeWayModel
 
 TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s")
 

@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
-from pdvsim.args import parse
 from pdvsim.cli import main
-from pdvsim.commands.plot import PlotCommand
-from pdvsim.results import Results, label, load, records
-from pdvsim.sim.metrics import latencies_s
+from pdvsim.cli.args import parse
+from pdvsim.cli.plot import PlotCommand
+from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
+from pdvsim.study.results import Results, label, load, records
 
 RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "8"]
 

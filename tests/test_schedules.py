@@ -26,7 +26,7 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
-from pdvsim.sim.models import MODELS
+from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate

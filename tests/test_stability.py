@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.metrics import summarise
+from pdvsim.sim.metrics.sketch import Timeline
+from pdvsim.sim.metrics.stability import Census, judged, stability
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Columns
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sketch import Timeline
-from pdvsim.sim.stability import Census, judged, stability
 
 
 def queue(load: float, count: int, servers: int, spread: float, seed: int) -> Columns:

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.metrics.sketch import ERROR, Spread
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sketch import ERROR, Spread
-from pdvsim.sim.sweep import flatten
-from pdvsim.sim.workload import Workload, make_requests
+from pdvsim.sim.workload.requests import Workload, make_requests
+from pdvsim.study.sweep import flatten
 
 numbers = st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=60)
 
@@ -96,7 +96,7 @@ def check_same(experiment: Experiment) -> None:
             assert found[name] == value, name
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every policy, however the run is cut into parts."""
 
@@ -112,7 +112,7 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
     )
     @settings(max_examples=8)
     def check(**drawn: Any) -> None:
-        monkeypatch.setattr("pdvsim.sim.streaming.REQUESTS", drawn["cut"])
+        monkeypatch.setattr("pdvsim.sim.metrics.streaming.REQUESTS", drawn["cut"])
         traffic = Traffic(
             "random",
             num_prompts=40,
@@ -142,7 +142,7 @@ def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
                 drawn += 1
                 yield request
 
-    from pdvsim.sim.clock import Clock
+    from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.run import Client
 
     class Nowhere:

@@ -8,13 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from pdvsim.args import axes
 from pdvsim.cli import main
-from pdvsim.sim.backends import Row
+from pdvsim.cli.args import axes
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.stats import interval, over_replications, paired_differences, varied
-from pdvsim.sim.sweep import Point, PointFailed, Sweep, SweepInterrupted, flatten, run_point, run_sweep
-from pdvsim.table import comparison_table
+from pdvsim.study.backends import Row
+from pdvsim.study.stats import interval, over_replications, paired_differences, varied
+from pdvsim.study.sweep import Point, PointFailed, Sweep, SweepInterrupted, flatten, run_point, run_sweep
+from pdvsim.view.table import comparison_table
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 
@@ -71,7 +71,7 @@ def test_ctrl_c_on_the_command_line_saves_and_says_so(
             raise KeyboardInterrupt
         return run_point(index, point)
 
-    monkeypatch.setattr("pdvsim.sweepdir.run_point", run_until_4)
+    monkeypatch.setattr("pdvsim.study.folder.run_point", run_until_4)
     small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
     assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith(f"interrupted: 2 of 4 points are in {tmp_path}; --resume goes on\n")

@@ -19,15 +19,16 @@ import pyarrow.parquet as pq
 import pytest
 from deadly import doomed
 
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.sim.backends import Row
+from pdvsim.common.files import TEMPORARY, read_sealed, unsealed
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.files import TEMPORARY, read_sealed, unsealed
-from pdvsim.sim.models import GPUS
-from pdvsim.sim.profile import roofline, save
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.run import simulate
-from pdvsim.sim.sweep import Point, Sweep, run_point
-from pdvsim.sweepdir import SweepDir
+from pdvsim.study.backends import Row
+from pdvsim.study.folder import SweepDir
+from pdvsim.study.sweep import Point, Sweep, run_point
 
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--jobs", "1"]
 LOADS = ["--concurrency", "1,2,4,8", "--arch", "pdv,colocated"]
@@ -92,7 +93,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     chance = random.Random(0)
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
-    used = ["pdvsim.commands.sweep", "pdvsim.sim.run", "pdvsim.sweepdir", "pyarrow.parquet", "pdvsim.plots"]
+    used = ["pdvsim.cli.sweep", "pdvsim.sim.run", "pdvsim.study.folder", "pyarrow.parquet", "pdvsim.view.plots"]
     forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg", "tyro"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen, half_written = [], 0
@@ -276,7 +277,7 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path, monkeypatch: py
     def broken(index: int, point: Point) -> Row:
         return run_point(index, point) if index else {"x": 1 // index}
 
-    monkeypatch.setattr("pdvsim.sweepdir.run_point", broken)
+    monkeypatch.setattr("pdvsim.study.folder.run_point", broken)
     assert sweep(tmp_path, "--concurrency", "1,2", "--continue-on-error") == 1
     failed = json.loads((tmp_path / "failed" / "00000.json").read_text())
     assert failed["reason"].startswith("ZeroDivisionError: ")
@@ -418,7 +419,9 @@ def test_what_is_damaged_is_named_and_run_again(
     assert "strangers, ignored: parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
 
     ran: list[int] = []
-    monkeypatch.setattr("pdvsim.sweepdir.simulate", lambda e: (ran.append(e.traffic.max_concurrency), simulate(e))[1])
+    monkeypatch.setattr(
+        "pdvsim.study.folder.simulate", lambda e: (ran.append(e.traffic.max_concurrency), simulate(e))[1]
+    )
     assert sweep(folder, *argv, "--resume") == 0
     assert ran == [2, 4, 8]
     assert "damaged: parts/00001.json, details/00002.requests.parquet" in capsys.readouterr().err
@@ -452,9 +455,9 @@ def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeyp
     argv = ["--concurrency", "1", "--num-runs", "5"]
     assert sweep(tmp_path, *argv) == 0
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
-    monkeypatch.setattr("pdvsim.plots.sweep_png", None)
+    monkeypatch.setattr("pdvsim.view.plots.sweep_png", None)
     reads: list[Path] = []
-    monkeypatch.setattr("pdvsim.sweepcheck.read_sealed", lambda path: (reads.append(path), read_sealed(path))[1])
+    monkeypatch.setattr("pdvsim.study.sweepcheck.read_sealed", lambda path: (reads.append(path), read_sealed(path))[1])
     assert sweep(tmp_path, *argv, "--resume") == 0
     assert len(reads) == 5
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before
@@ -467,7 +470,7 @@ def test_a_long_list_of_points_is_made_once(
     asked: list[Experiment] = []
     check = Experiment.__post_init__
     monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
-    monkeypatch.setattr("pdvsim.sim.band.wanted", lambda experiment: bool(asked.append(experiment)))
+    monkeypatch.setattr("pdvsim.study.band.wanted", lambda experiment: bool(asked.append(experiment)))
     assert main(["sweep", *SMALL, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
     assert "400 of 400 points to run" in capsys.readouterr().out
     assert 400 <= len(made) < 450

@@ -12,8 +12,8 @@ import pytest
 from synthetic import result, served_alone
 
 from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.metrics.timeline import write_trace
 from pdvsim.sim.records import Result
-from pdvsim.sim.timeline import write_trace
 
 
 def events_of(run: Result, folder: Path) -> list[dict[str, Any]]:

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.calibration.build import gpu_spec
-from pdvsim.calibration.transfer import (
+from pdvsim.calibration.fit.build import gpu_spec, save
+from pdvsim.calibration.fit.transfer import (
     DATA_SHEET_BANDWIDTH,
     DATA_SHEET_FLOPS,
     Measured,
@@ -25,18 +25,20 @@ from pdvsim.calibration.transfer import (
     stacked,
 )
 from pdvsim.profiler.samples import Samples, load
-from pdvsim.sim.band import ends, spanned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.metrics import summarise
-from pdvsim.sim.models import GPUS, MODELS, pair
-from pdvsim.sim.profile import builtin, covering, roofline, save
-from pdvsim.sim.profile import load as load_profile
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import GPUS, MODELS, pair
+from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.profile import load as load_profile
+from pdvsim.sim.hardware.transfer import document, from_document, shipped
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.sim.transfer import document, from_document, shipped
+from pdvsim.study.band import ends, spanned
 
-DATA = Path(__file__).parents[1] / "calibration" / "data"
+ROOT = Path(__file__).parents[1]
+DATA = ROOT / "calibration" / "data"
+SHIPPED = ROOT / "sim" / "hardware" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +57,7 @@ def h200(samples: Samples) -> GpuSpec:
 
 
 def test_a_model_left_out_is_predicted(models: dict[str, Measured], h200: GpuSpec) -> None:
-    """Two unlike ones; `python -m pdvsim.calibration.transfer calibration/data/h200` leaves out each of the nine."""
+    """Two unlike ones; `python -m pdvsim.calibration.fit.transfer calibration/data/h200` leaves out each of nine."""
     names = ("gemma-2b", "codellama-34b")
     left = leave_one_out(models, h200, 132, shipped().coefficients, names)
     for name, errors in left.items():
@@ -153,13 +155,13 @@ def test_nothing_beats_the_roofline(name: str) -> None:
 
 
 def test_the_shipped_figures_read_back() -> None:
-    data = json.loads((DATA / "transfer.json").read_text())
+    data = json.loads((SHIPPED / "transfer.json").read_text())
     assert from_document(data) == shipped()
     assert json.loads(json.dumps(document(shipped()))) == data
 
 
 def test_the_shipped_published_profile_stands_the_strict_reader() -> None:
-    assert builtin("a100-80gb") == load_profile(DATA / "a100-80gb.json")
+    assert builtin("a100-80gb") == load_profile(SHIPPED / "a100-80gb.json")
     assert builtin("a100-80gb").foundation == "published kernels + transfer"
 
 

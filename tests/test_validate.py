@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.calibration.runs import Load
-from pdvsim.calibration.validate import METRICS, Checked, Validation, document, read, spread, validate
+from pdvsim.calibration.validate.compare import METRICS, Checked, Validation, document, read, spread, validate
+from pdvsim.calibration.validate.runs import Load
 from pdvsim.cli import main
-from pdvsim.sim.metrics import summarise
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
 RUNS = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "runs.jsonl"

@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration import independent, vidur
+from pdvsim.calibration.fit import independent, vidur
 from pdvsim.cli import main
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.models import GPUS, MODELS
-from pdvsim.sim.profile import builtin, load
-from pdvsim.sim.transfer import TOKENS, Prices, shipped, sizes_of
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.profile import builtin, load
+from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped, sizes_of
 
 A100 = GPUS["a100-80gb"]
 LLAMA = MODELS["llama-2-7b"]

@@ -17,8 +17,8 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.winners import Grid, WinnerMap, by_size, draw_map, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
-from pdvsim.sim.models import MODELS
-from pdvsim.sim.sweep import SweepInterrupted
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.study.sweep import SweepInterrupted
 
 TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=24)
 THROUGHPUT = Goal("throughput")

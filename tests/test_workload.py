@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from pdvsim.sim import datasets
 from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload import datasets
+from pdvsim.sim.workload.requests import make_requests
 
 ALPHA = Acceptance()
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from pdvsim import __version__, output
+from pdvsim import __version__
 from pdvsim.decide import hazards
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.commandline import command_line
@@ -15,10 +15,11 @@ from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.space import described
 from pdvsim.decide.tables import contest_document, lead_text, positive
-from pdvsim.realrun.command import Machine, refuse
+from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.stats import Interval, interval
-from pdvsim.table import cell, founded, grid, most_outside
+from pdvsim.study import output
+from pdvsim.study.stats import Interval, interval
+from pdvsim.view.table import cell, founded, grid, most_outside
 
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),

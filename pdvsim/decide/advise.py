@@ -19,10 +19,10 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import SHORT, Race, finalists, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
-from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import vet
+from pdvsim.study.backends import Row
 
 FINALISTS, FEWEST = 4, 2  # beside plain decoding; the fewest where there is hardly time for any
 SEARCH_SHARE, FINALS_SHARE, LOAD_SHARE, ACCEPTANCE_SHARE = 0.35, 0.7, 0.7, 0.9  # of the budget: when each is to be done

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
-from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.relevance import vet
-from pdvsim.sim.stats import interval
+from pdvsim.study.backends import Row
+from pdvsim.study.stats import interval
 
 if TYPE_CHECKING:
     import pandas as pd

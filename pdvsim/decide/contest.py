@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from pdvsim.sim.stats import CONFIDENCE, Interval, interval
+from pdvsim.study.stats import CONFIDENCE, Interval, interval
 
 TINY = 1e-9  # what nothing counts as, so that a lead over it is large and not infinite
 

@@ -12,9 +12,9 @@ from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.tables import alike_text, margin_text, place_text
 from pdvsim.decide.winners import WinnerMap
-from pdvsim.look import ARCH_COLOURS, STRANGER
-from pdvsim.plots.canvas import dress, new_figure
-from pdvsim.sim.stats import Interval
+from pdvsim.study.stats import Interval
+from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.style import ARCH_COLOURS, STRANGER
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

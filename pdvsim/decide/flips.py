@@ -18,7 +18,7 @@ from pdvsim.decide.contest import contest
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.stats import Interval
+from pdvsim.study.stats import Interval
 
 STEPS = 4  # of bisection
 

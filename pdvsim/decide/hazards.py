@@ -15,13 +15,13 @@ from pdvsim.decide.capacity import Capacities, Plan, find_capacities
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.runs import Bench, at_acceptance, replications
-from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.latency import Latency
-from pdvsim.sim.models import pair as named_pair
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import profile_of, simulate
-from pdvsim.sim.stats import Interval, interval
+from pdvsim.study.backends import Row
+from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5

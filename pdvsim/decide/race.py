@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.space import Space, complexity
-from pdvsim.sim.backends import cores
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.stats import interval
+from pdvsim.study.backends import cores
+from pdvsim.study.stats import interval
 
 FAR = 2.0
 KEPT = 2

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.sweep import Point, SweepInterrupted, run_sweep
+from pdvsim.study.backends import Row
+from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pdvsim import __version__, output
+from pdvsim import __version__
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.winners import Cell, Place, WinnerMap, size_ratio
-from pdvsim.sim.stats import Interval
-from pdvsim.table import cell, founded, grid, most_outside
+from pdvsim.study import output
+from pdvsim.study.stats import Interval
+from pdvsim.view.table import cell, founded, grid, most_outside
 
 
 def capacity_document(found: Capacities) -> dict[str, Any]:

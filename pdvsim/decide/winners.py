@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Literal
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
-from pdvsim.sim.backends import Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.models import MODELS
-from pdvsim.sim.models import pair as named_pair
 from pdvsim.sim.relevance import vet
+from pdvsim.study.backends import Row
 
 if TYPE_CHECKING:
     import pandas as pd

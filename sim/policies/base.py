@@ -12,14 +12,15 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.clock import Clock
 from pdvsim.sim.config import Server
-from pdvsim.sim.controllers import Controller
 from pdvsim.sim.core import Chunk, Request, Work
-from pdvsim.sim.kv import KvCache
-from pdvsim.sim.lane import Lane
-from pdvsim.sim.node import Device
-from pdvsim.sim.planner import Planner
+from pdvsim.sim.machine.books import book
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.machine.node import Device
+from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
@@ -272,17 +273,18 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
-        gains = [row.book(accepted) for row, accepted in zip(rows, verdict, strict=True)]
+        gains, over = book(rows, verdict)
+        self.kv.unpin(rows)
         self.deliveries.extend([row.id for row in rows], gains, now)
         if rows and self.controller.learns:
             self.controller.observe(rows, verdict, now)
             for row in rows:
                 row.turn_s = now
-        over = [row for row in rows if row.emitted == row.output_tokens]
         if not over:
             return rows
-        for row in over:
-            self.finish(row)
+        for row in rows:
+            if row.emitted == row.output_tokens:
+                self.finish(row)
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def finish(self, request: Request) -> None:

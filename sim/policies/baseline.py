@@ -11,7 +11,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Chunk, Request, Work
-from pdvsim.sim.lane import Lane
+from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.base import Policy, Process
 
 

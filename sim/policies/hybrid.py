@@ -10,11 +10,11 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.acceptance import expected_tokens
-from pdvsim.sim.controllers import AcceptanceEstimate
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.policies.base import PRIORITY, Context
+from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.workload.acceptance import expected_tokens
 
 
 class Hybrid(PDV):
@@ -38,7 +38,7 @@ class Hybrid(PDV):
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""
         # drafts that wait for verification may be waiting for these rows: then they go the same way
-        if self.in_flight > self.settings.hybrid_threshold or len(self.check):
+        if self.in_flight > self.settings.hybrid_threshold or len(self.verify_queue):
             return None
         return self.controller.draft_length(rows, 0, self.env.now)
 
@@ -78,7 +78,7 @@ class Adaptive(Hybrid):
         yield from super().decode_batch(rows)
 
     def atomic_length(self, rows: list[Request]) -> int | None:
-        if len(self.check):
+        if len(self.verify_queue):
             return None
         k = self.controller.draft_length(rows, 0, self.env.now)
         decoding = max(len(rows), self.in_flight - len(self.prefilling))

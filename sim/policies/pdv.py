@@ -22,7 +22,7 @@ class PDV(Lanes):
     hands_over = True
 
     def processes(self) -> Sequence[Process]:
-        self.check = self.lane("verify")
+        self.verify_queue = self.lane("verify")
         self.drafting: list[Request] = []
         self._gathering: dict[tuple[int, int, int], bool] = {}
         return [*super().processes(), self.verify_worker()]
@@ -31,7 +31,7 @@ class PDV(Lanes):
         return super().admits() and len(self.decode) < self.settings.max_decode_queue
 
     def backlog(self, lane: str) -> int:
-        return len(self.check) if lane == "verify" else len(self.decode)
+        return len(self.verify_queue) if lane == "verify" else len(self.decode)
 
     def decode_worker(self) -> Process:
         while True:
@@ -52,7 +52,7 @@ class PDV(Lanes):
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
-        k = self.controller.draft_length(rows, len(self.check), self.env.now)
+        k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
         rows = self.hold(rows, k)
         if not rows:
             return
@@ -73,9 +73,9 @@ class PDV(Lanes):
             return False
         if rule == "always":
             return True
-        rows = len(self.check) + len(coming)
-        context = sum(row.context for row in coming) + sum(row.context for row in self.check.queue)
-        k = max(row.k for row in [*self.check.queue, *self.drafting])
+        rows = len(self.verify_queue) + len(coming)
+        context = sum(row.context for row in coming) + sum(row.context for row in self.verify_queue.queue)
+        k = max(row.k for row in [*self.verify_queue.queue, *self.drafting])
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
         if found is None:
@@ -86,7 +86,7 @@ class PDV(Lanes):
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)
-        self.check.wake(self.env.now)  # verify may have been waiting for it
+        self.verify_queue.wake(self.env.now)  # verify may have been waiting for it
 
     def hand_over(self, rows: list[Request], k: int) -> None:
         self.drafting = []
@@ -94,17 +94,24 @@ class PDV(Lanes):
         for row in rows:
             row.k = k
             row.ready_s = now
-        self.check.put(rows)
+        self.verify_queue.put(rows)
+
+    def waited(self, rows: list[Request]) -> None:
+        """Enter the time that `rows` were in the queue for verification."""
+        now, since_s, waited_ns = self.env.now, -1.0, 0
+        for row in rows:
+            if row.ready_s != since_s:  # those of one draft have waited alike
+                since_s = row.ready_s
+                waited_ns = int((now - since_s) * 1e9)
+            row.wait_ns += waited_ns
 
     def verify_worker(self) -> Process:
         while True:
-            while not self.check.queue or self.gathers():
-                yield self.check.wait()
-            rows = self.check.take(self.settings.max_num_seqs)
-            now = self.env.now
-            for row in rows:
-                row.wait_ns += int((now - row.ready_s) * 1e9)
-            verdict = yield self.device.launch(self.verify(rows, max(row.k for row in rows)))
+            while not self.verify_queue.queue or self.gathers():
+                yield self.verify_queue.wait()
+            rows = self.verify_queue.take(self.settings.max_num_seqs)
+            self.waited(rows)
+            verdict = yield self.device.launch(self.verify(rows, max([row.k for row in rows])))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.look import BLUE, GREY, ORANGE
-from pdvsim.plots.canvas import DPI, dress, new_figure
 from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload import Workload
+from pdvsim.sim.workload.requests import Workload
+from pdvsim.view.plots.canvas import DPI, dress, new_figure
+from pdvsim.view.style import BLUE, GREY, ORANGE
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b")
 RATES = (0.3, 0.5, 0.6, 0.8, 0.9)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.sim.metrics import summarise
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
 LOADS = (0.8, 0.95, 1.05, 1.2)

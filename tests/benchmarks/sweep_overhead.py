@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 from pdvsim.cli import main as pdvsim
-from pdvsim.sim import sweep
-from pdvsim.sim.backends import Row
-from pdvsim.sim.sweep import Point
+from pdvsim.study import sweep
+from pdvsim.study.backends import Row
+from pdvsim.study.sweep import Point
 
 real = sweep.run_point
 
@@ -49,7 +49,7 @@ def main() -> None:
 
     import pandas as pd
 
-    import pdvsim.sweepdir as sweepdir
+    import pdvsim.study.folder as sweepdir
 
     sweepdir.run_point = timed
     folder = Path(tempfile.mkdtemp()) / "sweep"

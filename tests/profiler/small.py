@@ -9,9 +9,9 @@ from typing import Any
 from pdvsim.profiler import grid
 from pdvsim.profiler.measure import Options
 from pdvsim.profiler.parts import SCHEMA, Part
-from pdvsim.realrun.arch import Architecture
+from pdvsim.realrun.engine.arch import Architecture
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.models import model
+from pdvsim.sim.hardware.models import model
 
 CARD = {
     "name": "NVIDIA H200",

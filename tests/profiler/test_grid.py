@@ -9,8 +9,8 @@ import pytest
 from pdvsim.profiler import corun, rig
 from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, Point, design, ordered
 from pdvsim.profiler.precompile import shares
-from pdvsim.realrun.cache import HEADROOM
-from pdvsim.sim.models import MODELS
+from pdvsim.realrun.engine.cache import HEADROOM
+from pdvsim.sim.hardware.models import MODELS
 
 ALL = [p for points in design(drafts=True) for p in points]
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from tiny_engines import CPU
 
-from pdvsim.realrun.arch import PRESETS, Llama3Rope, from_config
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
-from pdvsim.realrun.cache import Sequences
-from pdvsim.realrun.model import Transformer
-from pdvsim.realrun.weights import load_weights
-from pdvsim.sim.models import MODELS
+from pdvsim.realrun.engine.arch import PRESETS, Llama3Rope, from_config
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.weights import load_weights
+from pdvsim.sim.hardware.models import MODELS
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,

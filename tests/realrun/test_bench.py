@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pdvsim.realrun import bench
-from pdvsim.sim.models import model
+from pdvsim.sim.hardware.models import model
 
 CARD = bench.Ceilings("H200", 4.27e12, 790e12)
 

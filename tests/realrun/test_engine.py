@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
-from pdvsim.realrun.cache import HEADROOM, Sequences
-from pdvsim.realrun.graphs import PromptChunk
-from pdvsim.realrun.speculative import generate, prefill
+from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.speculative import generate, prefill
 
 PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pdvsim.realrun import attention, kernels, linear, twins
-from pdvsim.realrun.arch import Activation
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine import attention, kernels, linear, twins
+from pdvsim.realrun.engine.arch import Activation
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
 
 SLOTS, CAPACITY = 5, 96
 quick = settings(max_examples=12, deadline=None)

@@ -15,24 +15,25 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
-from pdvsim.realrun.cache import Sequences
-from pdvsim.realrun.command import Machine
 from pdvsim.realrun.device import Rig
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import Lane, Ticket
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import Lane, Ticket
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.speculative import generate
+from pdvsim.realrun.engine.weights import random_weights
+from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
-from pdvsim.realrun.model import Transformer
 from pdvsim.realrun.site import TINY, prepare, prompts, serve
-from pdvsim.realrun.speculative import generate
-from pdvsim.realrun.weights import random_weights
 from pdvsim.sim import policies
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Server, Traffic
-from pdvsim.sim.controllers import Controller
+from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request, Role
+from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload.requests import make_requests
 
 MACHINE = Machine(device="cpu", tiny=True)
 OWN = replace(MACHINE, verdict="own")
@@ -194,7 +195,7 @@ def test_slots_are_used_again_and_never_shared(arch: Arch, monkeypatch: pytest.M
 
 
 def test_the_policies_are_the_simulators_own() -> None:
-    assert site_module.POLICIES is policies.POLICIES
+    assert site_module.policy_of is policies.policy_of
     code = "import sys, pdvsim.sim.policies; assert not {'torch', 'triton'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

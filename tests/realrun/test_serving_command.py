@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
-from pdvsim.realrun.command import main
 from pdvsim.sim.core import Request
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES
 from pdvsim.sim.run import Client

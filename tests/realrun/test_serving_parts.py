@@ -15,16 +15,16 @@ from simpy.core import EmptySchedule
 from simpy.events import AllOf, Event, Timeout
 
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.graphs import PromptChunk
+from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
 from pdvsim.realrun.memory import MAX_CHUNKS, Needs, SlotKv, buckets_for, fitted, packed
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.latency import STRETCHES
+from pdvsim.sim.hardware.latency import STRETCHES
 from pdvsim.sim.records import LAUNCH_DTYPES, REQUEST_DTYPES
-from pdvsim.sim.workload import make_requests
+from pdvsim.sim.workload.requests import make_requests
 
 
 class Coming:

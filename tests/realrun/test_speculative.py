@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
-from pdvsim.realrun.batch import MAX_CHUNKS, Batch
-from pdvsim.realrun.cache import Sequences
-from pdvsim.realrun.graphs import PromptChunk
-from pdvsim.realrun.sampling import Sampler
-from pdvsim.realrun.speculative import generate, prefill
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.sampling import Sampler
+from pdvsim.realrun.engine.speculative import generate, prefill
 
 kept = cache(stage)  # a stage forgets nothing that matters: every run puts its prompts anew
 prompts = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=1, max_size=4)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.calibration import runs
+from pdvsim.calibration.validate import runs
 from pdvsim.cli import main
 
 

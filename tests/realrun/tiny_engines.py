@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import torch
 
-from pdvsim.realrun.arch import Architecture, Llama3Rope
-from pdvsim.realrun.cache import Sequences
-from pdvsim.realrun.engine import Engine
-from pdvsim.realrun.graphs import Lane
-from pdvsim.realrun.model import Transformer
+from pdvsim.realrun.engine.arch import Architecture, Llama3Rope
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import Lane
+from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
 
 CPU = torch.device("cpu")

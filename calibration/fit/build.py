@@ -1,0 +1,171 @@
+"""Make a profile from measured samples, and tell how far it is off what its fits have not seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
+from pdvsim.calibration.fit.corun import Corun, fit_corun
+from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
+from pdvsim.calibration.fit.points import medians, reach_of
+from pdvsim.calibration.fit.workers import in_workers
+from pdvsim.common.files import write_whole
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.profiler.samples import Header, Samples
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A profile, and how well each part of it holds."""
+
+    profile: Profile
+    solos: dict[str, Solo]
+    corun: Corun | None
+
+    def document(self) -> dict[str, Any]:
+        """All errors, as one document."""
+        return {
+            "name": self.profile.name,
+            "foundation": self.profile.foundation,
+            "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
+            "corun": corun_errors(self.corun) if self.corun else None,
+            "contention": asdict(self.profile.contention),
+            "host": asdict(self.profile.host),
+        }
+
+
+def read(path: str | Path) -> Samples:
+    """The samples in a folder, or those of a samples.parquet with its header beside; a ValueError otherwise."""
+    from pdvsim.profiler.samples import SAMPLES, load
+
+    path = Path(path)
+    if path.is_dir() or not path.exists():
+        return load(path)
+    if path.name != SAMPLES:
+        raise ValueError(f"{path}: expected a folder with {SAMPLES} and header.json, or that {SAMPLES}")
+    return load(path.parent)
+
+
+def host_cost(frame: pd.DataFrame) -> HostCost:
+    """Medians over kinds and sizes: a launch as the server makes it, and noticing and reading a completion.
+
+    A hand-over between lanes is a few queue operations of the same thread; it is not measured apart, and taken as a
+    tenth of a launch.
+    """
+    host = frame[frame["section"] == "host"]
+    by = host.groupby("what", observed=True)["seconds"].median()
+    missing = [what for what in ("launch_idle", "poll", "outcome") if what not in by]
+    if missing:
+        raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
+    launch = float(by["launch_idle"])
+    return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
+
+
+def gpu_spec(header: Header, name: str) -> GpuSpec:
+    """The card with the ceilings measured beside the samples."""
+    card = header.device
+    if card.bandwidth_bytes_per_s is None or card.flops_per_s is None or card.memory_bytes is None:
+        raise ValueError(f"samples of {card.name} hold no ceilings: measured without a GPU")
+    dates = sorted(part.date for part in header.parts)
+    return GpuSpec(
+        name,
+        bandwidth_bytes_per_s=card.bandwidth_bytes_per_s,
+        flops_per_s=card.flops_per_s,
+        memory_bytes=card.memory_bytes,
+        source=f"{card.name}: copy and bf16 matrix product measured {dates[0][:10]}",
+        measured=True,
+        sms=card.multiprocessors,
+    )
+
+
+def kernels(header: Header, spec: ModelSpec) -> Kernels:
+    """How the engine that was measured runs a model on this card."""
+    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
+    # up to so many tokens its own small kernels do all of a model's products; the library's fill the card
+    nimble_tokens = SMALL_TOKENS if largest <= SMALL_BYTES else 0
+    programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
+    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, nimble_tokens)
+
+
+def parts(samples: Samples) -> int:
+    """How often `calibrate` reports progress."""
+    frame = samples.frame
+    pairs = frame[(frame["section"] == "corun") & (frame["members"] > 1)]["pair"].nunique()
+    models = int(frame[frame["section"] == "solo"]["model"].nunique())
+    return models + (CORUN_FOLDS + int(pairs) if pairs else 0)
+
+
+def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda: None) -> Calibration:
+    """Fit everything; `progress` is called after each of the `parts`."""
+    gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()
+    host = host_cost(frame)
+    alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
+    measured = {str(model): medians(rows) for model, rows in alone}
+    if not measured:
+        raise ValueError("samples hold no model measured alone: --models measures them")
+    todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
+    solos = dict(zip(measured, in_workers(fit_solo, todo, progress), strict=True))
+    corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
+    header = samples.header
+    profile = Profile(
+        schema_version=SCHEMA,
+        name=f"{name}-measured",
+        foundation=f"measured on {header.device.name}, {min(part.date for part in header.parts)[:10]}",
+        gpu=gpu,
+        models={model: solo.fit for model, solo in solos.items()},
+        host=host,
+        contention=corun.fit if corun else ContentionFit(),
+        provenance={
+            "device": header.device.name,
+            "software": header.software,
+            "dates": sorted({part.date[:10] for part in header.parts}),
+            "samples": header.samples,
+            "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
+            "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
+        },
+        **ranges(frame),
+    )
+    return Calibration(profile, solos, corun)
+
+
+def ranges(frame: pd.DataFrame) -> dict[str, Any]:
+    """How far samples went, as a profile tells it."""
+    alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
+    together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
+    return {
+        "measured": {str(model): reach_of(rows) for model, rows in alone},
+        "measured_together": reach_of(together) if len(together) else None,
+    }
+
+
+def solo_errors(solo: Solo) -> dict[str, Any]:
+    """Held-out errors of one model, beside the spread of a point's own samples."""
+    return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
+
+
+def corun_errors(corun: Corun) -> dict[str, Any]:
+    """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
+    found: dict[str, Any] = {}
+    for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
+        for held_out in ("by_shape", "by_models", *ways):
+            errors = corun.errors(works, held_out)
+            if len(errors):
+                found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
+    return found
+
+
+def save(profile: Profile, path: str | Path) -> None:
+    """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
+    write_whole(Path(path), (json.dumps(asdict(profile), indent=1) + "\n").encode())

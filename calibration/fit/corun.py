@@ -1,0 +1,228 @@
+"""How works side by side slow each other: the sharing model's figures, from co-run samples.
+
+All figures but one are fitted on pairs; how much priority counts among three, where alone there is a choice of who goes
+next, on triples. Errors are told of what the fit has not seen: shapes side by side (whatever models and priorities),
+where several pairs of models were measured those models, and triples with a fit on pairs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.calibration.fit.points import Array
+from pdvsim.calibration.fit.workers import in_workers
+from pdvsim.profiler import overlap
+from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.hardware.contention import Load, Sharing
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.profile import ContentionFit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SAME_SOLO = ["pair", "kind", "rows", "tokens", "steps", "chunk_tokens", "priority"]
+SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens"]
+FOLDS = 5
+LEAST_RATE = 1e-3
+
+
+@dataclass
+class Member:
+    """One work of a group as the sharing model sees it, and the rate it really had."""
+
+    kind: str
+    lane: str
+    priority: int
+    compute: float
+    bandwidth: float
+    turn_s: float
+    nimble: bool
+    measured: float  # the work it did while all were busy, over what it would have done alone
+    share: float = 0.0
+    rate: float = 0.0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Works measured side by side."""
+
+    models: str  # draft:target
+    shapes: str  # what ran, whatever the models and priorities
+    members: list[Member]
+
+    @property
+    def ordered(self) -> bool:
+        return len({member.priority for member in self.members}) > 1
+
+
+@dataclass(frozen=True)
+class Corun:
+    """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
+
+    fit: ContentionFit
+    # models, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan where
+    # nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
+    frame: pd.DataFrame
+
+    def errors(self, works: int, held_out: str = "by_shape") -> Array:
+        """Predicted over measured slowdown, less one, of pairs (2) or triples (3)."""
+        rows = self.frame[self.frame["works"] == works]
+        found = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
+        return found[np.isfinite(found)]
+
+
+def groups_of(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> list[Group]:
+    """Every group of co-run samples that has a window in which all its members were busy."""
+    corun = frame[frame["section"] == "corun"]
+    solos = corun[corun["members"] == 1].groupby(SAME_SOLO, observed=True)["seconds"].median()
+    found = []
+    for (pair, _), group in corun[corun["members"] > 1].groupby(["pair", "group"], sort=True, observed=True):
+        parts = [part for _, part in group.groupby("member", sort=True)]
+        spans = [part[["start_s", "end_s"]].to_numpy(float) for part in parts]
+        within = overlap.window(spans)
+        if within is None:
+            continue
+        members = []
+        for part, intervals in zip(parts, spans, strict=True):
+            first = part.iloc[0]
+            solo = float(solos[tuple(first[key] for key in SAME_SOLO)])
+            rate = overlap.work_done_s(intervals, solo, within) / (within[1] - within[0])
+            members.append(_member(first, rate, float(part["context_total"].mean()), solo, gpu, models[first["model"]]))
+        shapes = " + ".join(" ".join(str(part.iloc[0][key]) for key in SHAPE) for part in parts)
+        found.append(Group(str(pair), shapes, members))
+    return found
+
+
+def _member(row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: Latency) -> Member:
+    """Demands from the bytes and flops of the work over its measured time alone."""
+    rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
+    prompt = int(row["chunk_tokens"])
+    if rows:
+        shape = model.shape(rows, int(row["tokens"]), steps)
+        moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
+    else:
+        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + prompt * spec.kv_bytes_per_token
+        flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * prompt * (prompt + 1) / 2
+    return Member(
+        kind=str(row["kind"]),
+        lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
+        priority=int(row["priority"]),
+        compute=min(1.0, flops / (solo_s * gpu.flops_per_s)),
+        bandwidth=min(1.0, moved / (solo_s * gpu.bandwidth_bytes_per_s)),
+        turn_s=solo_s / (steps * spec.layers),
+        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt),
+        measured=rate,
+    )
+
+
+def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Array:
+    """Predicted slowdown of every member."""
+    sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
+    found = []
+    for group in groups:
+        members: Sequence[Load] = group.members
+        for member in members:
+            member.share = 0.0  # another fit, another share
+        sharing[group.ordered].solve(members)
+        found += [1 / max(member.rate, LEAST_RATE) for member in members]
+    return np.array(found)
+
+
+def measured(groups: Sequence[Group]) -> Array:
+    """Measured slowdown of every member."""
+    return np.array([1 / max(member.measured, LEAST_RATE) for group in groups for member in group.members])
+
+
+def errors(groups: Sequence[Group], fit: ContentionFit) -> Array:
+    """Predicted over measured slowdown, less one, of every member."""
+    return np.asarray(slowdowns(groups, fit) / measured(groups) - 1)
+
+
+def made(x: Array) -> ContentionFit:
+    """The figures behind free parameters."""
+    grown, spread = np.exp(x), 1 / (1 + np.exp(-x))
+    return ContentionFit(
+        stream_weight=1 + float(grown[0]),
+        turn_exponent=float(min(grown[1], 2.0)),
+        nimble_weight=1 + float(grown[2]),
+        nimble_first_rate=float(spread[3]),
+        nimble_first_exponent=float(min(grown[4], 1.0)),
+        hold=float(spread[5]),
+        hold_compute=float(min(grown[6], 1.0)),
+        hold_bandwidth=float(min(grown[7], 1.0)),
+    )
+
+
+START = np.array([-2.0, -0.2, 0.0, 0.8, -2.5, 0.6, -1.2, -1.8])  # close to nothing fitted: about a sixth is gained
+
+
+def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
+    """Least mean relative errors: of the pairs, then, with one figure more, of the triples. None without pairs."""
+    from scipy.optimize import minimize, minimize_scalar
+
+    pairs, triples = ([g for g in groups if (len(g.members) == 2) == two] for two in (True, False))
+    if not pairs:
+        return None
+
+    def loss(some: Sequence[Group], fit: ContentionFit) -> float:
+        return float(np.mean(np.abs(np.log1p(errors(some, fit)))))
+
+    def of_pairs(x: Array) -> float:
+        return loss(pairs, made(x))
+
+    options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
+    found = minimize(of_pairs, START, method="Nelder-Mead", options=options)
+    fit = made(found.x)
+    if not any(group.ordered for group in triples):
+        return fit
+    crowd = minimize_scalar(
+        lambda x: loss(triples, replace(fit, crowd_weight=float(np.exp(x)))), bounds=(0.0, 2.0), method="bounded"
+    )
+    return replace(fit, crowd_weight=float(np.exp(crowd.x)))
+
+
+def fit_corun(
+    frame: pd.DataFrame,
+    gpu: GpuSpec,
+    models: dict[str, Latency],
+    progress: Callable[[], None] = lambda: None,
+) -> Corun | None:
+    """Fit pairs and triples; None where the samples hold no pairs."""
+    import pandas as pd
+
+    groups = groups_of(frame, gpu, models)
+    fit = fit_groups(groups)
+    if fit is None:
+        return None
+    shapes = sorted({group.shapes for group in groups})
+    fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
+    rows = pd.DataFrame(
+        [
+            {"models": g.models, "shapes": g.shapes, "works": len(g.members), "ordered": g.ordered, "kind": member.kind}
+            for g in groups
+            for member in g.members
+        ]
+    )
+    rows["measured"] = measured(groups)
+    rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
+    rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None))
+    return Corun(fit, rows)
+
+
+def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Array:
+    """Each member's slowdown as a fit on the other parts predicts it; nan where those hold no pairs."""
+    found = np.full(len(measured(groups)), np.nan)
+    of_member = np.array([part for part, group in zip(parts, groups, strict=True) for _ in group.members])
+    distinct = list(dict.fromkeys(parts))
+    rests = [[group for group, other in zip(groups, parts, strict=True) if other != part] for part in distinct]
+    fits = in_workers(fit_groups, [(rest,) for rest in rests], progress)
+    for part, fit in zip(distinct, fits, strict=True):
+        out = [group for group, other in zip(groups, parts, strict=True) if other == part]
+        if fit is not None:
+            found[of_member == part] = slowdowns(out, fit)
+    return found

@@ -1,0 +1,258 @@
+"""From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
+
+A forward of N tokens takes `layers(N) + head + attention`. Kernels change with N, so the layers' time over the roofline
+is free at knots and held smooth between. Attention reads cached tokens at the card's speed, or, where too few
+programs read, at that of the longest stretch one of them reads; both depend on the tile its queries are packed
+into. Nothing is fitted on whole serving runs.
+
+Not modelled: the card's clock, which falls under long heavy work and makes the same launch up to a tenth slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdvsim.calibration.fit.points import Array, Points, points_of
+from pdvsim.realrun.engine.buckets import query_tile
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.latency import ForwardFit, cuts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+WIDEST = 9  # new tokens a row up to which samples are measured
+KNOTS = (1, 2, 4, 8, 16, 17, 32, 33, *range(48, 160, 16), *range(160, 512, 32), *range(512, 1024, 64),
+         *range(1024, 4097, 128))  # fmt: skip
+# The weights of what is believed beforehand, against a relative error of one: decisive only where no point lies.
+SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
+TILES = 0.02  # of neighbouring tiles being alike
+PRIOR = 0.003  # of the figures being near the roofline's
+HEAD = 0.03  # the same of the head, which few points show apart from the layers
+FAR = 0.03  # relative error from which on a point pulls less
+FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the engine does that samples do not say."""
+
+    row_buckets: tuple[int, ...]
+    chunk_buckets: tuple[int, ...]
+    programs: int  # that attention wants at work at once
+    nimble_tokens: int = 0  # up to which kernels leave room beside them
+
+
+class Model:
+    """The latency model as a function of its free parameters, all of them logarithms."""
+
+    OTHERS = ("split", "row", "read", "pair", "mixed", "head", "head_token", "draft")
+
+    def __init__(self, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, most_tokens: float) -> None:
+        self.spec, self.kernels = spec, kernels
+        self.roof = roof = ForwardFit.roofline(spec, gpu)
+        most = max(most_tokens, 2.0)
+        self.knots = np.array([n for n in KNOTS if n < most] + [most])
+        self.group = spec.heads // spec.kv_heads
+        self.tiles = sorted({query_tile(width * self.group) for width in range(1, WIDEST + 1)})
+        stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
+        n, m = len(self.knots), len(self.tiles)
+        self.layers, self.kv, self.span, self.fixed = (slice(*ends) for ends in _runs(n, m, m, m))
+        self.other = {name: n + 3 * m + i for i, name in enumerate(self.OTHERS)}
+        others = [1e-5, 1e-7, stretch_s, roof.pair_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0]
+        self.start = np.log(
+            np.concatenate(
+                [
+                    1.3 * self._roofline(self.knots),
+                    np.full(m, roof.kv_s),
+                    np.full(m, stretch_s),
+                    np.full(m, 1e-5),
+                    others,
+                ]
+            )
+        )
+
+    def _roofline(self, tokens: Array) -> Array:
+        """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
+        return np.asarray(np.hypot(self.roof.weights_s, self.roof.token_s * tokens))
+
+    @cached_property
+    def beliefs(self) -> tuple[Array, Array]:
+        """What is believed beforehand as a matrix and its target: matrix @ parameters should equal it."""
+        size, rows, targets = len(self.start), [], []
+        at = np.eye(size)
+        expected = np.log(self._roofline(self.knots))
+        for i, gap in enumerate(np.sqrt(np.diff(np.log(self.knots)))):
+            rows.append(SMOOTHNESS / gap * (at[i + 1] - at[i]))
+            targets.append(SMOOTHNESS / gap * (expected[i + 1] - expected[i]))
+        for part in (self.kv, self.span, self.fixed):
+            for i in range(part.start, part.stop - 1):
+                rows.append(TILES * (at[i + 1] - at[i]))
+                targets.append(0.0)
+        for i in range(len(self.knots), size):
+            weight = HEAD if i in (self.other["head"], self.other["head_token"]) else PRIOR
+            rows.append(weight * at[i])
+            targets.append(weight * self.start[i])
+        return np.array(rows), np.array(targets)
+
+    def terms(self, points: Points) -> Terms:
+        return Terms(self, points)
+
+    def predict(self, parameters: Array, points: Points) -> Array:
+        return self.terms(points).predict(parameters)[0]
+
+    def fit(self, points: Points) -> Array:
+        """Parameters with the least relative errors; a few points far off do not pull."""
+        from scipy.optimize import least_squares
+
+        terms = self.terms(points)
+        matrix, target = self.beliefs
+
+        def residuals(parameters: Array) -> Array:
+            errors = np.log(terms.predict(parameters)[0] / points.seconds)
+            return np.concatenate([errors, matrix @ parameters - target])
+
+        def jacobian(parameters: Array) -> Array:
+            predicted, slopes = terms.predict(parameters)
+            return np.concatenate([slopes / predicted[:, None], matrix])
+
+        found = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=FAR, max_nfev=200)
+        return np.asarray(found.x)
+
+    def result(self, parameters: Array) -> ForwardFit:
+        value = np.exp(parameters)
+        other = {name: float(value[i]) for name, i in self.other.items()}
+        # tiles change in steps: a knot at every width, the last one twice, so that what is wider stays there
+        widths = [(w, self.tiles.index(query_tile(min(w, WIDEST) * self.group))) for w in range(1, WIDEST + 2)]
+
+        def by_width(part: slice) -> tuple[tuple[int, float], ...]:
+            return tuple((w, float(value[part][tile])) for w, tile in widths)
+
+        return ForwardFit(
+            fixed_s=0.0,
+            weights_s=0.0,
+            token_s=0.0,
+            head_weights_s=other["head"],
+            head_token_s=other["head_token"],
+            kv_s=float(value[self.kv][0]),
+            pair_s=0.0,
+            prompt_pair_s=other["pair"],
+            layer_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, value[self.layers], strict=True)),
+            kv_knots=by_width(self.kv),
+            span_knots=by_width(self.span),
+            programs=self.kernels.programs,
+            split_s=other["split"],
+            prompt_read_s=other["read"],
+            width_knots=by_width(self.fixed),
+            row_s=other["row"],
+            mixed_s=other["mixed"],
+            nimble_tokens=self.kernels.nimble_tokens,
+            draft_ratio=other["draft"],
+            row_buckets=self.kernels.row_buckets,
+            chunk_buckets=self.kernels.chunk_buckets,
+        )
+
+
+class Terms:
+    """What a model's times at given points consist of: a matrix for all that is linear, attention's reads, the head."""
+
+    def __init__(self, model: Model, points: Points) -> None:
+        self.model = model
+        self.points = points
+        n = len(points)
+        rows, later = points.rows, points.steps - 1
+        heads = np.maximum(points.padded, 1) * model.spec.kv_heads
+        self.splits = np.array([cuts(int(programs), model.kernels.programs) for programs in heads], np.float64)
+        self.linear = np.zeros((n, len(model.start)))
+        self.linear[:, model.layers] = _between(model.knots, points.tokens)
+        self.linear[:, model.layers] += later[:, None] * _between(model.knots, np.maximum(points.padded, 1))
+        forwards = np.where(rows > 0, 1.0, 0.0)
+        # the first forward and the later ones: how many, queries' tile, cached tokens read, tokens through the head
+        grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
+        self.parts = [
+            (forwards, self._tile(points.width), points.context + rows * points.width, np.ones(n), points.logits),
+            (forwards * later, self._tile(np.ones(n)), grown + rows, later, points.padded),
+        ]
+        for count, tile, *_ in self.parts:
+            self.linear[np.arange(n), model.fixed.start + tile] += count
+            self.linear[:, model.other["split"]] += np.where(self.splits > 1, count, 0.0)
+            self.linear[:, model.other["row"]] += count * rows
+        self.linear[:, model.other["read"]] = points.prompt_read
+        self.linear[:, model.other["pair"]] = points.prompt_pairs
+        self.linear[:, model.other["mixed"]] = (rows > 0) & (points.prompt_read > 0)
+
+    def _tile(self, width: Array) -> Array:
+        model = self.model
+        of_width = [query_tile(max(1, min(int(w), WIDEST)) * model.group) for w in width]
+        return np.array([model.tiles.index(tile) for tile in of_width])
+
+    def predict(self, parameters: Array) -> tuple[Array, Array]:
+        """Seconds at the points, and how they change with each parameter."""
+        model, points = self.model, self.points
+        value = np.exp(parameters)
+        slopes = self.linear * value
+        every = np.arange(len(points))
+        head, head_token, draft = (model.other[name] for name in ("head", "head_token", "draft"))
+        for count, tile, read, forwards, logits in self.parts:
+            kv, span = model.kv.start + tile, model.span.start + tile
+            wide = read * value[kv]
+            long = read / np.maximum(points.rows * self.splits, 1) * value[span]
+            both = np.maximum(np.hypot(wide, long), 1e-30)
+            slopes[every, kv] += count * wide**2 / both
+            slopes[every, span] += count * long**2 / both
+            weights, products = value[head] * np.sign(logits), value[head_token] * logits
+            slopes[:, head] += forwards * np.where(weights >= products, weights, 0.0)
+            slopes[:, head_token] += forwards * np.where(weights < products, products, 0.0)
+        slopes *= np.where(points.steps > 1, value[draft], 1.0)[:, None]
+        total = slopes.sum(1)  # every term is its own slope: the logarithm of its figure scales it
+        slopes[:, draft] = np.where(points.steps > 1, total, 0.0)
+        return total, slopes
+
+
+@dataclass(frozen=True)
+class Solo:
+    """One model's fit, and how far points are off that it was not fitted on."""
+
+    fit: ForwardFit
+    frame: pd.DataFrame  # a row a point: what it is, `seconds` and `held_out`, the prediction by a fit without it
+    spread: Array  # of the samples of each point: half the range of the middle 80%, over the median
+
+    @property
+    def points(self) -> int:
+        return len(self.frame)
+
+    @property
+    def errors(self) -> Array:
+        return np.asarray(self.frame["held_out"] / self.frame["seconds"] - 1)
+
+
+def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels) -> Solo:
+    """Fit one model's medians; errors by cross-validation over points."""
+    points = points_of(frame)
+    model = Model(spec, gpu, kernels, float(points.tokens.max()))
+    held_out = np.empty(len(points))
+    fold = np.random.default_rng(0).permutation(len(points)) % FOLDS
+    for number in range(FOLDS):
+        rest = model.fit(points.at(fold != number))
+        held_out[fold == number] = model.predict(rest, points.at(fold == number))
+    spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / points.seconds
+    return Solo(model.result(model.fit(points)), frame.assign(held_out=held_out), spread)
+
+
+def _runs(*lengths: int) -> list[tuple[int, int]]:
+    """Consecutive stretches of these lengths, as (begin, end)."""
+    ends = np.cumsum(lengths).tolist()
+    return [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+
+
+def _between(knots: Array, at: Array) -> Array:
+    """Weights of the knots for values read between them by straight lines."""
+    right = np.clip(np.searchsorted(knots, at), 1, len(knots) - 1)
+    share = (np.maximum(at, knots[0]) - knots[right - 1]) / (knots[right] - knots[right - 1])
+    weights = np.zeros((len(at), len(knots)))
+    weights[np.arange(len(at)), right - 1] = 1 - share
+    weights[np.arange(len(at)), right] = share
+    return weights

@@ -1,0 +1,132 @@
+"""Predictions against figures that others published: `python -m pdvsim.calibration.fit.independent a100-80gb`.
+
+Nothing in a profile is fitted on these. They are other engines' figures: gpt-fast compiles into CUDA graphs as this
+engine does, so its levels compare; DistServe's fit is of an eager server, whose fixed time holds a host cost that no
+kernel explains, so its slopes say more than its levels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import Profile, builtin, covering
+
+# its two matrices of 5120 x 20480 a layer hold as much as three of this width
+OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)
+GPT_FAST = "gpt-fast, batch 1, 330 W A100-80GB"
+DISTSERVE = "DistServe, OPT-13B on an A100-80GB, vLLM eager"
+SPECBENCH = "SpecDecode-Bench, vLLM on an H100"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: what it is, whose, and both values in `unit`."""
+
+    source: str
+    what: str
+    predicted: float
+    published: float
+    unit: str
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.published - 1
+
+
+def decode_ms(model: Latency, rows: int, context: int) -> float:
+    """One token a row, each behind `context` cached ones."""
+    shape = model.shape(rows, 1)
+    return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
+
+
+def prefill_ms(model: Latency, tokens: int) -> float:
+    """One whole prompt."""
+    chunk = Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens)
+    return model.carrying(0, 1, 1, [chunk], True).solo_0 * 1e3
+
+
+def compare(card: str, profile: Profile) -> list[Row]:
+    """Every published figure of a card against its profile; none where none is known."""
+
+    def priced(spec: ModelSpec) -> Latency:
+        return Latency(spec, covering(profile, Pair(spec, spec)).fit(spec))
+
+    known: dict[str, Callable[[Callable[[ModelSpec], Latency]], list[Row]]] = {"a100-80gb": _a100, "h100-sxm": _h100}
+    return known[card](priced) if card in known else []
+
+
+def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Row]:
+    rows = [
+        Row(GPT_FAST, f"{name}, context 100", 1e3 / decode_ms(priced(MODELS[name]), 1, 100), published, "tok/s")
+        for name, published in (("llama-2-7b", 104.9), ("llama-3.1-8b", 93.9))
+    ]
+    opt = priced(OPT_13B)
+
+    def step(batch: int, context: int) -> float:
+        return 23.48 + 5.9e-4 * batch * context + 0.0607 * batch
+
+    def prompt(tokens: int) -> float:
+        return 22.05 + 0.1405 * tokens + 8.1e-6 * tokens**2
+
+    each_token = (decode_ms(opt, 16, 1024) - decode_ms(opt, 16, 512)) / (16 * 512) * 1e3
+    each_new = [(f(2048) - f(512)) / 1536 * 1e3 for f in (partial(prefill_ms, opt), prompt)]
+    return [
+        *rows,
+        *(Row(DISTSERVE, f"decode, batch {n} at 512", decode_ms(opt, n, 512), step(n, 512), "ms") for n in (1, 16, 64)),
+        Row(DISTSERVE, "decode, per cached token", each_token, 0.59, "µs"),
+        *(Row(DISTSERVE, f"prefill of {n}", prefill_ms(opt, n), prompt(n), "ms") for n in (512, 2048)),
+        Row(DISTSERVE, "prefill, per token, 512 to 2048", each_new[0], each_new[1], "µs"),
+    ]
+
+
+def _h100(priced: Callable[[ModelSpec], Latency]) -> list[Row]:
+    llama = priced(MODELS["llama-3.1-8b"])
+
+    def step(batch: int, context: int) -> float:
+        return 3.93e-5 * batch * context + 2.10e-2 * batch + 5.886
+
+    rows = [
+        Row(SPECBENCH, f"llama-3.1-8b decode, batch {n} at 512", decode_ms(llama, n, 512), step(n, 512), "ms")
+        for n in (1, 16, 64)
+    ]
+    slope = (decode_ms(llama, 64, 1024) - decode_ms(llama, 64, 512)) / (64 * 512) * 1e6
+    return [*rows, Row(SPECBENCH, "llama-3.1-8b decode, per cached token", slope, 39.3, "ns")]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """The comparison as text."""
+    lines = [f"{'published by':48} {'what':40} {'predicted':>10} {'published':>10} {'':6} {'error':>7}"]
+    lines += [
+        f"{r.source:48} {r.what:40} {r.predicted:10.2f} {r.published:10.2f} {r.unit:6} {r.error:+7.1%}" for r in rows
+    ]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pdvsim.calibration.fit.independent", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("gpu", help="a100-80gb or h100-sxm")
+    options = parser.parse_args(argv)
+    try:
+        profile = builtin(options.gpu)
+    except ValueError as error:
+        print(f"published: error: {error}", file=sys.stderr)
+        return 2
+    rows = compare(options.gpu, profile)
+    if not rows:
+        print(f"published: error: no published figures of {options.gpu}; of a100-80gb and h100-sxm", file=sys.stderr)
+        return 2
+    print(f"profile {profile.name}: {profile.foundation}\n{table(rows)}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

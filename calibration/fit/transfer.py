@@ -1,0 +1,258 @@
+"""Learn from measured samples how forward times follow from a card's ceilings and a model's sizes, and prove it.
+
+`python -m pdvsim.calibration.fit.transfer calibration/data/h200 -o transfer.json` learns the efficiencies in
+`sim.hardware.transfer`, leaves out one model at a time and prints how far it is then predicted off; `--models` leaves
+out only those named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from pdvsim.calibration.fit.build import gpu_spec
+from pdvsim.calibration.fit.points import Array, Points, medians, points_of
+from pdvsim.common.files import write_whole
+from pdvsim.profiler.samples import Samples
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, Engine, Prices, Sizes, Transfer, document
+
+DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
+ENGINE = Engine(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
+# holds 95% of |log(predicted / published)| over the layers of Vidur's A100 and H100 files, predicted from the cards'
+# data sheets alone: `pdvsim calibrate DIR --from vidur --gpu a100-80gb,h100-sxm` prints it
+CARD_BAR = 0.22
+
+START = Coefficients(
+    narrow_s=3e-6,
+    narrow_bandwidth=0.9,
+    narrow_padding=0.1,
+    narrow_balance=0.3,
+    library_s=5e-6,
+    library_bandwidth=0.95,
+    library_balance=0.2,
+    sharpness=3.0,
+    traffic=1.0,
+    compute=(0.5, 0.6, 0.7, 0.8, 0.9, 0.9, 0.9),
+    kv_bandwidth=0.95,
+    kv_compute=0.3,
+    attention_s=3e-6,
+    tile_s=1e-6,
+    row_s=5e-9,
+    head_s=1e-5,
+    head_bandwidth=0.9,
+    head_compute=0.8,
+    prompt_compute=0.5,
+    mixed_s=1.2e-5,
+    draft_ratio=0.98,
+)
+NAMES = tuple(f.name for f in fields(Coefficients) if f.name != "compute")
+# how strongly a logarithm is held to its start: shares of a bandwidth are near 1, the rest is left to the samples
+PRIOR = {name: 0.3 if name.endswith("_bandwidth") else 0.05 for name in NAMES}
+STEPS = 60  # of the search, which needs 10 to 30
+ROBUST = 0.05  # relative errors beyond which a point pulls less
+
+
+def packed(c: Coefficients) -> Array:
+    """The free parameters: logarithms."""
+    return np.asarray(np.log([*(getattr(c, name) for name in NAMES), *c.compute]))
+
+
+def unpacked(x: Array) -> Coefficients:
+    values = np.exp(x).tolist()
+    return Coefficients(**dict(zip(NAMES, values, strict=False)), compute=tuple(values[len(NAMES) :]))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One model's medians on the card that was measured."""
+
+    spec: ModelSpec
+    points: Points
+
+
+def measured_models(samples: Samples) -> dict[str, Measured]:
+    """Every model that was measured alone."""
+    specs, frame = samples.header.specs(), samples.frame
+    solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
+    return {str(name): Measured(specs[str(name)], points_of(medians(rows))) for name, rows in solo}
+
+
+def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Array]:
+    """All points of all models as one, with the weight that makes models count alike."""
+    models = list(models)
+    counts = [len(m.points) for m in models]
+    sizes = Sizes(*(np.repeat([float(getattr(m.spec, n)) for m in models], counts) for n in Sizes._fields))
+    points = Points(*(np.concatenate([getattr(m.points, f.name) for m in models]) for f in fields(Points)))
+    return sizes, points, np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)
+
+
+class Parts(Protocol):
+    """Seconds of the parts of a forward: by the formula (`Prices`), or read from the knots of a fit."""
+
+    def layers(self, tokens: Array) -> Array: ...
+    def head(self) -> tuple[Array, Array]: ...
+    def kv(self, width: Array) -> Array: ...
+    def width(self, width: Array) -> Array: ...
+    def row(self) -> Array: ...
+    def prompt_pair(self) -> Array: ...
+    def mixed(self) -> Array: ...
+
+
+class Knots:
+    """The parts as `Latency` reads them from a transferred fit."""
+
+    def __init__(self, fit: ForwardFit) -> None:
+        self.fit = fit
+
+    def layers(self, tokens: Array) -> Array:
+        return _read(self.fit.layer_knots, tokens)
+
+    def head(self) -> tuple[Array, Array]:
+        return np.asarray(self.fit.head_weights_s), np.asarray(self.fit.head_token_s)
+
+    def kv(self, width: Array) -> Array:
+        return _read(self.fit.kv_knots, width)
+
+    def width(self, width: Array) -> Array:
+        return _read(self.fit.width_knots, width)
+
+    def row(self) -> Array:
+        return np.asarray(self.fit.row_s)
+
+    def prompt_pair(self) -> Array:
+        return np.asarray(self.fit.prompt_pair_s or 0.0)
+
+    def mixed(self) -> Array:
+        return np.asarray(self.fit.mixed_s)
+
+
+def _read(knots: Sequence[tuple[int, float]], at: Array) -> Array:
+    return np.asarray(np.interp(at, *np.array(knots).T))
+
+
+def seconds(parts: Parts, draft_ratio: float, points: Points) -> Array:
+    """The time of every point, put together from its parts."""
+    rows, padded, later = points.rows, points.padded, points.steps - 1
+    reading, multiplying = parts.head()
+
+    def forward(tokens: Array, logits: Array) -> Array:
+        top = np.where(logits > 0, np.maximum(reading, multiplying * logits), 0.0)
+        return np.asarray(parts.layers(np.maximum(tokens, 1)) + top)
+
+    def attention(width: Array, context: Array) -> Array:
+        width = np.maximum(width, 1)
+        each = (context + rows * width) * parts.kv(width) + rows * parts.row() + parts.width(width)
+        return np.where(rows > 0, each, 0.0)
+
+    one = np.ones_like(rows)
+    total = forward(points.tokens, points.logits) + attention(points.width, points.context)
+    total += points.prompt_read * parts.kv(one) + points.prompt_pairs * parts.prompt_pair()
+    total += np.where((rows > 0) & (points.prompt_read > 0), parts.mixed(), 0.0)
+    grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
+    total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
+    return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
+
+
+def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
+    """The figures with the least relative errors over all points; a few far off do not pull."""
+    from scipy.optimize import least_squares
+
+    sizes, points, weight = stacked(models)
+    base = Transfer(
+        coefficients=start,
+        engine=ENGINE,
+        sms=sms,
+        bandwidth_share=gpu.bandwidth_bytes_per_s / DATA_SHEET_BANDWIDTH,
+        flops_share=gpu.flops_per_s / DATA_SHEET_FLOPS,
+        model_bar=0.0,
+        card_bar=CARD_BAR,
+        source=gpu.source,
+    )
+    held = np.array([*(PRIOR[name] for name in NAMES), *(0.05 for _ in COMPUTE_TOKENS)])
+    middle = packed(START)
+
+    def residuals(x: Array) -> Array:
+        prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
+        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points) / points.seconds)
+        return np.concatenate([errors, held * (x - middle)])
+
+    found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
+    return replace(base, coefficients=unpacked(found.x))
+
+
+def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Array:
+    """Predicted over measured, less one, in the form that the simulator uses."""
+    fit = transfer.fit(model.spec, gpu)
+    return np.asarray(seconds(Knots(fit), fit.draft_ratio, model.points) / model.points.seconds - 1)
+
+
+def leave_one_out(
+    models: Mapping[str, Measured], gpu: GpuSpec, sms: int, start: Coefficients, names: Iterable[str]
+) -> dict[str, Array]:
+    """Errors on each named model of figures learned from all the others."""
+    found = {}
+    for name in names:
+        others = [model for other, model in models.items() if other != name]
+        found[name] = errors_of(learn(others, gpu, sms, start), models[name], gpu)
+    return found
+
+
+def spread(errors: Array) -> tuple[float, float, float]:
+    """Median and 95th percentile of the absolute errors, and the median error with its sign."""
+    size = np.abs(errors)
+    return float(np.median(size)), float(np.percentile(size, 95)), float(np.median(errors))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pdvsim.calibration.fit.transfer", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("samples", help="folder with samples.parquet and header.json")
+    parser.add_argument("-o", "--output", help="file for the learned figures (JSON)")
+    parser.add_argument("--models", help="leave out only these, separated by commas; default: each in turn")
+    options = parser.parse_args(argv)
+    from pdvsim.profiler.samples import load
+
+    try:
+        samples = load(options.samples)
+        gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors
+        models = measured_models(samples)
+        names = options.models.split(",") if options.models else list(models)
+        if sms is None:
+            raise ValueError(f"{options.samples}: the card's number of multiprocessors is missing")
+        if unknown := set(names) - set(models):
+            raise ValueError(f"{options.samples} holds no {', '.join(sorted(unknown))}; it has {', '.join(models)}")
+        if options.output and len(names) < len(models):
+            raise ValueError("--output needs every model left out in turn: its error bar rests on them")
+        whole = learn(models.values(), gpu, sms)
+        left = leave_one_out(models, gpu, sms, whole.coefficients, names)
+        every = np.concatenate(list(left.values()))
+        if options.output:
+            bar = float(np.percentile(np.abs(np.log1p(every)), 95))
+            text = json.dumps(document(replace(whole, model_bar=bar)), indent=1)
+            write_whole(Path(options.output), f"{text}\n".encode())
+    except (ValueError, OSError) as error:
+        print(f"transfer: error: {error}", file=sys.stderr)
+        return 2
+    print(f"{'left out':16} {'points':>6} {'median':>8} {'p95':>8} {'bias':>8}   learned from it too: median, p95")
+    for name, errors in left.items():
+        middle, high, bias = spread(errors)
+        inside = spread(errors_of(whole, models[name], gpu))
+        print(f"{name:16} {len(errors):6} {middle:8.1%} {high:8.1%} {bias:+8.1%}   {inside[0]:8.1%} {inside[1]:8.1%}")
+    middle, high, bias = spread(every)
+    print(f"{'all':16} {len(every):6} {middle:8.1%} {high:8.1%} {bias:+8.1%}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Real runs beside the same runs simulated, and beside other programs."""

@@ -1,0 +1,175 @@
+"""Predicted against measured: the same experiments under both clocks, metric by metric.
+
+Every real run of a file is simulated with the same seeds; nothing in the profile is fitted on these runs. An error is
+predicted over measured, less one. Beside it stand the spread of repeated real runs (each against the mean of the others
+of its experiment: what a perfect prediction would still be off) and the two ablations of the contention model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+
+from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.validate.runs import Load
+from pdvsim.sim.config import Contention
+from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.reading import parse_json, read_text, said
+from pdvsim.sim.relevance import suited
+from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
+
+FAMILIES = ("ttft", "tpot", "itl", "e2el")
+METRICS = (
+    "output_throughput",
+    *(f"{which}_{name}_ms" for name in FAMILIES for which in ("mean", "median", "p95", "p99")),
+)
+CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
+
+
+@dataclass(frozen=True)
+class Checked:
+    """One real run and its prediction."""
+
+    load: Load
+    measured: dict[str, float]
+    predicted: dict[str, float]
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """Relative errors by metric; those that the run or the simulation does not have are left out."""
+        return {
+            name: self.predicted[name] / self.measured[name] - 1
+            for name in METRICS
+            if self.measured.get(name) and not math.isnan(self.predicted[name])
+        }
+
+
+@dataclass(frozen=True)
+class Validation:
+    """All runs under one or several contention models, and whether all were simulated."""
+
+    checked: dict[Contention, list[Checked]]
+    foundation: str
+    complete: bool
+
+
+def read(path: str | Path) -> list[dict[str, Any]]:
+    """The runs of a file; a ValueError of one line if it is not one."""
+    number = 0
+    try:
+        text = read_text(path, MAX_DATA_BYTES)
+        lines = []
+        for line in text.splitlines():
+            number += 1
+            run = parse_json(line)
+            Load(**run["load"]).experiment()
+            if not run["metrics"]["output_throughput"] > 0:
+                raise ValueError("output_throughput is not above 0")
+            lines.append(run)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        where = f", line {number}" if number else ""
+        raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
+    if not lines:
+        raise ValueError(f"{path}: holds no runs")
+    return lines
+
+
+def experiments(lines: Sequence[dict[str, Any]]) -> list[Load]:
+    """What was run, each once, however often it was repeated."""
+    return list(dict.fromkeys(_experiment(line) for line in lines))
+
+
+def validate(
+    lines: Sequence[dict[str, Any]],
+    contentions: Sequence[Contention] = ("fluid",),
+    profile: str | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Validation:
+    """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
+    distinct = experiments(lines)
+    points: list[Point] = []
+    for contention in contentions:
+        for load in distinct:
+            experiment = load.experiment()
+            hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
+            experiment = suited(replace(experiment, hardware=hardware))
+            closed = load.concurrency is not None
+            at = load.concurrency if closed else load.request_rate
+            points.append(Point("concurrency" if closed else "request_rate", float(at or 0), len(points), experiment))
+    complete = True
+    try:
+        rows = run_sweep(points, jobs, progress)
+    except SweepInterrupted as stop:
+        rows, complete = stop.points, False
+    by_number = {int(row["run"]): row for row in rows.to_dict("records")}
+    checked: dict[Contention, list[Checked]] = {contention: [] for contention in contentions}
+    for i, contention in enumerate(contentions):
+        for line in lines:
+            row = by_number.get(i * len(distinct) + distinct.index(_experiment(line)))
+            if row is not None:
+                predicted = {name: float(row[name]) for name in METRICS}
+                checked[contention].append(Checked(Load(**line["load"]), line["metrics"], predicted))
+    foundation = "; ".join(map(str, rows["foundation"].unique())) if len(rows) else ""
+    return Validation(checked, foundation, complete)
+
+
+def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """By metric, each repeated run against the mean of the other runs of its experiment, less one."""
+    groups: dict[Load, list[dict[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(_experiment(line), []).append(line["metrics"])
+    found = []
+    for runs in groups.values():
+        for i, run in enumerate(runs):
+            others = runs[:i] + runs[i + 1 :]
+            if others:
+                means = {m: float(np.mean([o.get(m) or math.nan for o in others])) for m in METRICS}
+                found.append({m: run[m] / means[m] - 1 for m in METRICS if run.get(m) and means[m] > 0})
+    return found
+
+
+def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """All errors, and their medians and 95th percentiles overall, by metric and by architecture."""
+    first, *others = found.checked
+    repeats = spread(lines)
+    return {
+        "contention": first,
+        "foundation": found.foundation,
+        "complete": found.complete,
+        "runs": [
+            {
+                "load": asdict(c.load),
+                "measured": {name: c.measured.get(name) for name in METRICS},
+                "predicted": c.predicted,
+                "errors": c.errors,
+            }
+            for c in found.checked[first]
+        ],
+        **_summary(found.checked[first]),
+        "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
+        "ablations": {name: _summary(found.checked[name]) for name in others},
+    }
+
+
+def _experiment(line: dict[str, Any]) -> Load:
+    return replace(Load(**line["load"]), repeat=0)
+
+
+def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
+    archs = list(dict.fromkeys(c.load.arch for c in checked))
+    return _middles([c.errors for c in checked]) | {
+        "by_arch": {a: middle([e for c in checked if c.load.arch == a for e in c.errors.values()]) for a in archs},
+    }
+
+
+def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Medians and 95th percentiles of errors' sizes, overall and by metric."""
+    overall = middle([e for run in errors for e in run.values()])
+    by_metric = {m: middle([run[m] for run in errors if m in run]) for m in METRICS if any(m in run for run in errors)}
+    return {"median_abs_error": overall["median"], "p95_abs_error": overall["p95"], "by_metric": by_metric}

@@ -1,0 +1,272 @@
+# mypy: disable-error-code="no-untyped-call"
+# (transformers and parts of torch are untyped.)
+"""What the card gives otherwise: `python -m pdvsim.calibration.validate.peers peers.json`, on a CUDA card.
+
+Output tokens per second of every architecture at 64 requests, and in the same process of what transformers offers on
+models of the same shape: `generate` on one static batch, `generate` with an assistant model (one request at a time),
+and `generate_batch`. Weights are random. pdvsim's acceptance is pinned; an assistant's drafts are accepted
+as random weights have it, so its rounds per second are given too.
+
+If the file is there already it is read and printed, beside what the simulator predicts and what it would give with
+roofline latencies and no host cost; that needs no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.calibration.validate.runs import ORDER, TOKENS, Load
+from pdvsim.common.files import write_whole
+from pdvsim.sim.config import Experiment, Hardware, Host
+from pdvsim.sim.hardware.models import pair as named_pair
+
+if TYPE_CHECKING:
+    import torch
+
+    from pdvsim.realrun.engine.arch import Architecture
+
+Row = dict[str, Any]
+
+
+def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> Any:
+    """transformers' own model of an architecture, with random weights."""
+    import torch
+    import transformers as hf
+
+    spec = arch.spec
+    config_of, model_of = {
+        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
+        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
+        "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
+    }[spec.family]
+    config = config_of(
+        vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.intermediate,
+        num_hidden_layers=spec.layers, num_attention_heads=spec.heads, num_key_value_heads=spec.kv_heads,
+        head_dim=spec.head_dim, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with device:
+            return model_of(config).eval()
+    finally:
+        torch.set_default_dtype(before)
+
+
+def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Callable[[str], None]) -> Row:
+    """Tokens per second of `run`, which returns its forwards of the target; the first of `repeats` + 1 is not kept."""
+    import torch
+
+    seconds: list[float] = []
+    forwards = 0
+    for _ in range(repeats + 1):
+        begin = monotonic()
+        forwards = run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        seconds.append(monotonic() - begin)
+    row = {
+        "name": name,
+        "tokens": tokens,
+        "seconds": seconds[1:],
+        "tokens_per_s": tokens / statistics.median(seconds[1:]),
+        "target_forwards": forwards,
+    }
+    say(f"{name}: {row['tokens_per_s']:.1f} tok/s ({', '.join(f'{s:.2f} s' for s in seconds)}; the first not kept)")
+    return row
+
+
+def transformers_rows(
+    archs: dict[str, Architecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
+) -> list[Row]:
+    """The three ways of transformers; one that fails is a row that says why."""
+    import torch
+
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    target, draft = (reference(archs[role], device, dtype) for role in ("target", "draft"))
+    vocab = min(archs[role].spec.vocab for role in archs)
+    prompts = torch.randint(1, vocab, (2 * rows, TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
+    exactly: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
+    forwards = [0]
+    target.register_forward_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
+
+    def static() -> int:
+        forwards[0] = 0
+        out = target.generate(prompts[:rows], attention_mask=torch.ones_like(prompts[:rows]), **exactly)
+        assert out.shape == (rows, 2 * TOKENS)
+        return forwards[0]
+
+    def assisted() -> int:
+        forwards[0] = 0
+        draft.generation_config.num_assistant_tokens = 4
+        draft.generation_config.num_assistant_tokens_schedule = "constant"
+        draft.generation_config.assistant_confidence_threshold = 0.0
+        mask = torch.ones_like(prompts[:1])
+        out = target.generate(prompts[:1], attention_mask=mask, assistant_model=draft, **exactly)
+        assert out.shape == (1, 2 * TOKENS)
+        return forwards[0]
+
+    def continuous() -> int:
+        from transformers import GenerationConfig
+        from transformers.generation.configuration_utils import ContinuousBatchingConfig
+
+        forwards[0] = 0
+        # by itself it takes all of the memory there is, which takes seconds on the CPU
+        small = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512) if device.type == "cpu" else None
+        config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+        out = target.generate_batch(
+            inputs=prompts.tolist(), generation_config=config, continuous_batching_config=small, progress_bar=False
+        )
+        assert sum(len(request.generated_tokens) for request in out.values()) == 2 * rows * TOKENS
+        return forwards[0]
+
+    found: list[Row] = []
+    for name, run, tokens in (
+        (f"transformers generate, static batch of {rows}", static, rows * TOKENS),
+        ("transformers generate with an assistant, one request", assisted, TOKENS),
+        (f"transformers generate_batch, {2 * rows} requests", continuous, 2 * rows * TOKENS),
+    ):
+        try:
+            with torch.no_grad():
+                found.append(timed(name, tokens, run, repeats, say))
+        except Exception as error:  # a version that cannot is part of the answer
+            say(f"{name}: failed: {type(error).__name__}: {str(error)[:200]}")
+            found.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:500]}"})
+    return found
+
+
+def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], None]) -> list[Row]:
+    """Every architecture of pdvsim in a closed loop of 64, through the harness."""
+    from pdvsim.realrun.machine import Machine
+    from pdvsim.realrun.site import prepare, serve
+    from pdvsim.sim.metrics.summary import summarise
+    from pdvsim.sim.workload.requests import make_requests
+
+    machine = Machine(device="cpu" if tiny else "cuda", tiny=tiny)
+    models: Any = None
+    found: list[Row] = []
+    for arch in ORDER:
+        load = Load(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
+        experiment = load.experiment()
+        rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
+        models = (models or {}) | rig.models
+        times = 1 if arch == "baseline" else repeats
+        results = [serve(experiment, machine, rig=rig) for _ in range(times + (arch != "baseline"))][-times:]
+        reached = [summarise(result)["output_throughput"] for result in results]
+        row = {
+            "name": arch,
+            "tokens": load.num_prompts * TOKENS,
+            "tokens_per_s": statistics.median(reached),
+            "each": reached,
+            "host_idle_share": [result.meta.get("host_idle_share") for result in results],
+            "graphs_captured_late": max(result.meta["graphs_captured_late"] for result in results),
+        }
+        say(f"{arch}: {row['tokens_per_s']:.1f} tok/s {[round(r) for r in reached]}, idle {row['host_idle_share']}")
+        found.append(row)
+    return found
+
+
+def measured(pair: str, repeats: int, tiny: bool, save: Callable[[Row], None]) -> Row:
+    """The whole comparison on this machine; `save` is called after each part."""
+    import torch
+    import transformers
+
+    from pdvsim.realrun.engine.arch import preset
+    from pdvsim.realrun.site import TINY
+
+    device = torch.device("cpu" if tiny else "cuda")
+    named = named_pair(pair)
+    archs = dict(TINY) if tiny else {"draft": preset(named.draft.name), "target": preset(named.target.name)}
+    begin = monotonic()
+
+    def say(text: str) -> None:
+        print(f"{monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
+
+    document: Row = {
+        "pair": pair,
+        "date": date.today().isoformat(),
+        "prompt_tokens": TOKENS,
+        "output_tokens": TOKENS,
+        "device": "cpu" if tiny else torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "rows": [],
+    }
+    for part in (
+        lambda: transformers_rows(archs, device, 2 if tiny else 64, repeats, say),
+        lambda: architecture_rows(pair, tiny, repeats, say),
+    ):
+        document["rows"] += part()
+        save(document)
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return document
+
+
+def table(document: Row) -> str:
+    """The comparison, with the simulator's prediction and its ceiling beside each architecture."""
+    lines = [f"{'':56} {'tok/s':>8} {'predicted':>10} {'ceiling':>8} {'reached':>8} {'host idle':>10}"]
+    for row in document["rows"]:
+        if "failed" in row:
+            lines.append(f"{row['name']:56} {row['failed']}")
+            continue
+        line = f"{row['name']:56} {row['tokens_per_s']:8.0f}"
+        if row["name"] in ORDER:
+            experiment = _experiment(row, document["pair"])
+            ideal = replace(experiment, hardware=Hardware(profile="roofline"), host=Host(0.0, 0.0, 0.0))
+            ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
+            reached = row["tokens_per_s"] / ceiling
+            line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {reached:8.0%} {idle:10.1%}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _experiment(row: Row, pair: str) -> Experiment:
+    return Load(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
+
+
+def _throughput(experiment: Experiment) -> float:
+    from pdvsim.sim.metrics.summary import summarise
+    from pdvsim.sim.run import simulate
+
+    return float(summarise(simulate(experiment))["output_throughput"])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m pdvsim.calibration.validate.peers", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("file", type=Path, help="the comparison, JSON: printed if it is there, else measured")
+    parser.add_argument("--pair", default="tinyllama-1.1b:llama-2-7b", help="draft:target")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
+    options = parser.parse_args(argv)
+    if options.file.exists():
+        print(table(json.loads(options.file.read_text(encoding="utf-8"))))
+        return 0
+    import torch
+
+    if not options.tiny and not torch.cuda.is_available():
+        print("no CUDA device: the comparison is measured on one", file=sys.stderr)
+        return 2
+
+    def save(document: Row) -> None:
+        write_whole(options.file, (json.dumps(document, indent=1) + "\n").encode())
+
+    print(table(measured(options.pair, options.repeats, options.tiny, save)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""`pdvsim advise`: which architecture and settings to run for a load, how sure, and where that changes."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
+from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
+
+if TYPE_CHECKING:
+    from pdvsim.decide.advise import Question
+
+
+@dataclass(frozen=True)
+class AskedTraffic(OpenTraffic):
+    """Who asks what, and how often."""
+
+    num_prompts: int = 500
+    """Requests of a run; those of the search are a quarter as long."""
+    request_rate: float = math.inf
+    """The load to give advice for, in requests per second."""
+
+
+@dataclass(frozen=True)
+class AdviseOptions:
+    """The load, the service levels, what may be tried and what that may cost."""
+
+    arch: tuple[Arch, ...] = SIMPLEST_FIRST
+    """Architectures to choose from; default: all."""
+    attainment: float = 0.9
+    """Share of the requests that should meet every service level of --goodput."""
+    objective: Objective | None = None
+    """What to be best at, among those that meet the service levels; default: headroom with --goodput, else e2el."""
+    indifference: float = 0.01
+    """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
+    try_draft_lengths: tuple[int, ...] = Space.draft_lengths
+    """Draft lengths to try."""
+    try_controllers: tuple[Controller, ...] = CONTROLLERS
+    """Controllers of the draft length to try."""
+    try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
+    """Batch limits to try."""
+    try_max_num_batched_tokens: tuple[int, ...] = Space.max_num_batched_tokens
+    """Limits to try on the prompt tokens of one forward."""
+    num_runs: int = 5
+    """Replications of the finalists, the same seeds for each."""
+    budget_s: float = 60.0
+    """Seconds the answer may take, more or less; what there was no time for is named."""
+    warmup_share: float = 0.2
+    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    gpu_hour_usd: float | None = None
+    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    jobs: int | None = None
+    """Runs side by side; default: one per core."""
+    traffic: AskedTraffic = field(default_factory=AskedTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def question(self) -> Question:
+        """What these options ask; a ValueError names what is wrong."""
+        from pdvsim.decide.advise import Question
+
+        space = Space(
+            self.arch,
+            self.try_draft_lengths,
+            self.try_controllers,
+            self.try_max_num_seqs,
+            self.try_max_num_batched_tokens,
+        )
+        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
+        base = self._base(traffic, scoring)
+        return Question(
+            base,
+            space,
+            goal,
+            self.num_runs,
+            self.indifference,
+            self.warmup_share,
+            self.budget_s,
+            self.gpu_hour_usd,
+        )
+
+    def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
+        """With the first architecture that does not refuse the options; if all do, what the last one says."""
+        refused = ValueError("arch needs at least one value")
+        for arch in self.arch:
+            try:
+                return Experiment(arch, traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+            except ValueError as error:
+                refused = error
+        raise refused
+
+
+@dataclass(frozen=True)
+class AdviseCommand:
+    """Say which architecture, batch sizes, draft length and controller to run, how sure that is, and where it flips."""
+
+    options: Annotated[AdviseOptions, tyro.conf.arg(name="")] = field(default_factory=AdviseOptions)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for advice.json and advice.png; without it nothing is saved."""
+    json: bool = False
+    """Print one JSON document instead of the text."""
+    config: str | None = None
+    """TOML file of flags; the command line wins."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(AdviseCommand, argv, "pdvsim advise")
+    question = args.options.question()
+
+    from pdvsim.common.progress import Progress
+    from pdvsim.decide.advice import advice_document, advice_text
+    from pdvsim.decide.advise import advise
+    from pdvsim.decide.figures import flips_figure
+    from pdvsim.decide.runs import Bench
+    from pdvsim.study import output
+
+    files: list[Path] = []
+    if args.output:
+        folder = output.check_folder(Path(args.output))
+        files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
+    started_s = time.monotonic()
+    budget_s = math.ceil(question.budget_s)
+    with Progress(budget_s, "seconds of the budget", args.json, after_s=0) as progress:
+        # what has begun is finished, which may take longer than there is
+        bench = Bench(args.options.jobs, lambda done: progress.update(min(budget_s, int(time.monotonic() - started_s))))
+        advice = advise(question, bench)
+    document = output.dumps(advice_document(advice))
+    print(document if args.json else advice_text(advice))
+    stopped = "the above is what was known by then" if advice.interrupted else ""
+    if not files:
+        if stopped:
+            say("pdvsim", f"interrupted: {stopped}")
+        return 130 if stopped else 0
+    drawn = None
+    if advice.recommended is not None and advice.flips:
+        drawn = output.picture(flips_figure(advice), files[1])
+    return output.save({files[0]: (document + "\n").encode(), files[1]: drawn}, stopped)

@@ -1,0 +1,135 @@
+"""`pdvsim calibrate`: a profile from measured samples, or from kernels that others published, with its errors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pdvsim.calibration.fit.build import Calibration
+
+
+@dataclass(frozen=True)
+class CalibrateCommand:
+    """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
+
+    samples: tyro.conf.Positional[str]
+    """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet; with --from
+    vidur a folder of Vidur's mlp.csv, and attention.csv where there are some."""
+    source: Annotated[Literal["samples", "vidur"], tyro.conf.arg(aliases=["--from"])] = "samples"
+    """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of a card named by --gpu."""
+    gpu: tuple[str, ...] = ()
+    """Only with --from vidur: the card, e.g. a100-80gb, or a card.toml; several for the errors alone."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "profile.json"
+    """Profile to write, for --profile of `pdvsim run`."""
+    name: str | None = None
+    """The card's name in the profile; default: the profile's file name."""
+    plots: str | None = None
+    """Folder for the residual plots; default: the profile's folder."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    spelt = [arg.replace("--from", "--source", 1) if arg.partition("=")[0] == "--from" else arg for arg in argv]
+    args = parse(CalibrateCommand, spelt, "pdvsim calibrate")
+    if args.source == "vidur":
+        return _vidur(args)
+    if args.gpu:
+        raise ValueError("--gpu goes with --from vidur; samples know their card")
+
+    from pdvsim.calibration.fit import build
+    from pdvsim.calibration.fit.build import save
+    from pdvsim.common.progress import Progress
+    from pdvsim.study import output
+
+    samples = build.read(args.samples)
+    path = output.check_file(Path(args.output))
+    folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
+    with Progress(build.parts(samples), "fits", args.json) as progress:
+        done = iter(range(1, build.parts(samples) + 1))
+        found = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)))
+    save(found.profile, path)
+    saved = [path, *_plots(found, folder, path.stem)]
+    document = found.document() | {"files": [str(file) for file in saved]}
+    print(output.dumps(document) if args.json else _table(document))
+    say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _vidur(args: CalibrateCommand) -> int:
+    """Published kernels where there are some, the rest transferred; beside figures of others, where there are some."""
+    from dataclasses import asdict
+
+    from pdvsim.calibration.fit import independent, vidur
+    from pdvsim.calibration.fit.build import save
+    from pdvsim.sim.hardware.models import gpu
+    from pdvsim.study import output
+
+    if not args.gpu:
+        raise ValueError("--from vidur needs --gpu: the card that its files were measured on, e.g. a100-80gb")
+    if args.name or args.plots:
+        raise ValueError("--name and --plots go with samples; --from vidur names its profile after the card")
+    cards = [gpu(name) for name in args.gpu]
+    saved = [output.check_file(Path(args.output))] if len(cards) == 1 else []
+    profiles = [vidur.build_vidur(args.samples, card) for card in cards]
+    if saved:
+        save(profiles[0], saved[0])
+    against = {card.name: independent.compare(card.name, found) for card, found in zip(cards, profiles, strict=True)}
+    if args.json:
+        print(output.dumps({name: [asdict(row) for row in rows] for name, rows in against.items()}))
+    else:
+        print(vidur.report(args.samples, cards))
+        for found, rows in zip(profiles, against.values(), strict=True):
+            print(f"\n{found.name}: {found.foundation}" + (f"\n{independent.table(rows)}" if rows else ""))
+    if saved:
+        say("pdvsim", f"saved {saved[0]}")
+    return 0
+
+
+def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
+    from pdvsim.common.files import write_all
+    from pdvsim.study.output import picture
+    from pdvsim.view.calibration_plots import corun_figure, solo_figure
+
+    figures = {"solo": solo_figure(found.solos, found.profile.foundation)}
+    if found.corun:
+        figures["corun"] = corun_figure(found.corun, found.profile.foundation)
+    content = {folder / f"{stem}.{name}.png": figure for name, figure in figures.items()}
+    write_all({path: picture(figure, path) for path, figure in content.items()})
+    return list(content)
+
+
+def _table(document: Mapping[str, Any]) -> str:
+    """Held-out errors by model, then those of works side by side."""
+    from pdvsim.view.table import cell, grid
+
+    def percent(errors: Mapping[str, float]) -> list[str]:
+        return [f"{cell(errors[key], 1, 100)}%" for key in ("median", "p95")]
+
+    header = ["model alone", "points", "median error", "p95", "spread of a point's samples", "p95"]
+    rows = [
+        [model, str(solo["points"]), *percent(solo), *percent(solo["spread"])]
+        for model, solo in document["solo"].items()
+    ]
+    blocks = [f"Points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
+    if document["corun"]:
+        names = {"by_shape": "shapes not fitted", "by_models": "models not fitted", "no_triples": "no triples fitted"}
+        header = ["slowdown side by side", "held out", "works", "median error", "p95"]
+        rows = []
+        for key, errors in document["corun"].items():
+            works, _, how = key.partition("_")
+            rows.append([works, names[how], str(errors["works"]), *percent(errors)])
+        blocks.append(grid(header, rows))
+    host = document["host"]
+    costs = ", ".join(f"{name.removesuffix('_s')} {cell(host[name], 1, 1e6)} us" for name in host)
+    return "\n\n".join([*blocks, f"Host: {costs}"])

@@ -1,0 +1,114 @@
+"""`pdvsim capacity`: the highest request rate that each architecture holds within the service levels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import forewarn
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
+
+if TYPE_CHECKING:
+    from pdvsim.decide.capacity import Plan
+
+
+@dataclass(frozen=True)
+class ServerHardware(Hardware):
+    """The GPU and how it is modelled; how many is for --gpus to say."""
+
+    replicas: tyro.conf.Suppress[int] = 1
+
+
+@dataclass(frozen=True)
+class CapacityOptions:
+    """Architectures, GPUs and replications, and the service levels to hold."""
+
+    arch: tuple[Arch, ...] = ("colocated", "pd", "pdv")
+    """Serving architectures to compare."""
+    attainment: float = 0.9
+    """Share of the requests that must meet every service level of --goodput."""
+    gpus: tuple[int, ...] = (1,)
+    """Numbers of GPUs, as servers behind the router, e.g. 1,2,4."""
+    gpu_hour_usd: float | None = None
+    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    num_runs: int = 5
+    """Replications: as many seeds, a search each; the same seeds for every architecture."""
+    tolerance: float = 0.02
+    """How near to the first rate that fails a search goes, as a share."""
+    warmup_share: float = 0.2
+    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    jobs: int | None = None
+    """Runs side by side; default: one per core."""
+    traffic: OpenTraffic = field(default_factory=OpenTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: ServerHardware = field(default_factory=ServerHardware)
+    host: Host = field(default_factory=Host)
+    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def plan(self) -> Plan:
+        """The searches these options describe; a ValueError names what is wrong."""
+        from pdvsim.decide.capacity import Plan
+        from pdvsim.decide.goal import Goal
+
+        traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
+        scoring = plain(Scoring, self.scoring)
+        arch = self.arch[0] if self.arch else "pdv"
+        base = Experiment(arch, traffic, self.acceptance, self.server, hardware, self.host, scoring)
+        goal = Goal("throughput", scoring.goodput, self.attainment)
+        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share)
+
+
+@dataclass(frozen=True)
+class CapacityCommand:
+    """Find the highest request rate each architecture holds within its service levels, with intervals over seeds."""
+
+    options: Annotated[CapacityOptions, tyro.conf.arg(name="")] = field(default_factory=CapacityOptions)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    config: str | None = None
+    """TOML file of flags (gpus = [1, 2, 4]); the command line wins."""
+
+
+SEARCH_RUNS = 8  # what a search takes, more or less: for the progress bar
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(CapacityCommand, argv, "pdvsim capacity")
+    plan = args.options.plan()
+
+    from pdvsim.common.progress import Progress
+    from pdvsim.decide.capacity import find_capacities
+    from pdvsim.decide.figures import capacity_figure
+    from pdvsim.decide.runs import Bench, without_band
+    from pdvsim.decide.tables import capacity_document, capacity_table
+    from pdvsim.study import output
+    from pdvsim.study.sweep import Point
+
+    date = output.now()
+    folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
+    files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
+    runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
+    with Progress(SEARCH_RUNS * len(plan.cases()), "runs or so", args.json, after_s=0) as progress:
+        found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
+    document = output.dumps({"date": date, **capacity_document(found)})
+    print(document if args.json else capacity_table(found))
+    done = f"{len(found.rows)} of {len(plan.cases())} searches"
+    made: list[bytes | None] = [None, None, None]
+    if found.rows:
+        picture = output.picture(capacity_figure(found), files[2])
+        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")

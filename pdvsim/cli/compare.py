@@ -1,0 +1,198 @@
+"""`pdvsim compare`: architectures over model pairs and cards, as a table, a parquet file and a plot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import tyro
+
+from pdvsim.cli.args import SweepTraffic, parse
+from pdvsim.common.console import forewarn
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import RANGES, check, check_ranges
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.study.compare import Comparison
+
+T = TypeVar("T")
+
+DEFAULT_CONCURRENCY = (3, 10)
+
+
+@dataclass(frozen=True)
+class CompareTraffic(SweepTraffic):
+    """Who asks what, and when."""
+
+    num_prompts: int = 200
+    """Number of requests."""
+
+
+@dataclass(frozen=True)
+class CompareServer(Server):
+    """The serving architecture and its limits."""
+
+    pair: tyro.conf.Suppress[str] = Server.pair  # the comparison has its own, a list
+
+
+@dataclass(frozen=True)
+class CompareHardware(Hardware):
+    """How the GPU is modelled, and how many there are."""
+
+    gpu: tyro.conf.Suppress[str] = Hardware.gpu  # the comparison has its own, a list
+
+
+@dataclass(frozen=True)
+class CompareCommand:
+    """Compare architectures across model pairs and cards: latency, throughput, acceptance, cost."""
+
+    pairs: tuple[str, ...] = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b")
+    """Models, as draft:target."""
+    gpus: tuple[str, ...] = ("h200",)
+    """Cards; see `pdvsim profiles`."""
+    arch: tuple[Arch, ...] = ("baseline", "pd", "pdv")
+    """Serving architectures to compare; differences are against the first."""
+    concurrency: tuple[int, ...] = ()
+    """Loads as requests outstanding at once (closed loop); without this and --request-rate: 3,10."""
+    request_rate: tuple[float, ...] = ()
+    """Loads as requests per second (open loop)."""
+    pair_acceptance: tuple[float, ...] = ()
+    """Acceptance rate of each pair, in their order; default: --acceptance-rate for all."""
+    num_runs: int = 1
+    """Replications of each point; replication i has seed --seed + i, the same everywhere."""
+    gpu_hour_usd: tuple[str, ...] = ()
+    """Price of a card's hour, one for all (2.5) or by name (h200=4,a100-80gb=2); without it no cost is given."""
+    jobs: int | None = None
+    """Points run side by side; default: one per core."""
+    traffic: CompareTraffic = field(default_factory=CompareTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: CompareServer = field(default_factory=CompareServer)
+    hardware: CompareHardware = field(default_factory=CompareHardware)
+    host: Host = field(default_factory=Host)
+    scoring: Scoring = field(default_factory=lambda: Scoring(percentile_metrics=("e2el",), metric_percentiles=(95.0,)))
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for compare.parquet, compare.json and compare.png; default: results/compare-DATE-TIME."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+    config: str | None = None
+    """TOML file of flags (pairs = ["gemma-2b:gemma-7b"]); the command line wins."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def comparison(self) -> Comparison:
+        """The comparison these options describe."""
+        from pdvsim.study.compare import Comparison
+
+        if not self.arch:
+            raise ValueError("arch needs at least one value")
+        base = Experiment(
+            self.arch[0],
+            _plain(Traffic, self.traffic),
+            self.acceptance,
+            _plain(Server, self.server),
+            _plain(Hardware, self.hardware),
+            self.host,
+            self.scoring,
+        )
+        loads = self.concurrency or (() if self.request_rate else DEFAULT_CONCURRENCY)
+        prices = prices_usd(self.gpu_hour_usd, self.gpus)
+        return Comparison(
+            self.pairs,
+            self.gpus,
+            self.arch,
+            loads,
+            self.request_rate,
+            self.num_runs,
+            base,
+            self.pair_acceptance,
+            prices,
+        )
+
+
+def _plain(kind: type[T], given: T) -> T:
+    """`given` without what this command adds to its class."""
+    return kind(**{f.name: getattr(given, f.name) for f in fields(kind)})  # type: ignore[arg-type]
+
+
+def prices_usd(given: tuple[str, ...], gpus: tuple[str, ...]) -> dict[str, float]:
+    """The price of an hour by card, from `2.5` or `h200=4`; nothing if none is given."""
+    prices: dict[str, float] = {}
+    for text in given:
+        name, equals, value = text.rpartition("=")
+        try:
+            price = float(value)
+        except ValueError:
+            raise ValueError(f"gpu-hour-usd: {text!r} must be a price, or card=price, e.g. h200=4") from None
+        check("gpu-hour-usd", price, RANGES["gpu_hour_usd"])
+        if equals and name not in gpus:
+            raise ValueError(f"gpu-hour-usd: {name!r} is not among the cards compared: {', '.join(gpus)}")
+        prices |= {name: price} if equals else dict.fromkeys(gpus, price) | prices
+    missing = [gpu for gpu in gpus if gpu not in prices]
+    if prices and missing:
+        raise ValueError(f"gpu-hour-usd gives no price for {', '.join(missing)}")
+    return prices
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(CompareCommand, argv, "pdvsim compare")
+
+    from pdvsim.common.progress import Progress
+    from pdvsim.study import output
+    from pdvsim.study.compare import run_comparison
+    from pdvsim.study.sweep import SweepInterrupted
+
+    comparison = args.comparison()
+    date = output.now()
+    folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
+    files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
+    points = [point for place in comparison.places() for point in comparison.points(*place)]
+    forewarn(points, args.jobs)
+    total = len(points)
+    interrupted = False
+    try:
+        with Progress(total, "points", args.json, after_s=0) as progress:
+            frame = run_comparison(comparison, args.jobs, progress.update)
+    except SweepInterrupted as stop:
+        frame, interrupted = stop.points, True
+
+    document = _document(comparison, frame, date, interrupted)
+    if args.json:
+        print(output.dumps(document))
+    elif len(frame):
+        from pdvsim.view.compare_text import comparison_text
+
+        print(comparison_text(document, args.scoring))
+    made: list[bytes | None] = [None, None, None]
+    if len(frame):
+        from pdvsim.view.compare_plots import comparison_figure
+        from pdvsim.view.plots.canvas import DPI
+
+        picture = output.picture(comparison_figure(frame), files[2], DPI)
+        made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
+    return output.save(dict(zip(files, made, strict=True)), f"{len(frame)} of {total} points" if interrupted else "")
+
+
+def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
+    """A comparison as it was run, and what came of it."""
+    from pdvsim import __version__
+    from pdvsim.sim.metrics.summary import percentile_name
+    from pdvsim.study import output
+    from pdvsim.study.compare import differences, summary
+
+    tails = [f"{percentile_name(p)}_e2el_ms" for p in sorted(comparison.base.scoring.metric_percentiles)]
+    metrics = ("output_throughput", "mean_e2el_ms", *tails[-1:])
+    paired = differences(frame, metrics, comparison.archs[0]) if len(frame) and len(comparison.archs) > 1 else []
+    return {
+        "date": date,
+        "interrupted": interrupted,
+        "pdvsim_version": __version__,
+        "comparison": output.settings(comparison),
+        "points": frame.to_dict("records"),
+        "summary": summary(frame) if len(frame) else [],
+        "paired_differences": paired,
+    }

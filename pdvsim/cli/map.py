@@ -1,0 +1,143 @@
+"""`pdvsim map`: which architecture wins over load and acceptance, or over load and the sizes of the models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import forewarn
+from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.limits import check_ranges
+
+if TYPE_CHECKING:
+    from pdvsim.decide.winners import Place
+
+LOADS = (1, 4, 16, 64)
+
+
+@dataclass(frozen=True)
+class MapTraffic(OpenTraffic):
+    """Who asks what."""
+
+    num_prompts: int = 300
+    """Requests of a run."""
+
+
+@dataclass(frozen=True)
+class MapOptions:
+    """Architectures, the two axes, and replications."""
+
+    arch: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv")
+    """Serving architectures that compete."""
+    y: Axis = "acceptance"
+    """The second axis: acceptance, or size (pairs by the ratio of their parameters)."""
+    concurrency: tuple[int, ...] = ()
+    """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
+    request_rate: tuple[float, ...] = ()
+    """Loads as requests per second (open loop)."""
+    acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    """Acceptance rates of --y acceptance."""
+    pairs: tuple[str, ...] = ()
+    """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
+    objective: Objective | None = None
+    """Best at what; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
+    indifference: float = 0.01
+    """Smaller leads, as a share, do not count, however sure."""
+    attainment: float = 0.9
+    """Share of the requests that should meet every service level of --goodput."""
+    family: Family = "map"
+    """What the 95% confidence of a winner is for: the whole map (Bonferroni over all its cells), or each cell alone."""
+    num_runs: int = 5
+    """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
+    warmup_share: float = 0.1
+    """Share of the requests, the first by arrival, that is left out of the metrics."""
+    jobs: int | None = None
+    """Runs side by side; default: one per core."""
+    traffic: MapTraffic = field(default_factory=MapTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+    def grid(self) -> Grid:
+        """The map these options describe; a ValueError names what is wrong."""
+        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        loads = self.concurrency or (() if self.request_rate else LOADS)
+        usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
+        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
+        places: tuple[Place, ...] = self.acceptances
+        if self.y == "size":
+            places = by_size(self.pairs) if self.pairs else natural_pairs()
+        elif self.pairs:
+            raise ValueError("--pairs is for --y size")
+        arch = self.arch[0] if self.arch else "pdv"
+        base = Experiment(arch, traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+        return Grid(
+            base,
+            self.arch,
+            loads,
+            self.request_rate,
+            self.y,
+            places,
+            self.num_runs,
+            goal,
+            self.warmup_share,
+            self.family,
+            self.indifference,
+        )
+
+
+@dataclass(frozen=True)
+class MapCommand:
+    """Draw which architecture is best over load and acceptance (or model sizes), masked where that is not sure."""
+
+    options: Annotated[MapOptions, tyro.conf.arg(name="")] = field(default_factory=MapOptions)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for map.parquet, map.json and map.png; default: results/map-DATE-TIME."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    config: str | None = None
+    """TOML file of flags (concurrency = [1, 8, 64]); the command line wins."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(MapCommand, argv, "pdvsim map")
+    grid = args.options.grid()
+
+    from pdvsim.common.progress import Progress
+    from pdvsim.decide.figures import map_figure
+    from pdvsim.decide.runs import Bench, without_band
+    from pdvsim.decide.tables import map_document, map_table
+    from pdvsim.decide.winners import draw_map
+    from pdvsim.study import output
+    from pdvsim.study.sweep import Point
+
+    date = output.now()
+    folder = output.check_folder(Path(args.output or f"results/map-{date}"))
+    files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
+    experiments = grid.experiments()
+    forewarn(
+        [Point("request_rate", e.traffic.request_rate, 0, without_band(e)) for e in experiments], args.options.jobs
+    )
+    with Progress(len(experiments), "runs", args.json, after_s=0) as progress:
+        found = draw_map(grid, Bench(args.options.jobs, progress.update))
+    document = output.dumps({"date": date, **map_document(found)})
+    print(document if args.json else map_table(found))
+    made: list[bytes | None] = [None, None, None]
+    if found.cells:
+        picture = output.picture(map_figure(found), files[2])
+        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+    done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
+    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")

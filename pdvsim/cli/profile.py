@@ -1,0 +1,80 @@
+"""`pdvsim profile`: measure, then merge the parts into one set of samples."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdvsim.cli.args import ProfileCommand, parse
+from pdvsim.common.console import say
+
+if TYPE_CHECKING:
+    from pdvsim.profiler.samples import Samples
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
+    args = parse(ProfileCommand, argv, "pdvsim profile")
+
+    from pdvsim.sim.hardware.models import model, pair
+
+    for name in args.models:
+        model(name)
+    for name in args.pairs:
+        pair(name)
+    try:
+        import torch
+    except ImportError:
+        raise ValueError("measuring needs torch: pip install 'pdvsim[gpu]'") from None
+    if not torch.cuda.is_available():
+        raise ValueError("no CUDA device: a profile is measured on one")
+
+    from pdvsim.common.progress import Progress
+    from pdvsim.profiler.measure import Options, Profiler
+    from pdvsim.profiler.samples import merge
+    from pdvsim.realrun.engine.arch import preset
+    from pdvsim.study.output import check_folder
+
+    folder = check_folder(Path(args.output))
+    parts = folder / "parts"
+    options = Options(
+        models=args.models,
+        pairs=args.pairs,
+        output=parts,
+        budget_s=args.budget_s,
+        pair_budget_s=args.pair_budget_s,
+        quick=args.quick,
+        seed=args.seed,
+        jobs=args.jobs,
+        command=f"pdvsim profile {shlex.join(argv)}",
+    )
+    said: list[str] = []
+    profiler = Profiler(options, preset, said.append)
+    failed: list[str] = []
+    interrupted = False
+    try:
+        with Progress(profiler.count(), "points", after_s=0) as progress:
+            profiler.step = progress.update
+            failed = profiler.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    for line in said:
+        if "throttled" in line or ": failed: " in line:
+            say("pdvsim", line)
+    found = sorted(parts.glob("*.npz"))
+    if found:
+        print(summary(merge(found, folder)))
+        say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
+    if interrupted:
+        say("pdvsim", f"interrupted: {len(found)} parts kept in {folder}; the same command goes on")
+    return 130 if interrupted else int(bool(failed))
+
+
+def summary(samples: Samples) -> str:
+    """One line a part: what was measured and what was left out."""
+    lines = [f"{samples.header.device.name}: {samples.header.samples} samples"]
+    for part in samples.header.parts:
+        left = f", {len(part.left_out)} points left out" if part.left_out else ""
+        lines.append(f"  {part.name}: {part.points} points, {part.samples} samples in {part.seconds:.0f} s{left}")
+    return "\n".join(lines)

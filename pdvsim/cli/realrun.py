@@ -1,0 +1,76 @@
+"""The `realrun` command: the experiments of `pdvsim run`, on the GPU of this machine. Same flags, table and files.
+
+Bad input is one line on standard error and exit code 2; Ctrl-C saves the requests that have finished and is 130.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import tyro
+
+from pdvsim.cli.args import RunCommand, parse
+from pdvsim.common.console import guarded, say
+from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.relevance import vet
+
+
+@dataclass(frozen=True)
+class RealCommand(RunCommand):
+    """Run one experiment on this machine's GPU and print its table, in the style of `vllm bench serve`."""
+
+    machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    label: str = "realrun"
+    """Prefix of the name of --save-result."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    return guarded("realrun", lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _run(argv: list[str]) -> int:
+    args = parse(RealCommand, argv, "realrun")
+    refuse(args.experiment, args.machine)
+    vet([args.experiment])
+    try:
+        import torch
+    except ImportError:
+        raise ValueError("realrun needs torch: pip install 'pdvsim[gpu]'") from None
+    if args.machine.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
+
+    from pdvsim import Run
+    from pdvsim.realrun.site import Interrupted, serve
+    from pdvsim.study.output import DETAILS, RunFiles
+
+    files = RunFiles.checked(args, (*DETAILS, "telemetry"))
+    try:
+        result, asked = serve(args.experiment, args.machine, quiet=args.json), None
+    except Interrupted as stop:
+        if stop.result is None:
+            raise
+        result, asked = stop.result, stop.requests
+        result.meta |= {"interrupted": True, "requests_asked": asked}
+    run = Run(result)
+    document = files.write(run)
+    print(document if args.json else run.table())
+    if files.paths:
+        _say(f"saved {', '.join(map(str, files.paths))}")
+    held, wanted = result.meta["kv_slots"], result.meta["kv_slots_wanted"]
+    if held < wanted:
+        _say(f"memory held {held} requests at once, not {wanted}: others waited")
+    if asked is not None:
+        _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
+    return 130 if asked is not None else 0
+
+
+def _say(text: str) -> None:
+    say("realrun", text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

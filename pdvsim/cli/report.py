@@ -1,0 +1,47 @@
+"""`pdvsim report`: one interactive page of sweeps and runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
+
+    results: tyro.conf.Positional[tuple[str, ...]]
+    """Sweep folders, or JSON files of single runs."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "report.html"
+    """The page to write."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(ReportCommand, argv, "pdvsim report")
+
+    from pdvsim.common.files import write_whole
+    from pdvsim.common.progress import Progress
+    from pdvsim.study.output import check_file
+    from pdvsim.study.results import load
+    from pdvsim.view.report import page
+    from pdvsim.view.report.document import build
+
+    results = load(args.results)
+    for line in results.incomplete:
+        say("pdvsim", line)
+    path = check_file(Path(args.output))
+    with Progress(results.detailed, "records") as progress:
+        document = build(results, progress.update)
+    text = page(document)
+    write_whole(path, text.encode())
+    say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
+    if not results.detailed:
+        say("pdvsim", "no records were saved: without --save-detailed there are no histograms and no time series")
+    return 0

@@ -1,0 +1,143 @@
+"""How the commands speak and end: one line on standard error, whatever happens.
+
+Exit codes: 0 done, 1 where some points of a sweep failed, 2 for bad input, 70 for an error of pdvsim itself (its
+traceback is in a file that the line names), 130 for Ctrl-C, 141 where the reader of the output left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+import tempfile
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.common.files import write_whole
+from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.reading import printable
+
+if TYPE_CHECKING:
+    from pdvsim.study.sweep import Point
+
+INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+
+
+def say(program: str, text: str) -> None:
+    """One line on standard error."""
+    print(f"{program}: {text}", file=sys.stderr, flush=True)
+
+
+def guarded(program: str, command: Callable[[], int]) -> int:
+    """Run a command; whatever goes wrong becomes one line and an exit code, and whatever looks wrong one line."""
+    _open_streams()
+    try:
+        with _doubts_said(program):
+            code = command()
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of our output left, as `| head` does
+        _drop_output()
+        return 141
+    except KeyboardInterrupt:
+        say(program, "interrupted")
+        return 130
+    except OSError as error:
+        _drop_output()  # where it cannot be written, as on a full disk, Python would try again at its end
+        where = f"{error.filename}: " if error.filename is not None else ""
+        return _refused(program, f"{where}{error.strerror or error}")
+    except ValueError as error:
+        return _refused(program, str(error))
+    except MemoryError:
+        return _refused(program, "out of memory: ask for less at once, e.g. fewer --num-prompts, or --no-detailed")
+    except Exception as error:
+        return _crashed(program, error)
+
+
+def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
+    """Say beforehand that runs may take long, or much memory."""
+    from pdvsim.study.estimate import forewarning
+
+    if text := forewarning(points, jobs):
+        say("pdvsim", text)
+
+
+def one_line(text: str) -> str:
+    """Any text as one printable line of a bounded length."""
+    line = printable(text)
+    return line if len(line) <= 2000 else line[:1997] + "..."
+
+
+@contextmanager
+def _doubts_said(program: str) -> Iterator[None]:
+    """Doubts as lines on standard error, each once; other warnings as Python shows them."""
+    said: set[str] = set()
+    with warnings.catch_warnings():
+        as_usual = warnings.showwarning
+
+        def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+            if issubclass(category, Doubt):
+                if str(message) not in said:
+                    said.add(str(message))
+                    say(program, f"warning: {message}")
+            else:
+                as_usual(message, category, *where, **more)
+
+        warnings.showwarning = show
+        yield
+
+
+def _refused(program: str, reason: str) -> int:
+    say(program, f"error: {one_line(reason)}")
+    return 2
+
+
+def _crashed(program: str, error: Exception) -> int:
+    """The last net: what nobody foresaw is one line, and a file to report."""
+    from pdvsim import __version__
+
+    what = one_line(f"{type(error).__name__}: {error}")[:200]
+    about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
+    said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
+    intro = "An error of pdvsim itself. Please report it with this file and the input files that the command names."
+    report = "\n".join((intro, "", about, said, "", "".join(traceback.format_exception(error))[-200_000:]))
+    name = f"pdvsim-crash-{datetime.now():%Y%m%d-%H%M%S-%f}.txt"
+    for folder in (Path.cwd(), Path(tempfile.gettempdir())):
+        with contextlib.suppress(OSError):
+            path = folder / name
+            write_whole(path, report.encode("utf-8", "backslashreplace"))
+            say(program, f"internal error: {what}; please report it with {path}")
+            return INTERNAL
+    say(program, f"internal error: {what}; its traceback could not be written")
+    return INTERNAL
+
+
+def _open_streams() -> None:
+    """Standard streams that take any text: a closed one leads nowhere, and what cannot be encoded is replaced."""
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = getattr(sys, name)
+        if stream is None:  # closed by whoever started us: the next file opened would get its number
+            with contextlib.suppress(OSError):
+                if (nowhere := os.open(os.devnull, os.O_WRONLY)) != number:
+                    os.dup2(nowhere, number)
+                    os.close(nowhere)
+            stream = os.fdopen(number, "w", encoding="utf-8", closefd=False)
+            setattr(sys, name, stream)
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """If standard output cannot be written, lead it nowhere."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

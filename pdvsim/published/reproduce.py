@@ -1,0 +1,136 @@
+"""The published tables given back: published against simulated, cell by cell.
+
+Not modelled: the GPU memory and utilisation columns; the luck of a single measured run (a simulated figure is the mean
+over replications, a published one is one run).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from pdvsim.published.poisson import Poisson
+from pdvsim.published.poisson_fit import PoissonModel
+from pdvsim.published.scoring import Score
+from pdvsim.published.tables import Constant, Published
+from pdvsim.published.three_way import ThreeWay
+from pdvsim.published.three_way_fit import ThreeWayModel
+
+TableName = Literal["three-way", "poisson-30s"]
+
+TARGETS = {  # metric: largest error aimed at
+    "three-way": {"request_latency_p95": 0.15, "request_latency_mean": 0.15},
+    "poisson-30s": {"throughput_completed_only": 0.12},
+}
+ENOUGH = 10  # completions from which a throughput is worth comparing
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One figure, published and simulated."""
+
+    pair: str
+    arch: str
+    concurrency: int
+    requests: int
+    metric: str
+    unit: str
+    published: float
+    simulated: float
+    spread: float  # standard deviation over replications; a published figure is one of them
+    completions: float  # requests that the simulated figure rests on, mean over replications
+    used_for_calibration: bool
+
+    @property
+    def error(self) -> float:
+        """Simulated over published, less one."""
+        return self.simulated / self.published - 1
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self) | {"error": self.error}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A table given back."""
+
+    table: TableName
+    constants: tuple[Constant, ...]
+    cells: tuple[Cell, ...]
+    replications: int
+    interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
+
+    def targeted(self) -> list[Cell]:
+        """The cells that have a target."""
+        metrics = TARGETS[self.table]
+        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= self.least_completions]
+
+    @property
+    def least_completions(self) -> int:
+        return ENOUGH if self.table == "poisson-30s" else 1
+
+    def missed(self) -> list[Cell]:
+        """The cells further from the published figure than aimed at."""
+        return [cell for cell in self.targeted() if abs(cell.error) > TARGETS[self.table][cell.metric]]
+
+    def row(self, pair: str, arch: str, metric: str) -> list[Cell]:
+        """One metric of one program, over the loads."""
+        return [cell for cell in self.cells if (cell.pair, cell.arch, cell.metric) == (pair, arch, metric)]
+
+    def winners(self, metric: str) -> dict[int, tuple[str, str]]:
+        """By concurrency: the architecture with the least published and the least simulated `metric`."""
+        found = {}
+        for concurrency in dict.fromkeys(cell.concurrency for cell in self.cells):
+            row = [cell for cell in self.cells if (cell.metric, cell.concurrency) == (metric, concurrency)]
+            told, ours = min(row, key=lambda c: c.published), min(row, key=lambda c: c.simulated)
+            found[concurrency] = (told.arch, ours.arch)
+        return found
+
+
+def reproduce(
+    table: TableName,
+    published: Published,
+    runs: int,
+    seed: int = 0,
+    progress: Callable[[int], None] | None = None,
+) -> Reproduction:
+    """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
+    rows = published.rows(table.replace("-", "_"))
+    model: ThreeWayModel | PoissonModel = ThreeWayModel(published) if table == "three-way" else PoissonModel(published)
+    by_row: dict[tuple[str, str, int], list[Score]] = {}
+    interrupted = False
+    try:
+        for pair, arch, concurrency, requests in rows:
+            if isinstance(model, ThreeWayModel):
+                scores = model.scores(cast(ThreeWay, arch), concurrency, requests, runs, seed)
+            else:
+                scores = model.scores(pair, cast(Poisson, arch), concurrency, runs, seed)
+            by_row[pair, arch, concurrency] = scores
+            if progress:
+                progress(len(by_row))
+    except KeyboardInterrupt:
+        interrupted = True
+    cells = []
+    for key, figure in published.figures.items():
+        of_row = by_row.get((key.pair, key.arch, key.concurrency)) if key.table == table.replace("-", "_") else None
+        if of_row is None or key.metric not in of_row[0]:
+            continue
+        values = [score[key.metric] for score in of_row]
+        values = [value for value in values if not np.isnan(value)]
+        # the latencies, the total and the throughput of a single request are one figure, which is calibrated on
+        same_figure = table == "three-way" and figure.requests == 1
+        completions = float(np.mean([score.get("completions", figure.requests) for score in of_row]))
+        cells.append(
+            Cell(
+                key.pair, key.arch, key.concurrency, figure.requests, key.metric, figure.unit,
+                figure.value,
+                float(np.mean(values)) if values else float("nan"),
+                float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
+                completions,
+                key in published.calibrated_on or same_figure,
+            )
+        )  # fmt: skip
+    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)

@@ -1,0 +1,110 @@
+"""The published tables beside the simulated ones, as text."""
+
+from __future__ import annotations
+
+import textwrap
+
+from pdvsim.published.explain import explain
+from pdvsim.published.fair import HEADLINE, Fair
+from pdvsim.published.reproduce import ENOUGH, TARGETS, Cell, Reproduction
+from pdvsim.published.tables import SOURCE, Constant
+from pdvsim.view.table import cell, rows_table
+
+SHOWN = {
+    "three-way": ("request_latency_p95", "request_latency_mean", "total_time"),
+    "poisson-30s": ("throughput_completed_only",),
+}
+
+
+def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
+    """Constants, cells and how far they are from the published ones; `every` shows all metrics."""
+    shown = [c for c in reproduction.cells if every or c.metric in SHOWN[reproduction.table]]
+    blocks = [
+        f"{reproduction.table}: {SOURCE}, and what the programs' mechanisms give",
+        _constants(reproduction.constants),
+        rows_table([_cell_row(c, reproduction) for c in shown]),
+    ]
+    if not reproduction.interrupted:
+        blocks.append("\n".join(_verdict(reproduction)))
+    return "\n\n".join(blocks)
+
+
+def fair_text(fair: Fair) -> str:
+    """The same workloads scored fairly, beside pdvsim's own policies, and what that means."""
+    rows = []
+    for row in fair.rows:
+        line = {"C": str(row.concurrency), "requests": str(row.requests)}
+        line["who"] = "published program" if row.engine == "published" else f"pdvsim on {fair.gpu}"
+        line["arch"] = row.arch
+        if fair.table == "poisson-30s":
+            line["completed by 60 s"] = cell(row.completions, 1)
+            line["tok/s as published"] = cell(row.completed_only)
+            line["all tok/s by 60 s"] = cell(row.all_tokens)
+        line["tok/s to the end"] = cell(row.output_throughput)
+        line["mean s"] = cell(row.mean_e2el_ms / 1e3)
+        line["P95 s"] = cell(row.p95_e2el_ms / 1e3)
+        rows.append(line)
+    label = f", arrivals and acceptance of {HEADLINE}" if fair.table == "poisson-30s" else ""
+    note = f"profile of {fair.gpu}: {fair.foundation}"
+    paragraphs = [textwrap.fill(text, 118) for text in explain(fair)]
+    return "\n\n".join([f"Scored fairly{label}", rows_table(rows) + f"\n{note}", *paragraphs])
+
+
+def _constants(constants: tuple[Constant, ...]) -> str:
+    rows = []
+    for constant in constants:
+        value = constant.value if isinstance(constant.value, str) else f"{constant.value * 1e3:.3f} ms"
+        cells = ", ".join(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)
+        rows.append({"constant": constant.name, "value": value, "meaning": constant.meaning, "calibrated on": cells})
+    return rows_table(rows)
+
+
+def _cell_row(found: Cell, reproduction: Reproduction) -> dict[str, str]:
+    several = len({c.pair for c in reproduction.cells}) > 1
+    mark = "calibrated" if found.used_for_calibration else ""
+    if found in reproduction.missed():
+        mark = "missed"
+    return {
+        **({"pair": found.pair} if several else {}),
+        "C": str(found.concurrency),
+        "arch": found.arch,
+        "metric": found.metric,
+        "published": cell(found.published),
+        "simulated": cell(found.simulated),
+        "error %": cell(found.error, 1, 100, "+"),
+        "spread %": cell(found.spread / found.published, 1, 100),
+        "completions": cell(found.completions, 1),
+        "": mark,
+    }
+
+
+def _verdict(reproduction: Reproduction) -> list[str]:
+    """The targets, and how they were met."""
+    targets = TARGETS[reproduction.table]
+    predicted = [c for c in reproduction.targeted() if not c.used_for_calibration]
+    worst = max(predicted, key=lambda c: abs(c.error))
+    many = f" on {ENOUGH} completions or more" if reproduction.table == "poisson-30s" else ""
+    lines = [
+        f"{' and '.join(targets)}{many}: {len(predicted)} cells not calibrated on, "
+        f"{len(predicted) - len(reproduction.missed())} within {next(iter(targets.values())):.0%}; "
+        f"worst {worst.error:+.1%} ({worst.pair}, {worst.arch}, C={worst.concurrency})",
+        f"simulated: mean over {reproduction.replications} replications; "
+        "spread: their standard deviation (a published figure is a single run)",
+    ]
+    if reproduction.table == "three-way":
+        for metric in targets:
+            said = [
+                f"C={concurrency} {ours}" + ("" if ours == told else f" (published: {told})")
+                for concurrency, (told, ours) in reproduction.winners(metric).items()
+            ]
+            lines.append(f"least {metric}: {', '.join(said)}")
+    else:
+        for label in dict.fromkeys(c.pair for c in reproduction.cells):
+            row = reproduction.row(label, "pd", "throughput_completed_only")
+            told, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
+            most = max(c.completions for c in row if c.concurrency >= 64)
+            lines.append(
+                f"{label}: pd peaks at C={ours.concurrency} (published: {told.concurrency}); "
+                f"at C >= 64 it completes at most {most:.1f} requests"
+            )
+    return lines

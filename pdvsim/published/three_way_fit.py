@@ -1,0 +1,152 @@
+"""The programs of the published three_way table, calibrated.
+
+One forward constant, the host's time a layer, and the data sheet's fp32 rate give every forward of any length and
+batch. The rest is the workload (which requests, in which order) and what four threads gain over one.
+
+Not modelled: prompts of unlike lengths (about 6 to 12 tokens; here 9), which move a request's time by a few percent.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import permutations
+
+import numpy as np
+
+from pdvsim.published.forwards import WholeSequence
+from pdvsim.published.job import Job, K, even_rounds
+from pdvsim.published.scoring import Score, score_three_way
+from pdvsim.published.tables import (
+    THREE_WAY_PAIR,
+    Constant,
+    Key,
+    Mix,
+    Published,
+    common,
+    five_requests,
+    many_requests,
+    tokens_and_rounds,
+)
+from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+from pdvsim.sim.hardware.models import pair
+
+FP32_FLOPS_PER_S = 19.5e12  # A100's data sheet, without tensor cores: PyTorch's default for fp32
+PROMPT_TOKENS = 9  # published: about 6 to 12
+OUTPUT_TOKENS = 100
+SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
+
+
+def jobs_of(mix: Mix) -> list[Job]:
+    """Requests of so many tokens and rounds, all submitted at 0."""
+    return [Job(0.0, even_rounds(*request), PROMPT_TOKENS) for request in mix]
+
+
+class ThreeWayModel:
+    """The three_way programs, calibrated."""
+
+    pair = pair("tinyllama-1.1b:llama-2-7b")
+
+    def __init__(self, published: Published) -> None:
+        self.published = published
+        self.constants: list[Constant] = []
+        self.layer_s = self._layer_s()
+        self.first_use_s = self._first_use_s()
+        self.five = self._five()
+        self.overlap_s = self._overlap_s()
+
+    def config(self, arch: ThreeWay, requests: int) -> ThreeWayConfig:
+        """What a row ran under; only the first, of one request, met a process that was not warm."""
+        forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
+        return ThreeWayConfig(forwards, self.overlap_s, self.first_use_s[arch] if requests == 1 else 0.0)
+
+    def mixes(self, arch: ThreeWay, concurrency: int, requests: int, runs: int, seed: int) -> list[Mix]:
+        """The requests of a row, in the order they were served or, where that is not known, in `runs` random ones."""
+        acceptance = self.published.acceptance((THREE_WAY_PAIR, arch, concurrency))
+        if requests == 1:
+            return [[tokens_and_rounds(acceptance["mean"], OUTPUT_TOKENS)]]
+        if requests == 5:
+            return [self.five[arch]]
+        mix = many_requests(acceptance, requests, OUTPUT_TOKENS)
+        return [
+            [mix[i] for i in np.random.default_rng([seed, run]).permutation(requests).tolist()] for run in range(runs)
+        ]
+
+    def _key(self, arch: str, concurrency: int, metric: str) -> Key:
+        return Key("three_way", THREE_WAY_PAIR, arch, concurrency, metric)
+
+    def _layer_s(self) -> float:
+        """Host time a layer: what the single request took beyond its arithmetic, over the layers it launched."""
+        key = self._key("pdv", SINGLE, "request_latency_mean")
+        acceptance = self.published.input(self._key("pdv", SINGLE, "acceptance_mean"))
+        jobs = jobs_of([tokens_and_rounds(acceptance, OUTPUT_TOKENS)])
+        run_three_way("pdv", jobs, ThreeWayConfig(WholeSequence(self.pair, 0.0, FP32_FLOPS_PER_S)))
+        layers = jobs[0].rounds * (K * self.pair.draft.layers + self.pair.target.layers)
+        value = (self.published.calibrate(key) / 1e3 - jobs[0].finish_s) / layers
+        meaning = "host time to launch one transformer layer (fp32, eager)"
+        self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
+        return value
+
+    def _first_use_s(self) -> dict[str, float]:
+        """What the first programs of a process that was not warmed up paid, over the last one's time."""
+        keys = {arch: self._key(arch, SINGLE, "request_latency_mean") for arch in ("baseline", "pd", "pdv")}
+        warm_ms = self.published.calibrate(keys["pdv"])
+        costs = {arch: (self.published.calibrate(key) - warm_ms) / 1e3 for arch, key in keys.items()}
+        for arch in ("baseline", "pd"):
+            meaning = f"no warm-up: first use of the GPU, paid by {arch}'s single request"
+            self.constants.append(Constant(f"first_use_{arch}_s", costs[arch], "s", meaning, (keys[arch],)))
+        return costs
+
+    def _five(self) -> dict[str, Mix]:
+        """The five requests of the second row, in their order.
+
+        pdv's last one is alone in its batch, unpadded, so its acceptance is pd's: that names the fifth. The order of
+        the other four is the one under which pd, first come, first served, gives its least, median and mean latency.
+        """
+        mixes = {
+            arch: five_requests(self.published.acceptance((THREE_WAY_PAIR, arch, FIVE)), OUTPUT_TOKENS)
+            for arch in ("pd", "pdv")
+        }
+        last = common(mixes["pd"], mixes["pdv"])
+        marks = ("request_latency_min", "request_latency_p50", "request_latency_mean")
+        keys = {mark: self._key("pd", FIVE, mark) for mark in marks}
+        wanted = {mark: self.published.calibrate(key) for mark, key in keys.items()}
+        config = ThreeWayConfig(WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S))
+
+        def distance(order: Mix) -> float:
+            jobs = jobs_of([*order, last])
+            run_three_way("pd", jobs, config)
+            score = score_three_way(jobs)
+            return sum(math.log(score[mark] / wanted[mark]) ** 2 for mark in marks)
+
+        rest = [request for request in mixes["pd"] if request != last]
+        orders = [list(order) for order in dict.fromkeys(permutations(rest))]
+        best = min(orders, key=distance)
+        meaning = f"which of the {len(orders)} orders of the five requests was submitted"
+        value = ", ".join(str(rounds) for _, rounds in [*best, last])
+        self.constants.append(Constant("order", value, "rounds", meaning, tuple(keys.values())))
+        alike = [request for request in mixes["pdv"] if request != last]
+        return {"baseline": [*best, last], "pd": [*best, last], "pdv": [*alike, last]}
+
+    def _overlap_s(self) -> float:
+        """What a forward of four workers saves over one worker's: five requests' totals, over their shared forwards."""
+        keys = {arch: self._key(arch, FIVE, "total_time") for arch in ("pd", "baseline")}
+        alone_s, shared_s = (self.published.calibrate(key) for key in keys.values())
+        totals = []
+        for overlap_s in (0.0, 1e-6):  # the total falls by this much times the forwards that had company
+            jobs = jobs_of(self.five["baseline"])
+            forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
+            run_three_way("baseline", jobs, ThreeWayConfig(forwards, overlap_s))
+            totals.append(max(job.finish_s for job in jobs))
+        value = (alone_s - shared_s) / ((totals[0] - totals[1]) / 1e-6)
+        meaning = "of a forward, hidden behind another worker's: what the interpreter lock leaves of overlap"
+        self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
+        return value
+
+    def scores(self, arch: ThreeWay, concurrency: int, requests: int, runs: int, seed: int) -> list[Score]:
+        """A row as published, once for every order of its requests."""
+        scores = []
+        for mix in self.mixes(arch, concurrency, requests, runs, seed):
+            jobs = jobs_of(mix)
+            run_three_way(arch, jobs, self.config(arch, requests))
+            scores.append(score_three_way(jobs))
+        return scores

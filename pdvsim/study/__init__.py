@@ -1,0 +1,1 @@
+"""Many runs: sweeps, where they run, what is kept of them, statistics."""

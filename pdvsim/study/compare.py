@@ -1,0 +1,138 @@
+"""One comparison of architectures, over model pairs and cards: a sweep for each pair and card, one row a point.
+
+Every pair meets the same requests and coins and, unless told otherwise, the same acceptance rate, so that what differs
+is the models' sizes and shapes. How often a family's small model is right about its large one is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.hardware.models import gpu as named_gpu
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.run import covering_profile, kv_capacity
+from pdvsim.study.stats import over_replications, paired_differences
+from pdvsim.study.sweep import Point, Sweep, SweepInterrupted, run_sweep
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COST = "usd_per_million_output_tokens"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Pairs x cards x loads x architectures x replications around one experiment."""
+
+    pairs: tuple[str, ...]
+    gpus: tuple[str, ...] = ("h200",)
+    archs: tuple[Arch, ...] = ("baseline", "pd", "pdv")
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    num_runs: int = 1
+    base: Experiment = field(default_factory=Experiment)
+    pair_acceptance: tuple[float, ...] = ()  # of each pair, in their order; empty: the base's for all
+    gpu_hour_usd: Mapping[str, float] = field(default_factory=dict)  # price of a card for an hour
+
+    def __post_init__(self) -> None:
+        given = self.base.acceptance
+        if self.pair_acceptance and (given.synthetic_acceptance_rates or given.acceptance_trace):
+            raise ValueError("--pair-acceptance goes with neither --synthetic-acceptance-rates nor --acceptance-trace")
+        for name, values in (("pairs", self.pairs), ("gpus", self.gpus)):
+            if not values:
+                raise ValueError(f"{name} needs at least one value")
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice: {', '.join(values)}")
+        if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
+            raise ValueError(f"pair-acceptance needs one rate for each of the {len(self.pairs)} pairs")
+        if len(self.gpus) > 1 and self.base.hardware.profile not in (None, "roofline"):
+            raise ValueError(f"--profile {self.base.hardware.profile} is of one card: give one card with --gpus")
+        check_ranges(self)
+        check_points("pairs x cards", len(self.pairs), len(self.gpus))
+        for place in self.places():
+            self._check_room(*place)
+
+    def places(self) -> list[tuple[str, str]]:
+        """Every pair on every card."""
+        return [(pair, gpu) for pair in self.pairs for gpu in self.gpus]
+
+    def points(self, pair: str, gpu: str) -> list[Point]:
+        """The runs of one pair on one card."""
+        return Sweep(self.archs, self.concurrency, self.request_rate, self.num_runs, self._base(pair, gpu)).points()
+
+    def _base(self, pair: str, gpu: str) -> Experiment:
+        named_pair(pair), named_gpu(gpu)  # refused here, with the names that are known
+        base = self.base
+        acceptance = base.acceptance
+        if self.pair_acceptance:
+            acceptance = replace(acceptance, acceptance_rate=self.pair_acceptance[self.pairs.index(pair)])
+        return replace(
+            base,
+            acceptance=acceptance,
+            server=replace(base.server, pair=pair),
+            hardware=replace(base.hardware, gpu=gpu),
+        )
+
+    def _check_room(self, pair: str, gpu: str) -> None:
+        """Refuse a pair that leaves a card no room for a KV cache, before anything runs."""
+        profile = covering_profile(self._base(pair, gpu))
+        for experiment in {point.experiment.arch: point.experiment for point in self.points(pair, gpu)}.values():
+            if not kv_capacity(experiment, profile, named_pair(pair)):
+                raise ValueError(f"{pair} does not fit on {gpu}: its weights leave no room for a KV cache")
+
+
+def run_comparison(
+    comparison: Comparison, jobs: int | None = None, progress: Callable[[int], None] | None = None
+) -> pd.DataFrame:
+    """Run it, `jobs` points at a time; one row a point, with its pair, card and cost. Ctrl-C: SweepInterrupted."""
+    import pandas as pd
+
+    done: list[pd.DataFrame] = []
+
+    def report(points: int) -> None:
+        if progress:
+            progress(sum(map(len, done)) + points)
+
+    for pair, gpu in comparison.places():
+        try:
+            frame = run_sweep(comparison.points(pair, gpu), jobs, lambda points, _: report(points))
+        except SweepInterrupted as stop:
+            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd))
+            raise SweepInterrupted(pd.concat(done, ignore_index=True)) from None
+        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd))
+    return pd.concat(done, ignore_index=True)
+
+
+def _placed(frame: pd.DataFrame, pair: str, gpu: str, prices: Mapping[str, float]) -> pd.DataFrame:
+    if len(frame):
+        frame["pair"], frame["gpu"] = pair, gpu
+        if prices:
+            hour = prices[gpu] * frame["gpus"] / 3600 * 1e6
+            frame[COST] = hour / frame["output_throughput"]
+            if "output_throughput_low" in frame:  # the slower, the dearer
+                frame[f"{COST}_low"] = hour / frame["output_throughput_high"]
+                frame[f"{COST}_high"] = hour / frame["output_throughput_low"]
+    return frame
+
+
+def summary(points: pd.DataFrame) -> list[dict[str, Any]]:
+    """One entry per pair, card, load and architecture; numbers are Intervals over the replications."""
+    return [
+        {"pair": pair, "gpu": gpu, **{key: value for key, value in entry.items() if key not in ("pair", "gpu")}}
+        for (pair, gpu), group in points.groupby(["pair", "gpu"], sort=False)
+        for entry in over_replications(group)
+    ]
+
+
+def differences(points: pd.DataFrame, metrics: Sequence[str], against: str) -> list[dict[str, Any]]:
+    """Paired differences between the architectures, for each pair on each card."""
+    return [
+        {"pair": pair, "gpu": gpu, **entry}
+        for (pair, gpu), group in points.groupby(["pair", "gpu"], sort=False)
+        for metric in metrics
+        for entry in paired_differences(group, metric, against)
+    ]

@@ -1,0 +1,97 @@
+"""What a sweep may take: a few of its requests are simulated and timed, and the rest is taken in proportion.
+
+An estimate, not a promise: the first requests of an overloaded point cost less than those behind a long queue, and a
+machine that does other things as well is slower.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.reading import memory_bytes
+from pdvsim.study.backends import cores
+from pdvsim.study.sweep import with_settings
+
+if TYPE_CHECKING:
+    from pdvsim.study.sweep import Point
+
+SAMPLE = 50  # requests of a point that are timed
+MOST_STEPS = 50_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
+MOST_TIMED = 8  # points that are
+HELD = 3.0  # memory of a run, over that of its records once they are packed
+SMALL_STEPS = 5_000_000  # that never take long
+LONG_S = 600.0
+LARGE_SHARE = 0.5  # of the memory
+
+
+class Cost(NamedTuple):
+    """Processor time of all points on one core like this one, and memory of one of them."""
+
+    core_s: float
+    point_bytes: float
+
+
+def cost(points: Sequence[Point]) -> Cost:
+    """What the points may take."""
+    if not points:
+        return Cost(0.0, 0.0)
+    from_file = points[0].experiment.traffic.dataset_path is not None  # which is read again for every point timed
+    timed = points[:: -(-len(points) // (1 if from_file else MOST_TIMED))]
+    sampled = [_of_a_request(point.experiment) for point in timed]
+    mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
+    from pdvsim.study.band import wanted
+
+    places = {_place(p.experiment): p.experiment for p in points}
+    times = {place: 3 if wanted(one) else 1 for place, one in places.items()}  # both ends of an error bar are runs too
+    runs = sum(times[_place(p.experiment)] * p.experiment.traffic.num_prompts for p in points)
+    kept = (p.experiment.traffic.num_prompts for p in points if p.experiment.scoring.detailed)
+    return Cost(mean_s * runs, mean_bytes * max(kept, default=0))
+
+
+def _place(experiment: Experiment) -> tuple[object, ...]:
+    return experiment.arch, experiment.server.pair, experiment.hardware
+
+
+def _of_a_request(experiment: Experiment) -> tuple[float, float]:
+    """Processor time, and bytes of records while they are made."""
+    from pdvsim.sim.run import simulate
+    from pdvsim.sim.workload.requests import Workload
+
+    count = min(SAMPLE, experiment.traffic.num_prompts)
+    warmup = min(experiment.scoring.warmup_requests, count - 1)
+    few = with_settings(experiment, {"num_prompts": count, "warmup_requests": warmup, "detailed": True})
+    lengths = next(Workload(few.traffic, few.acceptance).lengths()).mean(axis=0)
+    chunks = lengths[0] / few.server.max_num_batched_tokens
+    times = max(1.0, count * float(lengths[1] + chunks) / MOST_STEPS)
+    if times > 1:
+        prompt, output = (max(1, int(length / times)) for length in lengths)
+        few = with_settings(few, {"input_len": prompt, "output_len": output})
+    begin_s = time.process_time()
+    result = simulate(few)
+    spent_s = time.process_time() - begin_s
+    tables = (result.requests, result.deliveries, result.launches)
+    held = HELD * sum(column.nbytes for table in tables for column in table.values())
+    return spent_s * times / count, held * times / count
+
+
+def forewarning(points: Sequence[Point], jobs: int | None) -> str:
+    """What to say before points are run that may take long or much memory; nothing where they do not."""
+    if sum(map(_steps, points)) < SMALL_STEPS:
+        return ""
+    found, side_by_side = cost(points), min(jobs or cores(), len(points))
+    wall_s, needed = found.core_s / side_by_side, found.point_bytes * side_by_side
+    total = memory_bytes()
+    if wall_s <= LONG_S and needed <= LARGE_SHARE * total:
+        return ""
+    took = f"{wall_s / 60:.0f} minutes" if wall_s < 2 * 3600 else f"{wall_s / 3600:.0f} hours"
+    memory = f" and {needed / 1e9:.0f} GB of this machine's {total / 1e9:.0f} GB" if needed > 0.1 * total else ""
+    return f"by an estimate this takes about {took} on {side_by_side} core{'s' * (side_by_side > 1)}{memory}"
+
+
+def _steps(point: Point) -> float:
+    traffic, server = point.experiment.traffic, point.experiment.server
+    chunks = (traffic.input_len or 1024) / server.max_num_batched_tokens
+    return traffic.num_prompts * ((traffic.output_len or 200) + chunks)

@@ -1,0 +1,257 @@
+"""A sweep on disk: a folder that is never half written, whatever stops the sweep, and that knows what it holds.
+
+    sweep.json       the resolved configuration, its fingerprint (`identity`), and digests of what was made of the parts
+    parts/00007.json the row of point 7, once it is finished, with the identity of its sweep
+    failed/00007.json     why point 7 has none
+    details/00007.requests.parquet (launches, deliveries)   its records, where asked for; their digests are in the part
+    summary.parquet  all rows in the order of the points, made from the parts
+    .lock            locked by whoever writes; the lock ends with its process, so a crash leaves none behind
+
+The identity covers every setting, the version and the content of every file that is read; a part counts only under its
+own. Every document is sealed, so a part that is not what was written is found out and run again (`sweepcheck`).
+Not covered: folders on a file system without file locks or atomic rename.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim import Run, __version__
+from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
+from pdvsim.sim.run import simulate
+from pdvsim.study.backends import Backend, Outcome, Row, finished
+from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
+from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
+from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SHOWN = 5  # differences named in a refusal
+NOT_COMPARED = ("date", "sha256", "identity", "made")
+
+
+@dataclass(frozen=True)
+class SweepDir:
+    """The folder of one sweep."""
+
+    path: Path
+    sweep: Sweep
+    save_detailed: bool = False
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def summary_file(self) -> Path:
+        return self.path / "summary.parquet"
+
+    @property
+    def plot_file(self) -> Path:
+        return self.path / "sweep.png"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The sweep as it is run: defaults filled in, loads named, and a digest of every file it reads."""
+        points = self.sweep.points()
+        loads = dict.fromkeys((p.load_kind, p.load) for p in points)
+        reading = {  # one of each: thousands of points read the same files
+            (e.traffic.dataset_path, e.traffic.tokenizer, e.acceptance.acceptance_trace, e.server.pair, e.hardware): e
+            for e in (p.experiment for p in points)
+        }
+        files = sorted({path for experiment in reading.values() for path in experiment.files})
+        resolved = settings(self.sweep) | {"loads": [{"kind": k, "load": setting(v)} for k, v in loads]}
+        document = {
+            "schema_version": SCHEMA,
+            "pdvsim_version": __version__,
+            "num_points": len(points),
+            "save_detailed": self.save_detailed,
+            "inputs": {path: digest(path) or "not a file" for path in files},
+            "sweep": resolved,
+        }
+        return plain(document)  # type: ignore[no-any-return]
+
+    @cached_property
+    def identity(self) -> str:
+        """What a part of this sweep, and of no other, carries."""
+        return fingerprint(self.config)
+
+    def check(self, resume: bool) -> None:
+        """Refuse a folder that holds a sweep, unless it is this one and `resume` is asked for. Writes nothing."""
+        if not self.config_file.exists():
+            return
+        stored = read_config(self.path)
+        if not resume:
+            done = sum(1 for _ in self.path.glob("parts/[0-9]*"))
+            raise ValueError(
+                f"{self.path} holds a sweep ({done} of {stored['num_points']} points done): "
+                "give --resume to go on with it, or -o another folder"
+            )
+        changed = _differences(stored, self.config)
+        if changed:
+            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+            shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
+            raise ValueError(
+                f"{self.config_file}: the sweep there is another one: {shown}{more}; give -o another folder"
+            )
+
+    @contextmanager
+    def opened(self, date: str, resume: bool, notice: Callable[[str], None]) -> Iterator[None]:
+        """Make the folder and hold it against other writers; a ValueError if it cannot be ours."""
+        self.check(resume)
+        (self.path / "parts").mkdir(parents=True, exist_ok=True)
+        with _locked(self.path):
+            self.check(resume)  # another writer may have come in between
+            for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
+                for left_over in folder.glob(TEMPORARY):  # of a writer that was killed
+                    left_over.unlink(missing_ok=True)
+            self._take_over(date, notice)
+            yield
+
+    def _take_over(self, date: str, notice: Callable[[str], None]) -> None:
+        """Write sweep.json where there is none of this version's; what an older version left is not trusted."""
+        stored = read_config(self.path) if self.config_file.exists() else None
+        if stored is not None and unbroken(stored) and stored["identity"] == self.identity:
+            return
+        if stored is not None and "identity" not in stored:
+            old = [path for path in self.path.glob("parts/*.parquet") if path.stem.isdecimal()]
+            notice(f"{self.path}: written before points carried what they are of: all {len(old)} are run again")
+            for path in old:
+                path.unlink()
+        for stale in self.path.glob("failed/*.json"):
+            stale.unlink()
+        write_whole(self.config_file, self._config_bytes(date))
+
+    def _config_bytes(self, date: str, **more: Any) -> bytes:
+        document = {"date": date, **self.config, "identity": self.identity, **more}
+        return (dumps(sealed(document)) + "\n").encode()
+
+    def survey(self) -> Survey:
+        """What of this sweep is in its folder."""
+        details = DETAILS if self.save_detailed else ()
+        return survey(self.path, self.identity, len(self.sweep.points()), details)
+
+    def run(
+        self,
+        backend: Backend,
+        continue_on_error: bool,
+        progress: Callable[[int], None],
+        rows: dict[int, Row],
+        notice: Callable[[str], None],
+    ) -> int:
+        """Run what is missing, each point written as it finishes; `rows` are those there are, and get the new ones.
+
+        Returns how many failed; without `continue_on_error` the first that does is raised.
+        """
+        points = self.sweep.points()
+        done = len(rows)
+        missing = [(index, point) for index, point in enumerate(points) if index not in rows]
+        failures = 0
+        progress(done)
+        folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
+        outcomes = finished(partial(made, folder), missing, backend, notice)
+        with contextlib.closing(outcomes):
+            for count, outcome in enumerate(outcomes, done + 1):
+                row = self.keep(outcome, points[outcome.index])
+                if row is not None:
+                    rows[outcome.index] = row
+                elif continue_on_error:
+                    failures += 1
+                else:
+                    raise PointFailed(points[outcome.index], outcome)
+                progress(count)
+        return failures
+
+    def keep(self, outcome: Outcome, point: Point) -> Row | None:
+        """Write what became of a point; its row as it will be read back."""
+        failure, identity = failure_file(self.path, outcome.index), {"identity": self.identity, "point": outcome.index}
+        if outcome.row is None:
+            reason = {**identity, **point.labels, "reason": outcome.reason, "traceback": outcome.traceback}
+            failure.parent.mkdir(exist_ok=True)
+            write_whole(failure, (dumps(sealed(plain(reason))) + "\n").encode())
+            return None
+        part = json.loads(json.dumps({**identity, **outcome.row}, default=lambda value: value.item()))  # numpy's
+        write_whole(part_file(self.path, outcome.index), (json.dumps(sealed(part)) + "\n").encode())
+        failure.unlink(missing_ok=True)
+        row: Row = part["row"]
+        return row
+
+    def summarise(self, rows: dict[int, Row], draw: Callable[[pd.DataFrame], bytes]) -> tuple[pd.DataFrame, list[Path]]:
+        """All rows in the order of the points, and the files there are; what was made of the same rows is kept."""
+        frame = frame_of(rows[index] for index in sorted(rows))
+        if not len(frame):
+            return frame, [self.config_file]
+        stored = read_config(self.path)
+        saved = [self.summary_file, self.config_file, self.plot_file]
+        of = fingerprint({"rows": [rows[index] for index in sorted(rows)]})
+        files = {path.name: digest(path) for path in (self.summary_file, self.plot_file)}
+        if stored.get("made") == {"of": of, "files": files}:
+            return frame, saved
+        content = {self.summary_file: parquet(frame), self.plot_file: draw(frame)}
+        made_of = {"of": of, "files": {path.name: sha256(data) for path, data in content.items()}}
+        write_all({**content, self.config_file: self._config_bytes(stored["date"], made=made_of)})
+        return frame, saved
+
+
+def made(folder: Path | None, index: int, point: Point) -> Row:
+    """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
+    if folder is None:
+        return {"row": run_point(index, point), "details": {}}
+    run = Run(simulate(point.experiment))
+    (folder / "details").mkdir(exist_ok=True)
+    content = {name: parquet(getattr(run, name)) for name in DETAILS}
+    write_all({detail_file(folder, index, name): data for name, data in content.items()})
+    digests = {name: sha256(data) for name, data in content.items()}
+    return {"row": row_of(index, point, run.result), "details": digests}
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the folder until the end of the block, or of the process, however that comes."""
+    from filelock import FileLock, Timeout
+
+    file = path / ".lock"
+    if file.is_symlink():
+        raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")
+    # where files cannot be locked this is an error: a mark in the lock's place would outlive its process
+    lock = FileLock(file, blocking=False, fallback_to_soft=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise ValueError(f"{path}: another sweep is writing here; wait for it, or give -o another folder") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs between two configurations: "traffic.seed was 0, is 1"."""
+    known = [key for key in stored if key not in NOT_COMPARED]
+    if "identity" not in stored:  # an older version's, which left out some of the files
+        known.remove("inputs")
+        now = {key: value for key, value in now.items() if key != "inputs"}
+    old, new = flatten({key: stored[key] for key in known}, joint="."), flatten(now, joint=".")
+    names = dict.fromkeys([*old, *new])
+    return [
+        f"{name.removeprefix('sweep.').removeprefix('base.')} was {_said(old, name)}, is {_said(new, name)}"
+        for name in names
+        if name not in old or name not in new or old[name] != new[name]
+    ]
+
+
+def _said(flat: dict[str, Any], name: str) -> str:
+    return json.dumps(flat[name]) if name in flat else "not given"
+
+
+def listed(points: Sequence[Point], done: set[int]) -> list[Row]:
+    """The points of a sweep as rows of a table, with what is done of them."""
+    return [{"point": i} | p.labels | {"state": "done" if i in done else "to do"} for i, p in enumerate(points)]

@@ -1,0 +1,194 @@
+"""Documents and files: what a result is called, what is in it, and whether it can be written before a run starts."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim import Run, __version__
+from pdvsim.common.console import say
+from pdvsim.common.files import check_writable, sealed, sha256, write_all
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.records import Result
+from pdvsim.study.stats import Interval
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+    from pdvsim.cli.args import RunCommand
+
+DETAILS = ("requests", "launches", "deliveries")
+
+
+def now() -> str:
+    """The date as vLLM writes it in results and their names."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it: nan and inf become null, intervals and tuples what they consist of."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Interval):
+        return plain(asdict(value))
+    return plain(value.item()) if hasattr(value, "item") else value  # numpy's scalars
+
+
+def dumps(document: Any) -> str:
+    """One JSON document, strict and readable."""
+    return json.dumps(plain(document), indent=2, allow_nan=False)
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """A configuration as nested plain values; an infinite rate is "inf", as vLLM writes it."""
+    return {key: setting(value) for key, value in asdict(config).items()}
+
+
+def setting(value: Any) -> Any:
+    """`value` with infinite numbers as "inf"."""
+    if isinstance(value, dict):
+        return {key: setting(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [setting(item) for item in value]
+    return "inf" if value == math.inf else value
+
+
+def run_document(result: Result, metrics: dict[str, Any], date: str, label: str = "pdvsim") -> dict[str, Any]:
+    """The result of one run: vLLM's keys first, then where the figures come from and the whole configuration."""
+    experiment: Experiment = result.experiment
+    traffic = experiment.traffic
+    return {
+        "date": date,
+        "endpoint_type": "pdvsim",
+        "backend": "pdvsim",
+        "label": label,
+        "model_id": experiment.server.pair.partition(":")[2],
+        "tokenizer_id": traffic.tokenizer,
+        "num_prompts": len(result.requests["id"]) if result.streamed is None else traffic.num_prompts,
+        "request_rate": setting(traffic.request_rate),
+        "burstiness": traffic.burstiness,
+        "max_concurrency": traffic.max_concurrency,
+        "arch": experiment.arch,
+        "pair": experiment.server.pair,
+        "seed": traffic.seed,
+        **{key: value for key, value in result.meta.items() if isinstance(value, str | int | float | None)},
+        **metrics,
+        "provenance": result.meta.get("provenance"),
+        "pdvsim_version": __version__,
+        "config": settings(experiment),
+    }
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    """A table as a parquet file's content."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
+    """A figure as the content of an image file, of the kind that the name of `path` says."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix.removeprefix(".") or "png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
+    """Write the files of a result together, remove those that are None, and say so; returns the exit code.
+
+    `stopped` says what there is of a result that was interrupted. Such a one stands beside an earlier one, not in its
+    place.
+    """
+    if stopped and any(path.exists() for path in files):
+        files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
+    made = [path for path, data in files.items() if data is not None]
+    if stopped and not made:
+        say("pdvsim", f"interrupted: {stopped}; nothing is saved")
+        return 130
+    write_all(files)
+    say("pdvsim", f"saved {', '.join(map(str, made))}")
+    if stopped:
+        say("pdvsim", f"interrupted: {stopped} saved in {made[0].parent}")
+    return 130 if stopped else 0
+
+
+def result_name(experiment: Experiment, label: str, date: str) -> str:
+    """The file name vLLM would give, with the architecture for the model."""
+    traffic, arch = experiment.traffic, experiment.arch.rpartition(":")[2]
+    concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
+    return f"{label}-{traffic.request_rate}qps{concurrency}-{arch}-{date}.json"
+
+
+def check_file(path: Path) -> Path:
+    """`path` if it can be written, its folder made if need be; an OSError otherwise. Leaves no new file behind."""
+    if not path.parent.exists():
+        path.parent.mkdir(parents=True)
+    check_writable(path)
+    return path
+
+
+def check_folder(path: Path) -> Path:
+    """`path` as a folder that can be written to, made if need be; an OSError otherwise."""
+    path.mkdir(parents=True, exist_ok=True)
+    check_writable(path / ".pdvsim")
+    return path
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where one run is written: results, records and timeline."""
+
+    label: str
+    date: str
+    results: tuple[Path, ...]
+    details: dict[str, Path]
+    traces: tuple[Path, ...]
+
+    @classmethod
+    def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
+        """The files a command asks for, each of which can be written; an OSError otherwise."""
+        date = now()
+        results = [Path(args.output)] if args.output else []
+        if args.save_result or (args.save_detailed and not results):
+            results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
+        stem = results[0].with_suffix("") if args.save_detailed else None
+        beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
+        traces = (Path(args.trace_out),) if args.trace_out else ()
+        files = cls(args.label, date, tuple(results), beside, traces)
+        taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
+        for path in files.paths:
+            check_file(path)
+            place = os.path.realpath(path)
+            if place in taken:
+                raise ValueError(f"{path} cannot be written: {taken[place]}")
+            taken[place] = "it is named for two files"
+        return files
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (*self.results, *self.details.values(), *self.traces)
+
+    def write(self, run: Run) -> str:
+        """Write everything, the result and its records together; returns the result as a JSON document."""
+        content = {path: parquet(getattr(run, name)) for name, path in self.details.items()}
+        document = plain(run_document(run.result, run.metrics, self.date, self.label))
+        records = {path.name: sha256(data) for path, data in content.items()}
+        text = dumps(sealed({**document, "records_sha256": records}))
+        write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
+        for path in self.traces:
+            from pdvsim.sim.metrics.timeline import write_trace
+
+            write_trace(run.result, path)
+        return text

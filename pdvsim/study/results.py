@@ -1,0 +1,293 @@
+"""Results read back from disk: sweeps and single runs as one table of points, with their records where they were saved.
+
+What is missing, cut short or of another schema is refused with one line that names the file and the field. Several
+results become one table; where they are not the same experiment, or hold the same point twice, a column tells them
+apart, so that nothing is paired or averaged that does not belong together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.common.files import digest
+from pdvsim.sim.reading import quoted
+from pdvsim.sim.records import Columns
+from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.study.sweep import flatten
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.sim.hardware.profile import Profile
+
+KEYS = ("arch", "load_kind", "load")  # what a point is, beside its settings and its seed
+NEEDED = (*KEYS, "seed", "output_throughput", "stability")
+# columns that are calculated with, by how their names begin and end
+FIGURES = ("mean_", "std_", "median_", "breakdown_ms_", "lanes_", "kinds_", "total_", "max_output_")
+FIGURES_END = (
+    "load",
+    "seed",
+    "_ms",
+    "_throughput",
+    "_goodput",
+    "duration",
+    "completed",
+    "_acceptance_rate",
+    "_acceptance_length",
+)
+LARGEST = 10**18  # beyond it, pandas has no integer
+RATES = "spec_decode_per_position_acceptance_rates"
+LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One sweep or run: where it lies, what was asked for, and what its figures rest on."""
+
+    name: str
+    path: Path
+    date: str
+    version: str
+    config: Config  # of the experiment, or of the one a sweep varies
+    vary: tuple[str, ...]  # columns of the sweep's varied flags
+    provenance: dict[str, Any] | None
+    incomplete: str = ""  # of a sweep that lacks points: how many it has
+
+    @property
+    def pair(self) -> str:
+        return str(self.config.server.get("pair", "?"))
+
+    def workload(self, columns: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Everything that two results must share to be compared seed by seed, but for what stands in `columns`."""
+        config = self.config
+        traffic = {k: v for k, v in config.traffic.items() if k not in LOAD_SETTINGS}
+        parts = (traffic, config.acceptance, config.hardware, config.scoring)
+        return [{k: v for k, v in part.items() if k not in columns} for part in parts]
+
+    def setting(self, name: str) -> Any:
+        """A setting of the configuration as a sweep that varies it writes it into its table."""
+        groups = (group for group in self.config.model_dump().values() if isinstance(group, dict))
+        value = next((group[name] for group in groups if name in group), "not said")
+        if isinstance(value, list):
+            return "+".join(map(str, value))
+        return "none" if value is None else value
+
+
+@dataclass(frozen=True)
+class Records:
+    """The rows of one point, lanes, kinds and roles as numbers."""
+
+    requests: Columns
+    launches: Columns
+    deliveries: Columns
+
+
+@dataclass(frozen=True)
+class Results:
+    """One row a point, and what tells points apart beside architecture, load and seed."""
+
+    points: pd.DataFrame
+    sources: tuple[Source, ...]
+    dims: tuple[str, ...]  # columns with more than one value: results, pair, varied flags
+
+    @property
+    def archs(self) -> list[str]:
+        return list(dict.fromkeys(self.points["arch"]))
+
+    @property
+    def detailed(self) -> int:
+        """How many points' records were saved."""
+        return int(self.points["records"].ne("").sum())
+
+    def settings(self) -> list[tuple[dict[str, Any], pd.DataFrame]]:
+        """The points by setting: those of one differ in architecture, load and seed only."""
+        by = [*self.dims, *(["load_kind"] if self.points["load_kind"].nunique() > 1 else [])]
+        if not by:
+            return [({}, self.points)]
+        grouped = self.points.groupby(by, sort=False, dropna=False)
+        return [(dict(zip(by, key, strict=True)), group) for key, group in grouped]
+
+    def by_load_kind(self) -> dict[str, Results]:
+        """The points by kind of load: a concurrency and a rate have no axis in common."""
+        return {str(kind): replace(self, points=group) for kind, group in self.points.groupby("load_kind", sort=False)}
+
+    @property
+    def incomplete(self) -> list[str]:
+        """A line for each sweep that lacks points."""
+        return [source.incomplete for source in self.sources if source.incomplete]
+
+    def source(self, row: pd.Series[Any]) -> Source:
+        """Where a point comes from."""
+        return self.sources[int(row["source"])]
+
+    def warmup(self, row: pd.Series[Any]) -> int:
+        """Requests that a point's metrics leave out."""
+        if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
+            return int(row["warmup_requests"])
+        return int(self.source(row).config.scoring.get("warmup_requests", 0))
+
+    def bandwidth_bytes_per_s(self, row: pd.Series[Any]) -> float:
+        """The card's copy bandwidth: as recorded, else as the profile has it; nan where neither says."""
+        given = row.get("bandwidth_bytes_per_s", math.nan)
+        if given is not None and math.isfinite(given):
+            return float(given)
+        profile = known_profile(str(row["gpu"]), str(row["profile"]), self.source(row).config)
+        return math.nan if profile is None else float(profile.gpu.bandwidth_bytes_per_s)
+
+
+def label(setting: dict[str, Any]) -> str:
+    """A setting in words."""
+    return ", ".join(
+        str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {_figure(v)}" for k, v in setting.items()
+    )
+
+
+def _figure(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def load(paths: Sequence[Path | str]) -> Results:
+    """The results in sweep folders and run files; a ValueError of one line if one of them is not what it should be."""
+    import pandas as pd
+
+    if not paths:
+        raise ValueError("name at least one result: a sweep's folder or a run's JSON file")
+    sources: list[Source] = []
+    tables: list[pd.DataFrame] = []
+    for number, path in enumerate(map(Path, paths)):
+        source, table = _sweep(path) if path.is_dir() else _run(path)
+        tables.append(table.assign(source=number, results=source.name))
+        sources.append(source)
+    asked = list(dict.fromkeys(name for source in sources for name in source.vary))
+    for source, table in zip(sources, tables, strict=True):
+        for name in (name for name in asked if name not in table):
+            table[name] = source.setting(name)
+    points = pd.concat(tables, ignore_index=True)
+    points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
+    first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
+    points = points[list(dict.fromkeys([*first, *points.columns]))]
+    candidates = [name for name in dict.fromkeys(("pair", *asked)) if points[name].nunique(dropna=False) > 1]
+    dims = tuple(candidates)
+    if len(sources) > 1 and _mixed(points, sources, candidates):
+        dims = ("results", *candidates)
+        if points["results"].nunique() < len(sources):
+            points["results"] = [str(sources[i].path) for i in points["source"]]
+    again = points.duplicated([*KEYS, *dims, "seed"])
+    if again.any():
+        row = points[again].iloc[0]
+        where = sources[int(row["source"])].path
+        raise ValueError(f"{where}: {row['arch']} at load {row['load']:g} with seed {row['seed']} is there twice")
+    return Results(points, tuple(sources), dims)
+
+
+def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str]) -> bool:
+    """Whether points of unlike workloads, or the same point twice, would stand beside each other in one setting."""
+    if points.duplicated([*KEYS, *dims, "seed"]).any():
+        return True
+    groups = points.groupby(list(dims), dropna=False)["source"] if dims else [((), points["source"])]
+    workloads = [source.workload(dims) for source in sources]
+    return any(workloads[i] != workloads[int(g.iloc[0])] for _, g in groups for i in g.unique())
+
+
+def records(row: pd.Series[Any]) -> Records | None:
+    """The records of a point, or None where they were not saved; a ValueError naming the file and column if bad."""
+    if not row["records"]:
+        return None
+    return Records(**read_records(row["records"]))
+
+
+def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
+    """The profile called `name`, if it is one that comes with pdvsim or the file that was used is still there."""
+    from pdvsim.sim.hardware.models import GPUS
+    from pdvsim.sim.hardware.profile import builtin, roofline
+    from pdvsim.sim.hardware.profile import load as load_profile
+
+    if gpu in GPUS:
+        for profile in (builtin(gpu), roofline(GPUS[gpu])):
+            if profile.name == name:
+                return profile
+    path = config.hardware.get("profile")
+    if path and Path(path).is_file():
+        profile = load_profile(path)
+        return profile if profile.name == name else None
+    return None
+
+
+def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
+    header = read_header(SweepHeader, folder / "sweep.json", "not a sweep's folder")
+    path = folder / "summary.parquet"
+    if not path.exists():
+        raise ValueError(f"{path}: No such file: the sweep has not saved any point")
+    if header.made and digest(path) != header.made.files.get(path.name):
+        raise ValueError(f"{path}: is not what was written; `pdvsim check {folder}` says more, --resume makes it again")
+    table = read_frame(path)
+    vary = tuple(str(name).replace("-", "_") for name in header.sweep.vary or {})
+    for name in (*NEEDED, *vary):
+        if name not in table:
+            raise ValueError(f"{path}: column {name} is missing")
+    if not len(table):
+        raise ValueError(f"{path}: no point in it")
+    source = Source(
+        folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
+        tuple(name for name in vary if name not in KEYS), header.provenance,
+        _incomplete(folder, len(table), header.num_points),
+    )  # fmt: skip
+    stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
+    saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
+    return source, _filled(table, source).assign(records=saved or "")
+
+
+def _incomplete(folder: Path, done: int, asked: int | None) -> str:
+    """How many points an interrupted sweep, or one with failures, has; nothing of a complete one."""
+    failed = sum(1 for _ in folder.glob("failed/*.json"))
+    if asked is None:
+        asked = done + failed
+    if done >= asked and not failed:
+        return ""
+    return f"{folder.resolve().name}: {done} of {asked} points" + (f", {failed} failed" if failed else "")
+
+
+def _run(path: Path) -> tuple[Source, pd.DataFrame]:
+    import pandas as pd
+
+    document = read_header(RunDocument, path, "neither a sweep's folder nor a run's JSON file")
+    stem = path.with_suffix("")
+    source = Source(
+        stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance
+    )  # fmt: skip
+    kind, load = document.load
+    row = {"arch": document.arch, "load_kind": kind, "load": load}
+    row |= flatten(document.model_dump(exclude={"config", "provenance", "records_sha256", "sha256"}))
+    saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
+    return source, _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source).assign(records=saved)
+
+
+def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
+    """`table` with what older files or real runs leave out; a ValueError if a figure in it is no number."""
+    for name in map(str, table.columns):
+        if name.startswith(FIGURES) or name.endswith(FIGURES_END):
+            table[name] = [_number(source.path, name, value) for value in table[name]]
+        elif name == RATES:
+            for rates in table[name]:
+                for rate in rates if isinstance(rates, list) else [rates]:
+                    _number(source.path, name, rate)
+    for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
+        if name not in table:
+            table[name] = value
+    return table
+
+
+def _number(path: Path, name: str, value: Any) -> float:
+    """A figure that a file holds; nan where it is empty."""
+    if value is None:
+        return math.nan
+    good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)
+    if not good:
+        raise ValueError(f"{path}: {name} must hold numbers, it holds {quoted(value)}")
+    return value  # type: ignore[no-any-return]

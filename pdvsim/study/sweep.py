@@ -1,0 +1,228 @@
+"""Many experiments at once: loads x varied flags x architectures x replications, one row a point.
+
+Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows come
+back in the order of the points whatever ran them (`backends`); nothing in a row depends on the clock of this machine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import cache, cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.relevance import suited, vet
+from pdvsim.study.backends import Backend, Outcome, Row, finished
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.sim.records import Result
+
+LoadKind = Literal["concurrency", "request_rate", "trace"]
+
+DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep; `varied` are its values of the flags that the sweep varies, in their order."""
+
+    load_kind: LoadKind
+    load: float
+    run: int
+    experiment: Experiment
+    varied: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def labels(self) -> Row:
+        """What tells this point from the others of its sweep: the first columns of its row."""
+        labels: Row = {
+            "arch": self.experiment.arch,
+            "pair": self.experiment.server.pair,
+            "load_kind": self.load_kind,
+            "load": self.load,
+            "run": self.run,
+            "seed": self.experiment.traffic.seed,
+        }
+        # a list is one text: it has to be a key of tables
+        return labels | {n: "+".join(map(str, v)) if isinstance(v, tuple) else v for n, v in self.varied}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.labels.items() if name not in ("load_kind", "run"))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Loads x varied flags x architectures x replications around one experiment."""
+
+    archs: tuple[Arch, ...] = ("pdv",)
+    concurrency: tuple[int, ...] = ()
+    request_rate: tuple[float, ...] = ()
+    num_runs: int = 1
+    base: Experiment = field(default_factory=Experiment)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the experiment and their values
+
+    def __post_init__(self) -> None:
+        for name, values in (
+            ("arch", self.archs),
+            ("concurrency", self.concurrency),
+            ("request-rate", self.request_rate),
+            *((f"vary {name}", values) for name, values in self.vary.items()),
+        ):
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
+        if not self.archs:
+            raise ValueError("arch needs at least one value")
+        check_ranges(self)
+        if self.concurrency and self.request_rate:
+            raise ValueError("--concurrency and --request-rate exclude each other")
+        if self.concurrency and self.base.traffic.max_concurrency is not None:
+            raise ValueError("--concurrency and --max-concurrency exclude each other")
+        if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
+            raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
+        loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
+        varied = math.prod(map(len, self.vary.values()))
+        check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
+        vet(point.experiment for point in self._given if point.run == 0)  # now, not in the middle; seeds change nothing
+
+    def points(self) -> list[Point]:
+        """Every run, loads outermost."""
+        return list(self._points)
+
+    @cached_property
+    def _points(self) -> list[Point]:
+        return [replace(point, experiment=suited(point.experiment)) for point in self._given]
+
+    @cached_property
+    def _given(self) -> list[Point]:
+        """The same with every option as given, also where it does nothing."""
+        axes = [[(name, value) for value in values] for name, values in self.vary.items()]
+        return [
+            Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
+            for kind, load in self._loads()
+            for varied in product(*axes)
+            for arch in self.archs
+            for run in range(self.num_runs)
+        ]
+
+    def _loads(self) -> Iterator[tuple[LoadKind, float]]:
+        if self.concurrency:
+            yield from (("concurrency", float(c)) for c in self.concurrency)
+        elif self.base.traffic.use_trace_timestamps:
+            yield "trace", math.nan
+        else:
+            yield from (("request_rate", float(r)) for r in self.request_rate or DEFAULT_RATES)
+
+    def _experiment(
+        self, arch: Arch, kind: LoadKind, load: float, run: int, varied: tuple[tuple[str, Any], ...]
+    ) -> Experiment:
+        settings: dict[str, Any] = {"arch": arch, "seed": self.base.traffic.seed + run, **dict(varied)}
+        if kind == "concurrency":
+            settings |= {"request_rate": math.inf, "max_concurrency": int(load)}
+        elif kind == "request_rate":
+            settings["request_rate"] = load
+        return with_settings(self.base, settings)
+
+
+def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    """The experiment with other values of its fields and of its groups' fields, by name; checked together."""
+    changed: dict[str, Any] = {}
+    groups: dict[str, dict[str, Any]] = {}
+    for name, value in settings.items():
+        group = _group_of().get(name)
+        if group is None:
+            changed[name] = value
+        else:
+            groups.setdefault(group, {})[name] = value
+    changed |= {name: replace(getattr(experiment, name), **mine) for name, mine in groups.items()}
+    return replace(experiment, **changed)
+
+
+@cache
+def _group_of() -> dict[str, str]:
+    """The group of an experiment that holds a field, by the field's name."""
+    groups = {part.name: getattr(Experiment(), part.name) for part in fields(Experiment)}
+    return {f.name: name for name, group in groups.items() if is_dataclass(group) for f in fields(group)}
+
+
+class SweepInterrupted(KeyboardInterrupt):
+    """Ctrl-C in the middle of a sweep; `points` are the rows that were finished."""
+
+    def __init__(self, points: pd.DataFrame) -> None:
+        super().__init__("sweep interrupted")
+        self.points = points
+
+
+class PointFailed(ValueError):
+    """A point of a sweep has no row, and this is why."""
+
+    def __init__(self, point: Point, outcome: Outcome) -> None:
+        super().__init__(f"point {outcome.index} ({point}): {outcome.reason}")
+
+
+def run_sweep(
+    points: Sequence[Point],
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    backend: Backend | None = None,
+) -> pd.DataFrame:
+    """Run the points, `jobs` at a time (None: one per core); one row a point, in their order.
+
+    `progress` is called with the points done and the points in all. Ctrl-C raises SweepInterrupted, a point that fails
+    PointFailed.
+    """
+    rows: dict[int, Row] = {}
+    outcomes = finished(run_point, list(enumerate(points)), backend or Backend(jobs=jobs))
+    try:
+        for outcome in outcomes:
+            if outcome.row is None:
+                raise PointFailed(points[outcome.index], outcome)
+            rows[outcome.index] = outcome.row
+            if progress:
+                progress(len(rows), len(points))
+    except KeyboardInterrupt:
+        raise SweepInterrupted(frame_of(rows[index] for index in sorted(rows))) from None
+    finally:
+        outcomes.close()
+    return frame_of(rows[index] for index in sorted(rows))
+
+
+def run_point(index: int, point: Point) -> Row:
+    """Simulate one point and summarise it as one flat row."""
+    from pdvsim.sim.run import simulate
+
+    return row_of(index, point, simulate(point.experiment))
+
+
+def row_of(index: int, point: Point, result: Result) -> Row:
+    """The row of a point that was run."""
+    from pdvsim.sim.metrics.summary import summarise
+    from pdvsim.study.band import ends, spanned
+
+    row = {"point": index} | point.labels
+    known = ("profile", "foundation", "forward_error_bar", "gpu", "gpus")
+    row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
+    return row | flatten(spanned(summarise(result), ends(point.experiment)))
+
+
+def flatten(metrics: dict[str, Any], prefix: str = "", joint: str = "_") -> Row:
+    """Nested dictionaries as one level, their keys joined by underscores or another `joint`."""
+    flat: Row = {}
+    for name, value in metrics.items():
+        if isinstance(value, dict):
+            flat |= flatten(value, f"{prefix}{name}{joint}", joint)
+        else:
+            flat[prefix + name] = value
+    return flat
+
+
+def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a frame; a column that only some of them have is empty in the others."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

@@ -1,0 +1,165 @@
+"""What a sweep's folder holds: which points are whole, damaged or of another sweep, and what does not belong there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pdvsim import __version__
+from pdvsim.common.files import digest, fingerprint, read_sealed, unbroken
+from pdvsim.sim.reading import quoted, read_json, said
+from pdvsim.study.backends import Row
+from pdvsim.study.output import DETAILS
+
+SCHEMA = 1
+SHOWN = 5  # names in a line
+
+
+def part_file(folder: Path, index: int) -> Path:
+    """Where a point's row is."""
+    return folder / "parts" / f"{index:05}.json"
+
+
+def failure_file(folder: Path, index: int) -> Path:
+    """Where the reason is why a point has no row."""
+    return folder / "failed" / f"{index:05}.json"
+
+
+def detail_file(folder: Path, index: int, name: str) -> Path:
+    """Where a point's requests, launches or deliveries are."""
+    return folder / "details" / f"{index:05}.{name}.parquet"
+
+
+@dataclass
+class Survey:
+    """What is in a folder of the sweep that was asked for."""
+
+    asked: int
+    rows: dict[int, Row] = field(default_factory=dict)  # of the points that are whole
+    damaged: list[str] = field(default_factory=list)  # files that are not what was written
+    other: list[str] = field(default_factory=list)  # parts of another configuration, input or version
+    strangers: list[str] = field(default_factory=list)  # what no sweep writes there
+    failed: int = 0
+
+    def notices(self) -> list[str]:
+        """A line for each kind of thing that is not as it should be."""
+        kinds = {
+            "damaged": self.damaged,
+            "of another configuration, input or version": self.other,
+            "strangers, ignored": self.strangers,
+        }
+        return [f"{what}: {some(names)}" for what, names in kinds.items() if names]
+
+
+def some(names: Collection[str]) -> str:
+    """The first few names, printable, and how many more there are."""
+    shown = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in list(names)[:SHOWN])
+    return shown + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
+def survey(folder: Path, identity: str, asked: int, details: Collection[str]) -> Survey:
+    """Look at every part and record of the sweep `identity` of `asked` points; reads them, writes nothing."""
+    found = Survey(asked)
+    for name, index in _entries(folder / "parts", asked, (".json",), found.strangers).items():
+        part = read_sealed(part_file(folder, index))
+        if part is None or part.get("point") != index or not isinstance(part.get("row"), dict):
+            found.damaged.append(f"parts/{name}")
+        elif part.get("identity") != identity:
+            found.other.append(f"parts/{name}")
+        else:
+            records = {kind: detail_file(folder, index, kind) for kind in details}
+            bad = [path for kind, path in records.items() if digest(path) != part["details"].get(kind)]
+            found.damaged += [f"details/{path.name}" for path in bad]
+            found.rows |= {} if bad else {index: part["row"]}
+    _entries(folder / "details", asked, tuple(f".{kind}.parquet" for kind in details), found.strangers)
+    for index in _entries(folder / "failed", asked, (".json",), found.strangers).values():
+        failure = read_sealed(failure_file(folder, index))
+        found.failed += failure is not None and failure.get("identity") == identity
+    return found
+
+
+def _entries(folder: Path, asked: int, endings: tuple[str, ...], strangers: list[str]) -> dict[str, int]:
+    """The files of points in a folder, in order, and which points those are; other names are `strangers`."""
+    entries = {}
+    for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
+        stem, dot, ending = name.partition(".")
+        ours = stem.isascii() and stem.isdecimal() and int(stem) < asked and f"{int(stem):05}" == stem
+        if ours and dot + ending in endings:
+            entries[name] = int(stem)
+        else:
+            strangers.append(f"{folder.name}/{name}")
+    return entries
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The sweep.json of a folder; a ValueError of one line if it is not one that this version wrote."""
+    file = path / "sweep.json"
+    try:
+        document = read_json(file)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file}: cannot be read ({said(error)})") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{file}: expected a JSON object")
+    schema, version = document.get("schema_version"), document.get("pdvsim_version")
+    if schema != SCHEMA:
+        raise ValueError(
+            f"{file}: schema_version is {quoted(schema)}, this version reads {SCHEMA}; give another folder"
+        )
+    if version != __version__:
+        raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; give another folder")
+    for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict)):
+        if not isinstance(document.get(name), kind):
+            raise ValueError(f"{file}: {name} is missing or broken; give another folder")
+    return document
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a result is whole, and what there is to say of it."""
+
+    whole: bool
+    lines: list[str]
+
+
+def check_sweep(folder: Path) -> Verdict:
+    """The state of a sweep's folder by what it says of itself; a ValueError if it is not a sweep's."""
+    config = read_config(folder)
+    if "identity" not in config:
+        return Verdict(False, ["written before points carried what they are of: nothing to check by; run it again"])
+    if not unbroken(config):
+        return Verdict(False, ["damaged: sweep.json; --resume with the sweep's own flags mends it"])
+    found = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
+    made = config.get("made", {"of": None, "files": {}})
+    damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]
+    rows = [found.rows[index] for index in sorted(found.rows)]
+    stale = rows and not found.damaged and made["of"] != fingerprint({"rows": rows})
+    found.damaged += damaged
+    count, failed = len(found.rows), f", {found.failed} failed" if found.failed else ""
+    lines = [f"{count} of {found.asked} points are whole{failed}", *found.notices()]
+    missing = [f"{index:05}" for index in range(found.asked) if index not in found.rows]
+    lines += [f"missing or not to be used: {some(missing)}"] if missing else []
+    lines += ["summary.parquet is not of these points: the sweep was stopped; --resume makes it again"] if stale else []
+    return Verdict(count == found.asked and not damaged and not stale, lines)
+
+
+def check_run(path: Path) -> Verdict:
+    """The state of a run's document and of the records beside it; a ValueError if it is not a run's."""
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}: neither a sweep's folder nor a run's JSON file") from None
+    except ValueError:
+        return Verdict(False, ["damaged: not JSON, or cut short"])
+    if not isinstance(document, dict) or "pdvsim_version" not in document:
+        raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")
+    if "records_sha256" not in document:
+        return Verdict(False, ["written before results carried a seal: nothing to check by"])
+    if not unbroken(document):
+        return Verdict(False, ["damaged: the document is not what was written"])
+    records = document["records_sha256"]
+    bad = [name for name, was in records.items() if digest(path.with_name(name)) != was]
+    lines = [f"the document is whole, and {len(records) - len(bad)} of {len(records)} files of records"]
+    return Verdict(not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else []))

@@ -1,0 +1,166 @@
+"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.calibration.validate.compare import FAMILIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pdvsim.calibration.fit.corun import Corun
+    from pdvsim.calibration.fit.forward import Solo
+
+BAND = 0.1
+TITLES = {
+    "output_throughput": ("Output throughput", "tok/s"),
+    "ttft": ("Time to first token", "ms"),
+    "tpot": ("Time per output token", "ms"),
+    "itl": ("Inter-token latency", "ms"),
+    "e2el": ("End-to-end latency", "ms"),
+}
+MARKS = {"mean": "o", "median": "s", "p95": "^", "p99": "D"}
+
+
+def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
+    """Held-out error of every point over its predicted time, a panel a model, a colour a kind of work."""
+    import seaborn as sns
+
+    columns = min(3, len(solos))
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure, grid = _panels(-(-len(solos) // columns), columns, height=3.2)
+        kinds = list(dict.fromkeys(kind for solo in solos.values() for kind in solo.frame["kind"]))
+        colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+        for axes, (model, solo) in zip(grid, solos.items(), strict=False):
+            axes.axhspan(-6, 6, color="0.92", zorder=0)
+            for kind in kinds:
+                rows = (solo.frame["kind"] == kind).to_numpy()
+                at = solo.frame["held_out"].to_numpy(float)[rows] * 1e3
+                axes.scatter(at, solo.errors[rows] * 100, s=16, color=colours[kind], label=kind, alpha=0.85)
+            axes.set_xscale("log")
+            _plain_ticks(axes.xaxis, *axes.get_xlim())
+            axes.set_title(model, loc="left", fontweight="bold")
+            axes.set_xlabel("Predicted time (ms)")
+            axes.set_ylabel("Error (%)")
+        for axes in grid[len(solos) :]:
+            axes.set_visible(False)
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
+        note = f"Forward latency alone, points held out of the fit (5-fold); {foundation}. Grey: within 6%."
+        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def corun_figure(corun: Corun, foundation: str) -> Figure:
+    """Predicted over measured slowdown of works side by side, pairs and triples, held out by shape."""
+    import seaborn as sns
+
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure, grid = _panels(1, 2, height=5.5)
+        kinds = list(dict.fromkeys(corun.frame["kind"]))
+        colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+        for axes, (title, works) in zip(grid, (("Pairs", 2), ("Triples", 3)), strict=True):
+            for kind in kinds:
+                for ordered, mark in ((False, "o"), (True, "^")):
+                    frame = corun.frame
+                    rows = frame[(frame["works"] == works) & (frame["kind"] == kind) & (frame["ordered"] == ordered)]
+                    label = f"{kind}, {'by priority' if ordered else 'equal streams'}"
+                    axes.scatter(rows["measured"], rows["by_shape"], s=26, marker=mark, color=colours[kind],
+                                 label=label, alpha=0.8)  # fmt: skip
+            _diagonal(axes, corun.frame[corun.frame["works"] == works], "measured", "by_shape")
+            axes.set_title(title, loc="left", fontweight="bold")
+            axes.set_xlabel("Measured slowdown")
+            axes.set_ylabel("Predicted slowdown")
+        handles, labels = grid[0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
+        note = (
+            f"Time beside others over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
+        )
+        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def validation_figure(document: Mapping[str, Any]) -> Figure:
+    """Predicted against measured metrics of all runs: a panel a family, a colour an architecture."""
+    import pandas as pd
+    import seaborn as sns
+
+    runs = document["runs"]
+    archs = list(dict.fromkeys(run["load"]["arch"] for run in runs))
+    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
+        figure, grid = _panels(2, 3, height=4.6)
+        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+        for axes, family in zip(grid, ("output_throughput", *FAMILIES), strict=False):
+            title, unit = TITLES[family]
+            marks = {"": "o"} if family == "output_throughput" else MARKS
+            points = []
+            for which, mark in marks.items():
+                metric = f"{which}_{family}_ms" if which else family
+                for arch in archs:
+                    at = [(r["measured"][metric], r["predicted"][metric]) for r in runs
+                          if r["load"]["arch"] == arch and metric in r["errors"]]  # fmt: skip
+                    points += at
+                    x, y = [a for a, _ in at], [b for _, b in at]
+                    axes.scatter(x, y, s=22, marker=mark, color=colours[arch], alpha=0.75)
+            _diagonal(axes, pd.DataFrame(points, columns=["measured", "predicted"]), "measured", "predicted")
+            axes.set_title(title, loc="left", fontweight="bold")
+            axes.set_xlabel(f"Measured ({unit})")
+            axes.set_ylabel(f"Predicted ({unit})")
+        _keys(grid[-1], colours)
+        note = (
+            f"{len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
+            f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%."
+        )
+        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
+    return figure
+
+
+def _panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.2 * columns, height * rows + 0.8), layout="constrained")
+    FigureCanvasAgg(figure)  # no window and no global state: safe in threads and notebooks alike
+    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+
+
+def _diagonal(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
+    """Equal log axes with the line of no error and a band around it."""
+    values = frame[[x, y]].to_numpy(float)
+    values = values[(values > 0).all(1)] if len(values) else values
+    low, high = (values.min() / 1.15, values.max() * 1.15) if len(values) else (0.5, 2.0)
+    ends = [low, high]
+    axes.fill_between(ends, [v * (1 - BAND) for v in ends], [v * (1 + BAND) for v in ends], color="0.9", zorder=0)
+    axes.plot(ends, ends, color="0.5", linewidth=1, zorder=1)
+    for scale, limit in ((axes.set_xscale, axes.set_xlim), (axes.set_yscale, axes.set_ylim)):
+        scale("log")
+        limit(low, high)
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_ticks(axis, low, high)
+
+
+def _plain_ticks(axis: Any, low: float, high: float) -> None:
+    """A few plain numbers: powers of ten over several decades, else 1, 2 and 5 as well."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    subs = (1.0,) if high > 300 * low else (1.0, 3.0) if high > 30 * low else (1.0, 1.5, 2.0, 3.0, 5.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _keys(axes: Axes, colours: Mapping[str, Any]) -> None:
+    """The legend of all panels, in place of one."""
+    from matplotlib.lines import Line2D
+
+    axes.set_axis_off()
+    by_colour = [Line2D([], [], marker="o", linestyle="", color=colour, label=arch) for arch, colour in colours.items()]
+    by_mark = [Line2D([], [], marker=m, linestyle="", color="0.4", label=which) for which, m in MARKS.items()]
+    first = axes.legend(handles=by_colour, title="architecture", loc="upper left", frameon=False)
+    axes.add_artist(first)
+    axes.legend(handles=by_mark, title="of the requests", loc="upper right", frameon=False)

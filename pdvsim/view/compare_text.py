@@ -1,0 +1,57 @@
+"""A comparison over pairs and cards, as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdvsim.sim.config import Scoring
+from pdvsim.sim.metrics.summary import percentile_name
+from pdvsim.study.compare import COST
+from pdvsim.view.table import banded, cell, founded, load_name, load_text, rows_table, uncertainty
+
+
+def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
+    """One row per pair, card, load and architecture; then the paired differences, if there are replications."""
+    entries = document["summary"]
+    columns = [("out tok/s", "output_throughput"), ("mean latency ms", "mean_e2el_ms")]
+    columns += [(f"{percentile_name(p).upper()} latency ms", f"{percentile_name(p)}_e2el_ms") for p in tails(scoring)]
+    columns += [("accepted % of drafted", "spec_decode_acceptance_rate")]
+    columns += [("of judged", "spec_decode_judged_acceptance_rate"), ("tok/round", "spec_decode_acceptance_length")]
+    if COST in entries[0]:
+        columns.append(("USD/M out tok", COST))
+    rows = [
+        {
+            **_place(entry),
+            **{title: banded(entry, key) for title, key in columns},
+            "stability": str(entry.get("stability", "")),
+        }
+        for entry in entries
+    ]
+    notes = list(dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries))
+    replications = max(int(entry["replications"]) for entry in entries)
+    notes += uncertainty(entries)
+    if COST not in entries[0]:
+        notes.append("no cost: give the price of a card's hour with --gpu-hour-usd")
+    blocks = ["\n".join([rows_table(rows), *notes])]
+    if document["paired_differences"] and replications > 1:
+        blocks.append(_paired(document["paired_differences"]))
+    return "\n\n".join(blocks)
+
+
+def tails(scoring: Scoring) -> tuple[float, ...]:
+    """The percentiles a table shows, highest last."""
+    return tuple(sorted(scoring.metric_percentiles))
+
+
+def _place(entry: Mapping[str, Any]) -> dict[str, str]:
+    load = {load_name(entry["load_kind"]): load_text(entry["load"])}
+    return {"pair": entry["pair"], "gpu": entry["gpu"], **load, "arch": str(entry["arch"])}
+
+
+def _paired(differences: list[dict[str, Any]]) -> str:
+    against = f"against {differences[0]['against']} %"
+    rows = [
+        {"metric": d["metric"], **_place(d), against: cell(d["relative"], scale=100, sign="+")} for d in differences
+    ]
+    return "Paired differences, same seeds, 95% confidence over replications\n" + rows_table(rows)

@@ -1,0 +1,66 @@
+"""Results as pictures, PNG or SVG: what `pdvsim plot` and `pdvsim sweep` draw."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from pdvsim.study.results import Results, label
+from pdvsim.view.plots.canvas import DPI
+from pdvsim.view.plots.custom import Axis, custom_figure
+from pdvsim.view.plots.heatmap import improvement_figure
+from pdvsim.view.plots.pictures import (
+    acceptance_figure,
+    latency_figure,
+    sweep_figure,
+    throughput_figure,
+    utilisation_figure,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+STANDING = {
+    "throughput": throughput_figure,
+    "latency": latency_figure,
+    "utilisation": utilisation_figure,
+    "acceptance": acceptance_figure,
+}
+
+
+def sweep_png(points: pd.DataFrame) -> bytes:
+    """A sweep's six most wanted panels, as a PNG file's content."""
+    buffer = io.BytesIO()
+    sweep_figure(points).savefig(buffer, format="png", dpi=DPI)
+    return buffer.getvalue()
+
+
+def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:
+    """The pictures every result has, by name: one of each a setting, one heatmap a kind of load."""
+    settings = results.settings()
+    for setting, points in settings:
+        words = label(setting)
+        suffix = f"-{slug(words)}" if len(settings) > 1 else ""
+        for name, picture in STANDING.items():
+            figure = picture(points, words)
+            if figure is not None:
+                yield name + suffix, figure
+    kinds = results.by_load_kind()
+    for kind, mine in kinds.items():
+        figure = improvement_figure(mine, metric, against) if against in mine.archs else None
+        if figure is not None:
+            suffix = f"-by-{kind}" if len(kinds) > 1 else ""
+            yield slug(f"improvement-{metric.removesuffix('_ms')}{suffix}"), figure
+
+
+def own(results: Results, axis: Axis) -> tuple[str, Figure]:
+    """The user's own picture and its name."""
+    return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
+
+
+def slug(words: str) -> str:
+    """`words` as part of a file name."""
+    return re.sub(r"[^a-z0-9.]+", "-", words.lower()).strip("-.")

@@ -1,0 +1,221 @@
+"""Metrics over the load, one curve an architecture or a lane: the panels that most pictures consist of.
+
+A band is the 95% confidence interval over replications; where there is one replication there is no band. Hollow
+markers are points where the queue grew: their latencies would grow with a longer run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from pdvsim.study.stats import Interval, over_replications, varied
+from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, AXIS_NAMES, STRANGER, grew, name_of, replications, rests_on
+from pdvsim.view.table import load_name, load_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Entry = dict[str, Any]
+
+CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
+WHISKER_DODGE = 0.05
+BAND = ("low", "high")  # ends of a metric's error bar, as columns are called
+LEGEND_INCHES = 0.28  # a line
+
+
+@dataclass(frozen=True)
+class Curve:
+    """How one curve looks."""
+
+    label: str
+    colour: str
+    marker: str = "o"
+    dash: Literal["-", "--", ":"] = "-"
+
+
+def arch_curve(arch: str) -> Curve:
+    """An architecture's own look."""
+    return Curve(arch, ARCH_COLOURS.get(arch, STRANGER), ARCH_MARKERS.get(arch, "p"))
+
+
+def entries_of(points: pd.DataFrame) -> list[Entry]:
+    """One entry per architecture, load and setting, in the order of the load; `series` names its curve."""
+    names = varied(points)
+    entries = []
+    for key, group in points.groupby(names, sort=False, dropna=False) if names else [((), points)]:
+        more = [f"{name.replace('_', ' ')} {value}" for name, value in zip(names, key, strict=True)]
+        entries += [e | {"series": ", ".join([e["arch"], *more])} for e in over_replications(group)]
+    return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
+
+
+def curves_of(entries: Sequence[Entry]) -> list[Curve]:
+    """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
+    series = {e["series"]: e["arch"] for e in entries}
+    if list(series) == list(series.values()):
+        return [arch_curve(arch) for arch in series]
+    import seaborn as sns
+
+    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
+    markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
+    return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
+
+
+def has(entry: Entry, metric: str) -> bool:
+    """Whether an entry holds a figure for a metric."""
+    return isinstance(entry.get(metric), Interval) and math.isfinite(entry[metric].mean)
+
+
+def draw(
+    axes: Axes, entries: Sequence[Entry], metric: str, look: Curve, at: Sequence[float], whiskers: bool = False
+) -> None:
+    """One curve through the places `at`: line, markers, and its interval as a band or as whiskers."""
+    scale = name_of(metric)[2]
+    shown = [(e, x) for e, x in zip(entries, at, strict=True) if has(e, metric)]
+    x = [place for _, place in shown]
+    y = [e[metric].mean * scale for e, _ in shown]
+    half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e, _ in shown]
+    axes.plot(x, y, look.dash, color=look.colour, linewidth=2)
+    if any(half) and whiskers:
+        axes.errorbar(x, y, half, fmt="none", ecolor=look.colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
+    elif any(half):
+        low = [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)]
+        high = [a + h for a, h in zip(y, half, strict=True)]
+        axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+    if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
+        low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in BAND)
+        axes.fill_between(x, low, high, facecolor="none", edgecolor=look.colour, hatch="///", alpha=0.35, linewidth=0.5)
+    for hollow in (False, True):
+        chosen = [i for i, (e, _) in enumerate(shown) if grew(e.get("stability")) is hollow]
+        axes.plot(
+            [x[i] for i in chosen], [y[i] for i in chosen], look.marker, color=look.colour, markersize=8,
+            markerfacecolor="white" if hollow else look.colour, markeredgewidth=1.6,
+        )  # fmt: skip
+
+
+def bars(axes: Axes, entries: Sequence[Entry], metric: str) -> None:
+    """One load only: a bar an architecture, hatched where the queue grew."""
+    scale = name_of(metric)[2]
+    shown = [e for e in entries if has(e, metric)]
+    looks = [arch_curve(e["arch"]) for e in shown]
+    half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e in shown]
+    drawn = axes.bar(
+        range(len(shown)), [e[metric].mean * scale for e in shown], color=[look.colour for look in looks], width=0.7,
+        yerr=half if any(half) else None, capsize=5, ecolor="0.25",
+    )  # fmt: skip
+    for bar, entry in zip(drawn, shown, strict=True):
+        if grew(entry.get("stability")):
+            bar.set_hatch("//")
+            bar.set_edgecolor("white")
+    names = [e["series"].replace(", ", "\n") for e in shown]
+    axes.set_xticks(range(len(shown)), names, rotation=30 if len(shown) > 3 else 0, ha="center")
+    axes.grid(False, axis="x")
+
+
+def places(entries: Sequence[Entry]) -> list[float]:
+    """Where the loads stand on the axis; an infinite rate one step behind the largest finite one."""
+    finite = [float(e["load"]) for e in entries if math.isfinite(e["load"])]
+    behind = 2 * max(finite, default=0.5)
+    return [float(e["load"]) if math.isfinite(e["load"]) else behind for e in entries]
+
+
+def panel(
+    axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Curve], log: bool = False, dodge: float = 0.0
+) -> None:
+    """One metric of all architectures over the load; `dodge` octaves keep curves apart that lie on one another."""
+    dodge = dodge or (WHISKER_DODGE if len(curves) > CLEAR else 0.0)
+    title, unit, _ = name_of(metric)
+    at = dict(zip((e["load"] for e in entries), places(entries), strict=True))
+    banded = len(at) > 1
+    if not banded:
+        bars(axes, entries, metric)
+        axes.set_xlabel(load_line(entries))
+    else:
+        for number, look in enumerate(curves):
+            mine = [e for e in entries if e["series"] == look.label]
+            aside = 2 ** aside_of(number, len(curves), dodge)
+            draw(axes, mine, metric, look, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
+        load_axis(axes, entries)
+    frame(axes, entries, metric, log, banded)
+    axes.set_title(title, fontweight="bold", loc="left")
+    axes.set_ylabel(unit)
+
+
+def aside_of(number: int, curves: int, dodge: float) -> float:
+    """How far to the side the curve `number` is drawn, all within half a step."""
+    return min(dodge, 0.5 / curves) * (number - (curves - 1) / 2)
+
+
+def load_line(entries: Sequence[Entry]) -> str:
+    """The only load, in words."""
+    return f"{AXIS_NAMES.get(entries[0]['load_kind'], 'Load')}: {load_text(entries[0]['load'])}"
+
+
+def load_axis(axes: Axes, entries: Sequence[Entry]) -> None:
+    """The loads as ticks, doubling alike."""
+    kind = str(entries[0]["load_kind"])
+    at = dict(zip(places(entries), (e["load"] for e in entries), strict=True))
+    if min(at) > 0:
+        axes.set_xscale("log", base=2)
+    axes.set_xticks(list(at), [load_text(load) for load in at.values()])
+    axes.minorticks_off()
+    axes.set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
+
+
+def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: bool = True) -> None:
+    """Means, their error bars if `banded` and, within reason, their intervals set the frame.
+
+    Two replications make intervals without end.
+    """
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    scale = name_of(metric)[2]
+    found = [e[metric] for e in entries if has(e, metric)]
+    ends = [e[f"{metric}_{end}"] for e in entries for end in BAND if banded and has(e, f"{metric}_{end}")]
+    means = [f.mean * scale for f in (*found, *ends)]
+    low, high = min(means, default=0), max(means, default=0)
+    if log and high > 10 * low > 0:
+        axes.set_yscale("log")
+        axes.set_ylim(low / 2, high * 2)
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        reach = max((f.mean + f.half_width for f in found if f.n > 1), default=0.0) * scale
+        axes.set_ylim(0, 1.12 * max(high, min(reach, 1.5 * high)) if high > 0 else 1)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+
+
+def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
+    """What a picture of curves rests on; `dims` are the columns that tell its settings apart."""
+    note = rests_on(points)
+    counted = replications(points, dims)
+    sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
+    note += f" {sure if counted[0].isdigit() else counted}"
+    if "output_throughput_low" in points and points["load"].nunique() > 1:
+        low, high = (f"{bar:.0%}" for bar in (points["forward_error_bar"].min(), points["forward_error_bar"].max()))
+        off = low if low == high else f"{low} to {high}"
+        note += f" Hatched areas: forward times {off} slower to as much faster."
+    if points["stability"].map(grew).any():
+        note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
+    return note
+
+
+def legend(figure: Figure, curves: Sequence[Curve], title: str | None = None) -> None:
+    """Name the curves above all panels, in as many lines as the width asks for; the figure's title goes below it."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]
+    needed_inches = [0.1 * len(c.label) + 0.75 for c in curves]
+    room_inches = figure.get_figwidth() - 0.4
+    across = len(curves) if sum(needed_inches) <= room_inches else max(1, int(room_inches / max(needed_inches)))
+    lines = -(-len(curves) // across)
+    figure.legend(
+        handles=handles, loc="outside upper center", ncols=-(-len(curves) // lines), frameon=False, title=title
+    )
+    figure.set_figheight(figure.get_figheight() + LEGEND_INCHES * (lines - 1))
+    if figure.get_suptitle():
+        figure.suptitle("\n" * lines + figure.get_suptitle(), fontsize=13, fontweight="bold", x=0.01, ha="left")

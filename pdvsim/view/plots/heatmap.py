@@ -1,0 +1,169 @@
+"""Architecture against architecture: by how much each is better or worse than a reference, by load and setting.
+
+A cell is the mean of the paired relative differences, run by run with the same seed. Where their 95% interval holds 0,
+or where there is one replication only, the cell is grey and hatched: no difference is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.study.results import Results, label
+from pdvsim.study.stats import Interval, over_replications, paired_differences
+from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
+from pdvsim.view.table import load_name, load_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SCALES = (0.05, 0.1, 0.25, 0.5)  # differences from which the colour may be at its strongest
+MANY_FOLD = 10.0  # a ratio from which it is written as such, not in percent
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One architecture against the reference, at one load and setting."""
+
+    setting: str
+    arch: str
+    load_kind: str
+    load: float
+    relative: Interval
+    grew: bool  # the queue of either was still growing
+
+    @property
+    def told_apart(self) -> bool:
+        """Whether the paired interval leaves 0 out; never from one replication."""
+        return told_apart(self.relative)
+
+    @property
+    def text(self) -> str:
+        """The difference as it is written into the cell."""
+        ratio = self.relative.mean + 1
+        percent = f"{100 * self.relative.mean:+.1f}%".replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0")
+        return (f"{ratio:,.0f}×" if ratio >= MANY_FOLD else percent) + ("†" if self.grew else "")
+
+
+def told_apart(difference: Interval) -> bool:
+    """Whether a confidence interval leaves 0 out; never from one replication."""
+    return difference.n > 1 and abs(difference.mean) > difference.half_width
+
+
+def cells(results: Results, metric: str, against: str) -> list[Cell]:
+    """Every architecture but `against`, at every load and setting that both have."""
+    check(results, metric, against)
+    found: list[Cell] = []
+    for setting, points in results.settings():
+        labels = {(e["arch"], e["load_kind"], _key(e["load"])): e["stability"] for e in over_replications(points)}
+        for d in paired_differences(points, metric, against):
+            if math.isfinite(d["relative"].mean):
+                load = (d["load_kind"], _key(d["load"]))
+                unsteady = any(grew(labels.get((arch, *load))) for arch in (d["arch"], against))
+                found.append(Cell(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
+    return found
+
+
+def improvement_figure(results: Results, metric: str, against: str) -> Figure | None:
+    """Rows are settings, one panel an architecture; with one setting, one panel whose rows are the architectures.
+
+    The results are of one kind of load, which is along x.
+    """
+    found = cells(results, metric, against)
+    if not found:
+        return None
+    settings = list(dict.fromkeys(cell.setting for cell in found))
+    archs = list(dict.fromkeys(cell.arch for cell in found))
+    loads = sorted({_key(cell.load): cell.load for cell in found}.values(), key=lambda v: (math.isnan(v), v))
+    one = len(settings) == 1
+    panels = [found] if one else [[c for c in found if c.arch == arch] for arch in archs]
+    rows = archs if one else settings
+    longest = max(map(len, rows))
+    width = 2.6 + 0.095 * longest + 1.05 * len(loads)
+    title, _, _ = name_of(metric)
+    limit = _limit(found)
+    with dress():
+        figure = new_figure(
+            max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, found, metric, against),
+            f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
+        )  # fmt: skip
+        grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+        for axes, panel, arch in zip(grid, panels, archs, strict=False):
+            _panel(axes, panel, rows, loads, one, lower_is_better(metric), limit)
+            if not one:
+                axes.set_title(arch, fontweight="bold", loc="left", fontsize=12)
+        [kind] = {cell.load_kind for cell in found}
+        grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
+        _bar(figure, list(grid), lower_is_better(metric), limit)
+    return figure
+
+
+def _panel(
+    axes: Axes, found: list[Cell], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
+) -> None:
+    import numpy as np
+    import seaborn as sns
+    from matplotlib.patches import Rectangle
+
+    at = {_key(load): i for i, load in enumerate(loads)}
+    values = np.full((len(rows), len(loads)), np.nan)
+    texts = np.full(values.shape, "", object)
+    for cell in found:
+        row, column = rows.index(cell.arch if by_arch else cell.setting), at[_key(cell.load)]
+        values[row, column] = cell.relative.mean if cell.told_apart else 0.0
+        texts[row, column] = cell.text
+        if not cell.told_apart:
+            look: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
+            axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **look))
+    sns.heatmap(
+        values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r", center=0, vmin=-limit,
+        vmax=limit, cbar=False, linewidths=1.5, linecolor="white", annot_kws={"fontsize": 11},
+        xticklabels=[load_text(load) for load in loads], yticklabels=rows, mask=np.isnan(values),
+    )  # fmt: skip
+    axes.grid(False)  # shows where there is no cell
+    for text in axes.texts:
+        text.set_zorder(3)
+    axes.tick_params(axis="y", rotation=0)
+    axes.tick_params(axis="x", rotation=0)
+
+
+def _limit(found: list[Cell]) -> float:
+    """The smallest scale that tells half of the cells apart: one hopeless architecture must not bleach the others."""
+    sizes = sorted(abs(cell.relative.mean) for cell in found if cell.told_apart) or [0.0]
+    return next((scale for scale in SCALES if scale >= sizes[(len(sizes) - 1) // 2]), SCALES[-1])
+
+
+def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
+    drawn: Any = next(c for c in axes[0].collections if c.get_array() is not None)
+    bar = figure.colorbar(drawn, ax=axes, extend="both", shrink=0.9, pad=0.02)
+    bar.set_ticks([-limit, 0, limit], labels=[f"−{limit:.0%}", "0", f"+{limit:.0%}"])
+    bar.set_label("worse   ←   →   better" if not flip else "better   ←   →   worse", fontsize=10)
+    bar.outline.set_visible(False)
+
+
+def _caption(results: Results, found: list[Cell], metric: str, against: str) -> str:
+    what = "lower" if lower_is_better(metric) else "higher"
+    note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in found])}"
+    if any(not cell.told_apart for cell in found):
+        single = all(cell.relative.n < 2 for cell in found)
+        why = "one replication tells nothing apart" if single else "the 95% paired interval includes 0"
+        note += f" Grey, hatched: {why}."
+    if any(cell.grew for cell in found):
+        note += " † the queue of one of the two was still growing."
+    return f"{note} {rests_on(results.points)}"
+
+
+def check(results: Results, metric: str, against: str) -> None:
+    """Refuse a reference or a metric that the results do not have."""
+    if against not in results.archs:
+        raise ValueError(f"--against {against}: not in the results, which have {', '.join(results.archs)}")
+    if metric not in results.points:
+        raise ValueError(f"--metric {metric}: no such column in the results")
+
+
+def _key(load: float) -> float | str:
+    """A load that equals itself: a trace has none, and nan does not."""
+    return "trace" if math.isnan(load) else load

@@ -1,0 +1,38 @@
+"""Results as one interactive page: a single HTML file that works offline, with plotly.js, style, script and data in it.
+
+What comes from files reaches the page as JSON data only, and the page puts it in place as text, never as markup. A
+policy in its head forbids loading anything from elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+
+def page(document: dict[str, Any]) -> str:
+    """The page that shows a document made by `pdvsim.view.report.document`."""
+    from plotly.offline import get_plotlyjs
+
+    here = files("pdvsim.view.report")
+    html = here.joinpath("page.html").read_text(encoding="utf-8")
+    parts = {
+        "/*STYLE*/": here.joinpath("page.css").read_text(encoding="utf-8"),
+        "/*DATA*/": embedded(document),
+        "/*PLOTLY*/": get_plotlyjs(),
+        "/*CHARTS*/": here.joinpath("charts.js").read_text(encoding="utf-8"),
+        "/*PAGE*/": here.joinpath("page.js").read_text(encoding="utf-8"),
+    }
+    pieces = [html]
+    for mark, text in parts.items():  # the text put in is never searched for the next mark
+        head, found, rest = pieces.pop().partition(mark)
+        assert found, mark
+        pieces += [head, text, rest]
+    return "".join(pieces)
+
+
+def embedded(document: dict[str, Any]) -> str:
+    """The document as JSON that can stand inside a script element: nothing in it can end the element."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

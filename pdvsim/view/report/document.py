@@ -1,0 +1,258 @@
+"""What the page shows, as one plain document: entries with intervals, paired differences, histograms, runs over time.
+
+Every figure of an entry is a mean over replications with its 95% interval. Percentiles are taken within a run and then
+averaged over runs. Histograms pool the counted requests of all replications; time series are of one replication.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.metrics.summary import latencies_s
+from pdvsim.study.results import KEYS, Results, known_profile, label, records
+from pdvsim.study.stats import Interval, interval, over_replications
+from pdvsim.view.report.series import BINS, over_time
+from pdvsim.view.style import (
+    ARCH_COLOURS,
+    GREY,
+    KIND_COLOURS,
+    LANE_COLOURS,
+    PINK,
+    STEP_COLOURS,
+    STRANGER,
+    grew,
+    name_of,
+)
+from pdvsim.view.table import load_name, load_text, most_outside
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+OnRead = Callable[[int], None]
+Latencies = dict[int, dict[str, NDArray[Any]]]  # seconds, by point and metric
+
+HIST_BINS = 60
+MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
+RANKS = {"p95": 95.0, "p99": 99.0}
+RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
+ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
+LAUNCHES_A_BIN = 3
+MANY = 100  # entries from which the time series get coarser, to keep the page's size in bounds
+
+
+def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, Any]:
+    """The document for `results`; `progress` is called with the number of records read."""
+    points = results.points
+    latencies, series = _read(results, progress)
+    points = _with_percentiles(points, latencies)
+    metrics = _metrics(points)
+    kinds = list(dict.fromkeys(points["load_kind"]))
+    settings, entries, histograms = [], [], []
+    shown = Results(points, results.sources, results.dims)
+    for number, (setting, frame) in enumerate(shown.settings()):
+        settings.append(label(setting) or str(frame["pair"].iloc[0]))
+        rivals = _rivals(frame, metrics)
+        for entry in over_replications(frame):
+            same = (frame["arch"] == entry["arch"]) & (frame["load_kind"] == entry["load_kind"])
+            same &= frame["load"].eq(entry["load"]) | (frame["load"].isna() & math.isnan(entry["load"]))
+            key = (entry["arch"], entry["load_kind"], load_text(entry["load"]))
+            described = _entry(entry, metrics) | {"setting": number, "against": rivals.get(key, {})}
+            described["rows"] = frame.index[same].tolist()
+            entries.append(described)
+        histograms += _histograms(entries, number, latencies)
+    for entry in entries:
+        entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
+    return {
+        "archs": [{"name": arch, "colour": ARCH_COLOURS.get(arch, STRANGER)} for arch in results.archs],
+        "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
+        "settings": settings,
+        "incomplete": results.incomplete,
+        "loads": _loads(points, kinds),
+        "metrics": {name: dict(zip(("title", "unit"), name_of(name)[:2], strict=True)) for name in metrics},
+        "marks": {mark: word for mark, word in MARKS.items() if any(m.startswith(f"{mark}_") for m in metrics)},
+        "entries": entries,
+        "histograms": histograms,
+        "sources": [_source(results, number) for number in range(len(results.sources))],
+    }
+
+
+def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict[str, Any]]]:
+    """Where records were saved: what the latency metrics are taken over, by point; one replication over time."""
+    latencies: Latencies = {}
+    series: dict[int, dict[str, Any]] = {}
+    keys = [*KEYS, *results.dims]
+    saved = results.points[results.points["records"] != ""]
+    first = set(saved.drop_duplicates(keys).index)
+    bins = BINS if len(first) <= MANY else max(BINS * MANY // len(first), BINS // 4)
+    for done, (index, row) in enumerate(saved.iterrows(), 1):
+        found = records(row)
+        assert found is not None
+        number = int(index)  # type: ignore[call-overload]
+        latencies[number] = latencies_s(found.requests, found.deliveries, results.warmup(row))
+        if index in first and len(found.launches["lane"]):
+            busiest = int(np.bincount(found.launches["lane"]).max())
+            fitting = min(bins, max(busiest // LAUNCHES_A_BIN, BINS // 5))  # finer ones show the beat of the rounds
+            over = over_time(found, results.bandwidth_bytes_per_s(row), fitting)
+            series[number] = {"seed": int(row["seed"]), **_plain(over)}
+        progress(done)
+    return latencies, series
+
+
+def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFrame:
+    """`points` with the percentiles that the summary leaves out, where the records give them."""
+    points = points.copy()
+    for mark, rank in RANKS.items():
+        for metric in ("ttft", "tpot", "itl", "e2el") if latencies else ():
+            column = f"{mark}_{metric}_ms"
+            values = [latencies.get(i, {}).get(metric, np.empty(0)) for i in points.index]
+            from_records = [float(np.percentile(v, rank)) * 1e3 if len(v) else math.nan for v in values]
+            given = points.get(column, math.nan)
+            points[column] = np.where(np.isnan(given), from_records, given)
+    return points
+
+
+def _metrics(points: pd.DataFrame) -> list[str]:
+    """The metrics that the page compares."""
+    times = [f"{mark}_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el") for mark in MARKS]
+    return [m for m in (*RATES, *ACCEPTANCE, *times) if m in points and points[m].notna().any()]
+
+
+def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
+    steps = {step: entry.get(f"breakdown_ms_{step}") for step in STEP_COLOURS}
+    return {
+        "arch": entry["arch"],
+        "load": [entry["load_kind"], load_text(entry["load"])],
+        "n": entry["replications"],
+        "stability": str(entry["stability"]),
+        "grew": grew(entry["stability"]),
+        "foundation": str(entry["foundation"]),
+        "profile": str(entry["profile"]),
+        "values": {m: _interval(entry[m]) for m in metrics if isinstance(entry.get(m), Interval)},
+        "steps": {step: _short(v.mean) for step, v in steps.items() if isinstance(v, Interval)},
+    }
+
+
+def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
+    """Relative paired differences by point, then by architecture compared with, then by metric.
+
+    The same as `study.stats.paired_differences`, of every architecture with every other at once.
+    """
+    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
+    for metric in (m for m in metrics if frame[m].dtype != object):
+        by_seed: dict[tuple[str, str, str], dict[int, float]] = {}
+        for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
+            by_seed.setdefault((arch, kind, load), {})[seed] = value
+        for (arch, kind, load), mine in by_seed.items():
+            for against in dict.fromkeys(frame["arch"]):
+                theirs = by_seed.get((against, kind, load), {})
+                if arch != against and theirs:
+                    relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
+                    found.setdefault((arch, kind, load), {}).setdefault(against, {})[metric] = _interval(relative)
+    return found
+
+
+def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencies) -> list[dict[str, Any]]:
+    """Counts over edges that all architectures of a load share, evenly spaced on a logarithmic axis."""
+    found = []
+    mine = [e for e in entries if e["setting"] == setting]
+    for load in {tuple(e["load"]): None for e in mine}:
+        here = [e for e in mine if tuple(e["load"]) == load]
+        for metric in ("ttft", "tpot", "itl", "e2el"):
+            values_ms = {e["arch"]: _pooled(e["rows"], metric, latencies) for e in here}
+            values_ms = {arch: values for arch, values in values_ms.items() if len(values)}
+            if not values_ms:
+                continue
+            every = np.concatenate(list(values_ms.values()))
+            low = float(every[every > 0].min(initial=every.max())) or 1e-3
+            edges = np.geomspace(low, max(float(every.max()), low * 1.01), HIST_BINS + 1)
+            counts = {arch: histogram(values, edges) for arch, values in values_ms.items()}
+            found.append(
+                {"setting": setting, "load": list(load), "metric": metric, "edges": [_short(v) for v in edges]}
+                | {"counts": {arch: c.tolist() for arch, c in counts.items()}}
+            )
+    return found
+
+
+def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
+    """How many values lie between neighbouring edges; the outermost bins also take what lies beyond."""
+    return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
+
+
+def _pooled(rows: list[int], metric: str, latencies: Latencies) -> NDArray[Any]:
+    return np.concatenate([latencies[i][metric] for i in rows if i in latencies] or [np.empty(0)]) * 1e3
+
+
+def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
+    """Loads in order, with their place on an axis; an infinite rate one step behind the largest finite one."""
+    found = []
+    for kind in kinds:
+        loads = sorted({load for load in points.loc[points["load_kind"] == kind, "load"] if not math.isnan(load)})
+        last = max((load for load in loads if math.isfinite(load)), default=0.5)
+        places = [(load_text(v), float(v) if math.isfinite(v) else 2 * last) for v in loads] or [("trace", 1.0)]
+        found += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in places]
+    return found
+
+
+def _source(results: Results, number: int) -> dict[str, Any]:
+    """Where figures come from: the files, the profile and what the profile rests on."""
+    source = results.sources[number]
+    points = results.points[results.points["source"] == number]
+    row = points.iloc[0]
+    provenance = source.provenance
+    if provenance is None:
+        profile = known_profile(str(row["gpu"]), str(row["profile"]), source.config)
+        provenance = None if profile is None else profile.provenance
+    facts = {
+        "results": source.name,
+        "date": source.date,
+        "pdvsim": source.version,
+        "points": len(points),
+        "replications": int(points["seed"].nunique()),
+        "warm-up requests left out": results.warmup(row),
+        "gpu": str(row["gpu"]),
+        "profile": str(row["profile"]),
+        "foundation": str(row["foundation"]),
+        "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
+    }
+    return {
+        "facts": {name: str(value) for name, value in facts.items() if value not in ("", None)},
+        "provenance": _flat(provenance or {}),
+        "config": _flat(source.config.model_dump()),
+    }
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    """Nested values as one level of texts."""
+    flat: dict[str, str] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and value and all(isinstance(v, float) for v in value.values()):
+            flat[f"{prefix}{name}"] = ", ".join(f"{key} {v:.3g}" for key, v in value.items())
+        elif isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        elif value not in (None, [], ""):
+            listed = ", ".join(map(str, value)) if isinstance(value, list) else value
+            flat[f"{prefix}{name}"] = f"{listed:.4g}" if isinstance(listed, float) else str(listed)
+    return flat
+
+
+def _interval(found: Interval) -> list[float | int | None]:
+    return [_short(found.mean), _short(found.half_width), found.n]
+
+
+def _short(value: float, digits: int = 5) -> float | None:
+    """A number without digits that nobody sees; null for none."""
+    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, np.ndarray | list):
+        return [None if not math.isfinite(v) else int(v) if v == int(v) else _short(v, 4) for v in value]
+    return _short(value, 8)

@@ -1,0 +1,165 @@
+"""What a model computes beyond its shape: rope, norms, biases and activation, read from its Hugging Face configuration.
+
+Covers the Llama, Qwen2 and Gemma families as they are. Not covered, and refused: sliding windows, attention or MLP
+biases outside Qwen2's, rope scalings other than llama3's, quantised checkpoints, other families.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.models import from_config as spec_from_config
+from pdvsim.sim.hardware.models import model, read_config
+
+Activation = Literal["silu", "gelu_tanh"]
+
+GATE_BLOCK = 32  # a tile of 64 outputs then holds 32 gates and the 32 values they act on
+ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
+
+
+@dataclass(frozen=True, slots=True)
+class Llama3Rope:
+    """Llama 3.1's stretching of the slow rope frequencies."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context: int
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A ModelSpec and everything else that decides what its forward pass computes."""
+
+    spec: ModelSpec
+    rope_theta: float
+    norm_eps: float
+    activation: Activation = "silu"
+    qkv_bias: bool = False
+    rope_scaling: Llama3Rope | None = None
+    norm_offset: float = 0.0  # gemma stores its norm weights minus one
+    scale_embedding: bool = False  # gemma multiplies embeddings by sqrt(hidden)
+
+    @property
+    def q_width(self) -> int:
+        return self.spec.heads * self.spec.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return self.spec.kv_heads * self.spec.head_dim
+
+    @property
+    def qkv_width(self) -> int:
+        return self.q_width + 2 * self.kv_width
+
+    @property
+    def gate_block(self) -> int:
+        """Rows of gate, then as many of up, that alternate in the fused gate/up matrix."""
+        return math.gcd(self.spec.intermediate, GATE_BLOCK)
+
+    def embedding_scale(self, dtype: torch.dtype) -> float:
+        """The factor on embeddings, rounded to `dtype` as the reference implementation rounds it."""
+        return float(torch.tensor(self.spec.hidden**0.5, dtype=dtype)) if self.scale_embedding else 1.0
+
+    def rope_frequencies(self) -> torch.Tensor:
+        """Angle per position of each rotated pair: float32, head_dim / 2 of them."""
+        exponents = torch.arange(0, self.spec.head_dim, 2, dtype=torch.float32) / self.spec.head_dim
+        frequencies = 1.0 / self.rope_theta**exponents
+        scaling = self.rope_scaling
+        if scaling is None:
+            return frequencies
+        wavelengths = 2 * math.pi / frequencies
+        turns = scaling.original_context / wavelengths
+        smooth = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+        smooth = smooth.clamp(0.0, 1.0)
+        return frequencies * smooth + frequencies / scaling.factor * (1 - smooth)
+
+
+def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None) -> Architecture:
+    """The architecture a Hugging Face config describes: its dictionary, its config.json or the folder holding it."""
+    if isinstance(config, str | Path):
+        path = Path(config)
+        name = name or (path if path.is_dir() else path.parent).name
+        config = read_config(path)
+    spec = spec_from_config(config, name or str(config.get("_name_or_path") or config.get("model_type")))
+    _refuse_unsupported(config, spec.family)
+    rope = dict(config.get("rope_parameters") or {})
+    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
+    return _assemble(spec, float(theta), float(config.get("rms_norm_eps", 1e-6)), _rope_scaling(config), config)
+
+
+def _assemble(
+    spec: ModelSpec, theta: float, eps: float, scaling: Llama3Rope | None, config: Mapping[str, Any]
+) -> Architecture:
+    gemma = spec.family == "gemma"
+    act = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
+    if act not in ACTIVATIONS or (act == "gelu" and not gemma):
+        raise ValueError(f"activation {act!r} is not supported; supported: silu, gelu_pytorch_tanh")
+    return Architecture(
+        spec=spec,
+        rope_theta=theta,
+        norm_eps=eps,
+        activation=ACTIVATIONS[act],
+        qkv_bias=spec.family == "qwen2",
+        rope_scaling=scaling,
+        norm_offset=1.0 if gemma else 0.0,
+        scale_embedding=gemma,
+    )
+
+
+def _rope_scaling(config: Mapping[str, Any]) -> Llama3Rope | None:
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "llama3":
+        raise ValueError(f"rope scaling {kind!r} is not supported; supported: default, llama3")
+    return Llama3Rope(
+        factor=float(rope["factor"]),
+        low_freq_factor=float(rope["low_freq_factor"]),
+        high_freq_factor=float(rope["high_freq_factor"]),
+        original_context=int(rope["original_max_position_embeddings"]),
+    )
+
+
+def _refuse_unsupported(config: Mapping[str, Any], family: str) -> None:
+    sliding = config.get("use_sliding_window") if family == "qwen2" else config.get("sliding_window")
+    if sliding or "sliding_attention" in (config.get("layer_types") or ()):
+        raise ValueError("sliding-window attention is not supported")
+    for key in ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention"):
+        if config.get(key):
+            raise ValueError(f"{key}={config[key]!r} is not supported")
+
+
+def _preset(
+    name: str, theta: float = 1e4, eps: float = 1e-5, scaling: Llama3Rope | None = None, act: str = "silu"
+) -> Architecture:
+    return _assemble(model(name), theta, eps, scaling, {"hidden_act": act})
+
+
+PRESETS: dict[str, Architecture] = {
+    a.spec.name: a
+    for a in (
+        _preset("tinyllama-1.1b"),
+        _preset("llama-2-7b"),
+        _preset("codellama-34b", theta=1e6),
+        _preset("llama-3.2-1b", theta=5e5, scaling=Llama3Rope(32.0, 1.0, 4.0, 8192)),
+        _preset("llama-3.1-8b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
+        _preset("qwen2-1.5b", theta=1e6, eps=1e-6),
+        _preset("qwen2-7b", theta=1e6, eps=1e-6),
+        _preset("gemma-2b", eps=1e-6, act="gelu_pytorch_tanh"),
+        _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
+    )
+}
+
+
+def preset(name: str) -> Architecture:
+    """The architecture of the preset called `name`; a ValueError naming the known ones otherwise."""
+    return PRESETS[model(name).name]

@@ -1,0 +1,60 @@
+"""What one forward pass works on: rows of a few tokens each, then stretches of prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from pdvsim.realrun.engine.arch import Activation
+
+MAX_CHUNKS = 4  # prompt stretches one forward can carry
+MAX_ROW_TOKENS = 16  # new tokens per row the decode attention kernel packs
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A gated activation over gates and values that alternate in blocks."""
+
+    activation: Activation
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Residual:
+    """The residual stream (tokens, hidden); `squares` (parts, tokens), where known, sum to each token's square."""
+
+    x: Tensor
+    squares: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """`rows` x `tokens_per_row` tokens, then up to `chunk` prompt tokens; the index tensors live on the device.
+
+    Row `r` starts at position `length[row_slots[r]] + first`: -1 feeds the newest settled token first, -2 also the one
+    before it. Stretch `c` is tokens `chunk_bounds[c] : chunk_bounds[c + 1]` of the chunk part, placed in slot
+    `chunk_slots[c]` from position `chunk_starts[c]`. Chunk tokens past the last bound are padding.
+    """
+
+    rows: int
+    tokens_per_row: int
+    chunk: int
+    row_slots: Tensor
+    chunk_slots: Tensor
+    chunk_starts: Tensor
+    chunk_bounds: Tensor
+    scratch: int
+    first: int = -1
+
+    @property
+    def row_tokens(self) -> int:
+        return self.rows * self.tokens_per_row
+
+    @property
+    def tokens(self) -> int:
+        return self.row_tokens + self.chunk
+
+    def at(self, first: int, tokens_per_row: int) -> Batch:
+        """The same rows, at another position."""
+        return replace(self, first=first, tokens_per_row=tokens_per_row)

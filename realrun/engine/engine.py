@@ -1,0 +1,166 @@
+"""One model on one device: what a forward pass, a verify and a k-step draft compute, and the lanes that launch them.
+
+Everything a launch needs besides a few integers per row is already on the device (`Sequences`), so a draft can feed a
+verify without its tokens visiting the host.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Residual
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.sampling import Sampler
+
+if TYPE_CHECKING:
+    from pdvsim.realrun.engine.graphs import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardShape:
+    """One forward: rows x tokens_per_row, then a chunk part; `emit` where the chunk's ends may yield first tokens."""
+
+    rows: int
+    tokens_per_row: int
+    chunk: int = 0
+    emit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftShape:
+    """`steps` one-token forwards in a chain; with `catch_up` the first feeds each row's last two tokens."""
+
+    rows: int
+    steps: int
+    catch_up: bool = False
+
+
+Shape = ForwardShape | DraftShape
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The integers of a launch, on the device, padded to the shape's rows."""
+
+    row_slots: Tensor
+    limits: Tensor
+    pins: Tensor
+    chunk_slots: Tensor
+    chunk_starts: Tensor
+    chunk_bounds: Tensor
+    chunk_final: Tensor
+
+
+class Engine:
+    """A model with its KV cache, over sequences that may be shared with another engine on the same device."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        sequences: Sequences,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        row_buckets: tuple[int, ...] = ROW_BUCKETS,
+        chunk_buckets: tuple[int, ...] = CHUNK_BUCKETS,
+    ) -> None:
+        if sequences.capacity > model.capacity:
+            raise ValueError(f"sequences of {sequences.capacity} tokens outgrow a model set up for {model.capacity}")
+        self.model, self.sequences = model, sequences
+        self.cache = model.new_cache(sequences.slots)
+        self.temperature, self.seed = temperature, seed
+        self.row_buckets, self.chunk_buckets = row_buckets, chunk_buckets
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def lane(self, priority: int = 0, stream: torch.cuda.Stream | None = None) -> Lane:
+        """A new lane: its own stream (higher `priority` goes first; or the one given), buffers and graphs."""
+        from pdvsim.realrun.engine.graphs import Lane
+
+        return Lane(self, priority, stream)
+
+    def run(self, shape: Shape, inputs: Inputs, sampler: Sampler) -> Tensor:
+        """Do a shape's work; returns the integers the host wants, flattened. Capturable: nothing here waits."""
+        if isinstance(shape, DraftShape):
+            return self._draft(shape, inputs, sampler)
+        return self._forward(shape, inputs, sampler)
+
+    def _batch(self, inputs: Inputs, rows: int, tokens_per_row: int, chunk: int, first: int) -> Batch:
+        return Batch(
+            rows=rows,
+            tokens_per_row=tokens_per_row,
+            chunk=chunk,
+            row_slots=inputs.row_slots[:rows],
+            chunk_slots=inputs.chunk_slots,
+            chunk_starts=inputs.chunk_starts,
+            chunk_bounds=inputs.chunk_bounds,
+            scratch=self.sequences.scratch,
+            first=first,
+        )
+
+    def _draft(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+        drafts = []
+        for step in range(shape.steps):
+            pair = shape.catch_up and step == 0
+            width, first = (2, -2) if pair else (1, step - 1)
+            hidden = self.model.forward(self._batch(inputs, shape.rows, width, 0, first), self.cache, self.sequences)
+            newest = Residual(hidden.stream.x[1::2], None) if pair else hidden.stream
+            logits = self.model.logits(newest)
+            if self.sequences.proposals is not None and not sampler.greedy:
+                self.sequences.proposals[inputs.row_slots[: shape.rows].long(), step] = logits
+            ids = sampler.draw(logits)
+            last = slice(width - 1, None, width)
+            self.model.ops.append(
+                ids, self.sequences.tokens, hidden.slots[last].contiguous(), hidden.positions[last].contiguous()
+            )
+            drafts.append(ids)
+        return torch.stack(drafts, dim=1).flatten()
+
+    def _forward(self, shape: ForwardShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+        sequences, rows = self.sequences, shape.rows
+        batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
+        hidden = self.model.forward(batch, self.cache, sequences)
+        stream = hidden.stream
+        if shape.emit:
+            ends = (batch.chunk_bounds[1:] - 1).clamp(min=0) + batch.row_tokens
+            stream = Residual(torch.cat((stream.x[: batch.row_tokens], stream.x[ends])), None)
+        elif shape.chunk:
+            stream = Residual(stream.x[: batch.row_tokens], None)
+        if not len(stream.x):
+            return inputs.row_slots[:1]
+        logits = self.model.logits(stream)
+        results = []
+        if rows:
+            limits, pins = inputs.limits[:rows], inputs.pins[:rows]
+            agreed, chosen = sampler.judge(batch, logits[: batch.row_tokens], limits, pins, sequences)
+            settled = self.model.ops.settle(agreed, chosen, batch, limits, pins, sequences.tokens, sequences.length)
+            results.append(settled.flatten())
+        if shape.emit:
+            results.append(self._emit(inputs, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
+        return torch.cat(results)
+
+    def _emit(self, inputs: Inputs, positions: Tensor, ids: Tensor) -> Tensor:
+        """Append the first output token of each prompt that ends here; returns them, -1 for the others."""
+        final = inputs.chunk_final > 0
+        slots = torch.where(final, inputs.chunk_slots, self.sequences.scratch)
+        positions = torch.where(final, positions, 0)
+        self.model.ops.append(ids, self.sequences.tokens, slots, positions)
+        # unfinished prompts rewrite the scratch slot's own length
+        self.sequences.length[slots.long()] = positions + 2
+        return torch.where(final, ids, -1)
+
+
+def output_size(shape: Shape) -> int:
+    """How many integers `Engine.run` returns for a shape."""
+    if isinstance(shape, DraftShape):
+        return shape.rows * shape.steps
+    size = shape.rows * (shape.tokens_per_row + 1) + (MAX_CHUNKS if shape.emit else 0)
+    return size or 1

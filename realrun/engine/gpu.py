@@ -1,0 +1,19 @@
+"""The kernels a GPU runs, under the names of their twins."""
+
+from pdvsim.realrun.engine.attention import decode_attention, prefill_attention
+from pdvsim.realrun.engine.kernels import append, argmax, embed, gated, rope_write, settle, unit_norm
+from pdvsim.realrun.engine.linear import added, normed
+
+__all__ = [
+    "added",
+    "append",
+    "argmax",
+    "decode_attention",
+    "embed",
+    "gated",
+    "normed",
+    "prefill_attention",
+    "rope_write",
+    "settle",
+    "unit_norm",
+]

@@ -1,0 +1,271 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves streams, events and split untyped.)
+"""Lanes: launching an engine's work cheaply from the host, one CUDA graph replay at a time.
+
+A lane has its stream, its input and output buffers and its pool of graphs; its launches run in order, and lanes run
+beside each other. Graphs are captured on the lane's own stream because a graph keeps the priority of the stream it was
+captured on. On the CPU the same calls run at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, MAX_ROW_TOKENS
+from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, Shape, output_size
+from pdvsim.realrun.engine.sampling import Sampler
+
+STAGES = 8  # launches whose host buffers are kept apart; a ninth waits for the first
+
+
+@dataclass(frozen=True, slots=True)
+class PromptChunk:
+    """`tokens` prompt tokens of a slot from position `start`; `final` where its first output token is wanted."""
+
+    slot: int
+    start: int
+    tokens: int
+    final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a launch produced: each row's new tokens, and each chunk's first output token (None unless final)."""
+
+    rows: list[list[int]]
+    first: list[int | None]
+
+
+class Ticket:
+    """One launch under way."""
+
+    def __init__(self, shape: Shape, rows: int, chunks: int, host: Tensor) -> None:
+        self.shape, self.rows, self.chunks = shape, rows, chunks
+        self.event: torch.cuda.Event | None = None  # after the result has reached the host
+        self.span: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the graph alone, when timing
+        self._host = host
+        self._values: NDArray[np.int32] | None = None
+
+    def done(self) -> bool:
+        """Whether the device has finished, without waiting."""
+        return self.event is None or bool(self.event.query())
+
+    def gpu_s(self) -> float:
+        """Seconds between the graph's start and end on a lane that times its launches. Waits for the device."""
+        if self.span is None:
+            raise ValueError("the lane was not timing")
+        self.span[1].synchronize()
+        return float(self.span[0].elapsed_time(self.span[1])) / 1000
+
+    def collect(self) -> None:
+        """Wait, and keep the result past the reuse of the launch's host buffer."""
+        if self._values is None:
+            if self.event is not None:
+                self.event.synchronize()
+            self._values = self._host.numpy()[: output_size(self.shape)].copy()
+
+    def accepted(self) -> list[int]:
+        """How many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
+        self.collect()
+        assert isinstance(self.shape, ForwardShape)
+        assert self._values is not None
+        width = self.shape.tokens_per_row + 1
+        counts: list[int] = self._values[: self.rows * width : width].tolist()
+        return counts
+
+    def outcome(self) -> Outcome:
+        """Wait for the device and read the result."""
+        self.collect()
+        assert self._values is not None
+        values, shape = self._values, self.shape
+        if isinstance(shape, DraftShape):
+            return Outcome(values.reshape(shape.rows, shape.steps)[: self.rows].tolist(), [])
+        rows: list[list[int]] = []
+        if shape.rows:
+            table = values[: shape.rows * (shape.tokens_per_row + 1)].reshape(shape.rows, -1)
+            rows = [line[1 : 2 + line[0]].tolist() for line in table[: self.rows]]
+        first = [int(v) if v >= 0 else None for v in values[-MAX_CHUNKS:][: self.chunks]] if shape.emit else []
+        return Outcome(rows, first or [None] * self.chunks)
+
+
+class Lane:
+    """Launches one engine's work in order on one stream."""
+
+    def __init__(self, engine: Engine, priority: int = 0, stream: torch.cuda.Stream | None = None) -> None:
+        self.engine, device = engine, engine.device
+        self.gpu = device.type == "cuda"
+        # CUDA's own numbers are the other way round: lower goes first
+        self.stream = (stream or torch.cuda.Stream(device, priority=-priority)) if self.gpu else None
+        self.pool = torch.cuda.graph_pool_handle() if self.gpu else None
+        self.sampler = Sampler(engine.temperature, device, engine.sequences.fresh_seed(engine.seed))
+        self.timing = False
+        self.graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        rows = engine.row_buckets[-1]
+        sizes = (rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS)
+        device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self._device_inputs = device_inputs
+        self.inputs = Inputs(*device_inputs.split(sizes))
+        self._bounds = dict(zip((f.name for f in fields(Inputs)), np.cumsum((0, *sizes)).tolist(), strict=False))
+        self._host_inputs = [torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
+        out = rows * (MAX_ROW_TOKENS + 1) + MAX_CHUNKS
+        self._host_outputs = [torch.zeros(out, dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
+        self._tickets: list[Ticket | None] = [None] * STAGES
+        self._launches = 0
+        if self.gpu:
+            torch.cuda.synchronize(device)  # weights and caches were filled on another stream
+
+    def step(self, slots: Sequence[int]) -> Ticket:
+        """Plain decoding: one new token for each slot."""
+        return self.verify(slots, 0)
+
+    def verify(
+        self,
+        slots: Sequence[int],
+        drafts: int,
+        *,
+        limits: Sequence[int] | None = None,
+        pins: Sequence[int] | None = None,
+        chunks: Sequence[PromptChunk] = (),
+    ) -> Ticket:
+        """Judge the `drafts` last drafted tokens of each slot and settle what follows.
+
+        `limits` says how many of them a row really has; `pins` how many to accept in place of the model's own verdict;
+        `chunks` are prompt stretches carried by the same forward.
+        """
+        if not 0 <= drafts < MAX_ROW_TOKENS:
+            raise ValueError(f"a verify takes 0 to {MAX_ROW_TOKENS - 1} drafts, not {drafts}")
+        shape = ForwardShape(
+            self._row_bucket(len(slots)), drafts + 1, self._chunk_bucket(chunks), any(c.final for c in chunks)
+        )
+        return self._launch(shape, slots, limits or [drafts] * len(slots), pins or [-1] * len(slots), chunks)
+
+    def prefill(self, chunks: Sequence[PromptChunk]) -> Ticket:
+        """Feed stretches of prompts already put into `Sequences`."""
+        if not chunks:
+            raise ValueError("nothing to prefill")
+        shape = ForwardShape(0, 0, self._chunk_bucket(chunks), any(c.final for c in chunks))
+        return self._launch(shape, (), (), (), chunks)
+
+    def draft(self, slots: Sequence[int], steps: int, *, catch_up: bool = False) -> Ticket:
+        """Draft `steps` tokens for each slot; `catch_up` where some row's last drafts were all accepted."""
+        if not 0 < steps < MAX_ROW_TOKENS:
+            raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
+        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, catch_up), slots, (), (), ())
+
+    def prepare(self, shapes: Sequence[Shape]) -> None:
+        """Capture the graphs of these shapes now rather than at their first launch."""
+        for shape in shapes:
+            if self.gpu and shape not in self.graphs:
+                self._capture(shape)
+
+    def _row_bucket(self, rows: int) -> int:
+        for bucket in self.engine.row_buckets:
+            if 0 < rows <= bucket:
+                return bucket
+        raise ValueError(f"{rows} rows do not fit the buckets {self.engine.row_buckets}")
+
+    def _chunk_bucket(self, chunks: Sequence[PromptChunk]) -> int:
+        if len(chunks) > MAX_CHUNKS:
+            raise ValueError(f"{len(chunks)} chunks in one forward; at most {MAX_CHUNKS}")
+        if not all(c.tokens > 0 for c in chunks):
+            raise ValueError("an empty chunk")
+        tokens = sum(c.tokens for c in chunks)
+        for bucket in (0, *self.engine.chunk_buckets):
+            if tokens <= bucket:
+                return bucket
+        raise ValueError(f"{tokens} prompt tokens do not fit the chunk buckets {self.engine.chunk_buckets}")
+
+    def _launch(
+        self,
+        shape: Shape,
+        slots: Sequence[int],
+        limits: Sequence[int],
+        pins: Sequence[int],
+        chunks: Sequence[PromptChunk],
+    ) -> Ticket:
+        if self.gpu and shape not in self.graphs:
+            self._capture(shape)
+        stage = self._launches % STAGES
+        self._launches += 1
+        old = self._tickets[stage]
+        if old is not None:
+            old.collect()
+        self._fill(self._host_inputs[stage].numpy(), shape, slots, limits, pins, chunks)
+        ticket = Ticket(shape, len(slots), len(chunks), self._host_outputs[stage])
+        self._tickets[stage] = ticket
+        with self.on_stream():
+            self._device_inputs.copy_(self._host_inputs[stage], non_blocking=True)
+            if self.gpu:
+                self._replay(shape, ticket, self._host_outputs[stage])
+            else:
+                result = self.engine.run(shape, self.inputs, self.sampler)
+                self._host_outputs[stage][: result.shape[0]] = result
+        return ticket
+
+    def _replay(self, shape: Shape, ticket: Ticket, output: Tensor) -> None:
+        graph, result = self.graphs[shape]
+        if self.timing:
+            ticket.span = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+            ticket.span[0].record(self.stream)
+        graph.replay()
+        if ticket.span is not None:
+            ticket.span[1].record(self.stream)
+        output[: result.shape[0]].copy_(result, non_blocking=True)
+        ticket.event = torch.cuda.Event()
+        ticket.event.record(self.stream)
+
+    def on_stream(self) -> AbstractContextManager[None]:
+        """Make the lane's stream current, for work that must run in its order."""
+        if self.stream is None:
+            return nullcontext()
+        context: AbstractContextManager[None] = torch.cuda.stream(self.stream)
+        return context
+
+    def _fill(
+        self,
+        host: NDArray[np.int32],
+        shape: Shape,
+        slots: Sequence[int],
+        limits: Sequence[int],
+        pins: Sequence[int],
+        chunks: Sequence[PromptChunk],
+    ) -> None:
+        at = self._bounds
+        rows, count = shape.rows, len(slots)
+        host[at["row_slots"] : at["row_slots"] + rows] = self.engine.sequences.scratch
+        host[at["row_slots"] : at["row_slots"] + count] = slots
+        host[at["limits"] : at["limits"] + rows] = 0
+        host[at["limits"] : at["limits"] + len(limits)] = limits
+        host[at["pins"] : at["pins"] + rows] = -1
+        host[at["pins"] : at["pins"] + len(pins)] = pins
+        host[at["chunk_slots"] :] = 0
+        total = 0
+        for i, chunk in enumerate(chunks):
+            total += chunk.tokens
+            host[at["chunk_slots"] + i] = chunk.slot
+            host[at["chunk_starts"] + i] = chunk.start
+            host[at["chunk_final"] + i] = chunk.final
+            host[at["chunk_bounds"] + 1 + i] = total
+        host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
+
+    def _capture(self, shape: Shape) -> None:
+        """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""
+        assert self.stream is not None
+        self.stream.synchronize()
+        self._fill(self._host_inputs[0].numpy(), shape, (), (), (), ())
+        with torch.cuda.stream(self.stream):
+            self._device_inputs.copy_(self._host_inputs[0])
+            self.engine.run(shape, self.inputs, self.sampler)
+        self.stream.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.sampler.generator)
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            result = self.engine.run(shape, self.inputs, self.sampler)
+        self.graphs[shape] = (graph, result)

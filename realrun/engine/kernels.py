@@ -1,0 +1,275 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
+"""Triton kernels around the matrix products: embedding, norm, activation, rope, argmax, settling of drafts.
+
+Each has its oracle of the same name and signature in `twins`.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from pdvsim.realrun.engine.arch import Activation
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+
+SILU, GELU_TANH = 1, 2
+
+
+@functools.cache
+def card(device: torch.device) -> tuple[int, int]:
+    """Multiprocessors, and bytes of shared memory one program may take."""
+    if device.type != "cuda":
+        return 8, 1 << 18  # the interpreter: any card will do
+    properties = torch.cuda.get_device_properties(device)
+    return int(properties.multi_processor_count), int(
+        getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+    )
+
+
+ACTIVATION_CODES: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
+
+
+@functools.cache
+def _can_overlap(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
+
+
+def overlapping(device: torch.device) -> dict[str, bool]:
+    """Launch options that let a kernel start, and read weights, while the one ahead still runs, where the card can."""
+    return {"OVERLAP": True, "launch_pdl": True} if _can_overlap(device) else {"OVERLAP": False}
+
+
+@triton.jit
+def take_turn(OVERLAP: tl.constexpr):
+    """Wait until what the kernels ahead wrote can be read, then let the next kernel start.
+
+    In this order at most two kernels are under way at once, so what the kernel before the one ahead wrote may be read
+    even before the turn is taken.
+    """
+    if OVERLAP:
+        gdc_wait()
+        gdc_launch_dependents()
+
+
+@triton.jit
+def activate(x, ACT: tl.constexpr):
+    """silu or tanh-approximated gelu of a float32 block; tanh(y) written as 2 sigmoid(2y) - 1."""
+    if ACT == 1:
+        return x * tl.sigmoid(x)
+    else:
+        return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def _embed(
+    tokens_ptr, length_ptr, table_ptr, row_slots_ptr, chunk_slots_ptr, chunk_starts_ptr, chunk_bounds_ptr,
+    x_ptr, squares_ptr, slots_ptr, positions_ptr,
+    row_tokens, tokens_per_row, first, scratch, capacity, hidden, scale,
+    CHUNKS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0)
+    take_turn(OVERLAP)
+    if m < row_tokens:
+        slot = tl.load(row_slots_ptr + m // tokens_per_row)
+        position = tl.load(length_ptr + slot) + first + m % tokens_per_row
+    else:
+        i = m - row_tokens
+        slot = tl.full((), 0, tl.int32) + scratch
+        position = tl.full((), 0, tl.int32)
+        for c in tl.static_range(CHUNKS):
+            low = tl.load(chunk_bounds_ptr + c)
+            here = (i >= low) & (i < tl.load(chunk_bounds_ptr + c + 1))
+            slot = tl.where(here, tl.load(chunk_slots_ptr + c), slot)
+            position = tl.where(here, tl.load(chunk_starts_ptr + c) + i - low, position)
+    token = tl.load(tokens_ptr + slot.to(tl.int64) * capacity + position).to(tl.int64)
+    tl.store(slots_ptr + m, slot)
+    tl.store(positions_ptr + m, position)
+    d = tl.arange(0, BLOCK)
+    row = tl.load(table_ptr + token * hidden + d, mask=d < hidden, other=0.0).to(tl.float32) * scale
+    kept = row.to(x_ptr.dtype.element_ty)
+    tl.store(x_ptr + m.to(tl.int64) * hidden + d, kept, mask=d < hidden)
+    tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
+
+
+def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
+    x = table.new_empty(batch.tokens, table.shape[1])
+    squares = x.new_empty(1, batch.tokens, dtype=torch.float32)
+    slots = length.new_empty(batch.tokens)
+    positions = length.new_empty(batch.tokens)
+    _embed[(batch.tokens,)](
+        tokens, length, table, batch.row_slots, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds,
+        x, squares, slots, positions,
+        batch.row_tokens, max(batch.tokens_per_row, 1), batch.first, batch.scratch, tokens.shape[1], table.shape[1],
+        scale, CHUNKS=MAX_CHUNKS if batch.chunk else 0, BLOCK=triton.next_power_of_2(table.shape[1]),
+        **overlapping(x.device),
+    )  # fmt: skip
+    return Residual(x, squares), slots, positions
+
+
+@triton.jit
+def _unit_norm(x_ptr, out_ptr, hidden, x_stride, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    m = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    take_turn(OVERLAP)
+    x = tl.load(x_ptr + m * x_stride + d, mask=d < hidden, other=0.0).to(tl.float32)
+    scale = tl.rsqrt(tl.sum(x * x, 0) / hidden + eps)
+    tl.store(out_ptr + m * hidden + d, (x * scale).to(out_ptr.dtype.element_ty), mask=d < hidden)
+
+
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    out = x.new_empty(x.shape)
+    block = triton.next_power_of_2(x.shape[1])
+    warps = min(16, max(1, block // 512))
+    _unit_norm[(x.shape[0],)](
+        x, out, x.shape[1], x.stride(0), eps, BLOCK=block, num_warps=warps, **overlapping(x.device)
+    )
+    return out
+
+
+@triton.jit
+def _gated(
+    gate_up_ptr, out_ptr, width, ACT: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):  # fmt: skip
+    take_turn(OVERLAP)
+    m = tl.program_id(1).to(tl.int64)
+    d = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gate_at = gate_up_ptr + m * 2 * width + d // GATE * 2 * GATE + d % GATE
+    gate = tl.load(gate_at, mask=d < width, other=0.0).to(tl.float32)
+    up = tl.load(gate_at + GATE, mask=d < width, other=0.0).to(tl.float32)
+    tl.store(out_ptr + m * width + d, (activate(gate, ACT) * up).to(out_ptr.dtype.element_ty), mask=d < width)
+
+
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    width = gate_up.shape[1] // 2
+    out = gate_up.new_empty(gate_up.shape[0], width)
+    grid = (triton.cdiv(width, 1024), gate_up.shape[0])
+    _gated[grid](
+        gate_up,
+        out,
+        width,
+        ACT=ACTIVATION_CODES[gate.activation],
+        GATE=gate.block,
+        BLOCK=1024,
+        **overlapping(out.device),
+    )
+    return out
+
+
+@triton.jit
+def _rope_write(
+    qkv_ptr, kv_ptr, slots_ptr, positions_ptr, cos_ptr, sin_ptr,
+    heads, kv_heads, capacity, value_offset, DIM: tl.constexpr, BLOCK_H: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    take_turn(OVERLAP)
+    m = tl.program_id(0).to(tl.int64)
+    h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)[:, None]
+    d = tl.arange(0, DIM // 2)[None, :]
+    inside = (h < heads + 2 * kv_heads) & (d < DIM // 2)
+    slot = tl.load(slots_ptr + m).to(tl.int64)
+    position = tl.load(positions_ptr + m).to(tl.int64)
+    source = qkv_ptr + (m * (heads + 2 * kv_heads) + h) * DIM + d
+    low = tl.load(source, mask=inside, other=0.0)
+    high = tl.load(source + DIM // 2, mask=inside, other=0.0)
+    c = tl.load(cos_ptr + position * (DIM // 2) + d)
+    s = tl.load(sin_ptr + position * (DIM // 2) + d)
+    is_value = h >= heads + kv_heads
+    turned_low = low.to(tl.float32) * c - high.to(tl.float32) * s
+    turned_high = high.to(tl.float32) * c + low.to(tl.float32) * s
+    low = tl.where(is_value, low, turned_low.to(low.dtype))
+    high = tl.where(is_value, high, turned_high.to(high.dtype))
+    tl.store(source, low, mask=h < heads)
+    tl.store(source + DIM // 2, high, mask=h < heads)
+    head = tl.where(is_value, h - heads - kv_heads, h - heads).to(tl.int64)
+    target = kv_ptr + tl.where(is_value, value_offset, 0) + ((slot * kv_heads + head) * capacity + position) * DIM + d
+    tl.store(target, low, mask=inside & (h >= heads))
+    tl.store(target + DIM // 2, high, mask=inside & (h >= heads))
+
+
+def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    _, _, kv_heads, capacity, dim = kv.shape
+    all_heads = qkv.shape[1] // dim
+    block = 8
+    _rope_write[(qkv.shape[0], triton.cdiv(all_heads, block))](
+        qkv, kv, slots, positions, cos, sin, all_heads - 2 * kv_heads, kv_heads, capacity, kv.stride(0),
+        DIM=dim, BLOCK_H=block, num_warps=2, **overlapping(qkv.device),
+    )  # fmt: skip
+
+
+@triton.jit
+def _argmax(logits_ptr, out_ptr, vocab, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_turn(OVERLAP)
+    m = tl.program_id(0).to(tl.int64)
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, vocab, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        x = tl.load(logits_ptr + m * vocab + v, mask=v < vocab, other=float("-inf")).to(tl.float32)
+        where = tl.where(x > best, v, where)
+        best = tl.maximum(best, x)
+    top = tl.max(best, 0)
+    tl.store(out_ptr + m, tl.min(tl.where(best == top, where, vocab), 0))
+
+
+def argmax(logits: Tensor) -> Tensor:
+    out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
+    _argmax[(logits.shape[0],)](logits, out, logits.shape[1], BLOCK=4096, num_warps=16, **overlapping(logits.device))
+    return out
+
+
+@triton.jit
+def _append(ids_ptr, tokens_ptr, slots_ptr, positions_ptr, rows, capacity, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_turn(OVERLAP)
+    r = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = r < rows
+    at = tl.load(slots_ptr + r, mask=inside, other=0).to(tl.int64) * capacity
+    at += tl.load(positions_ptr + r, mask=inside, other=0) + 1
+    tl.store(tokens_ptr + at, tl.load(ids_ptr + r, mask=inside, other=0), mask=inside)
+
+
+def append(ids: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor) -> None:
+    rows = ids.shape[0]
+    _append[(triton.cdiv(rows, 128),)](
+        ids, tokens, slots, positions, rows, tokens.shape[1], BLOCK=128, num_warps=1, **overlapping(ids.device)
+    )
+
+
+@triton.jit
+def _settle(
+    agreed_ptr, chosen_ptr, row_slots_ptr, limits_ptr, pins_ptr, tokens_ptr, length_ptr, out_ptr,
+    scratch, capacity, width, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    take_turn(OVERLAP)
+    r = tl.program_id(0)
+    slot = tl.load(row_slots_ptr + r)
+    start = tl.load(length_ptr + slot)
+    pin = tl.load(pins_ptr + r)
+    accepted = tl.where(pin >= 0, pin, tl.load(agreed_ptr + r))
+    accepted = tl.minimum(tl.minimum(accepted, tl.load(limits_ptr + r)), width - 1)
+    accepted = tl.maximum(accepted, 0)
+    follow = tl.load(chosen_ptr + r * width + accepted)
+    column = tl.arange(0, BLOCK)
+    row_tokens = tokens_ptr + slot.to(tl.int64) * capacity + start
+    drafts = tl.load(row_tokens + column, mask=column < accepted, other=-1)
+    new = tl.where(column == accepted, follow, drafts)
+    tl.store(out_ptr + r * (width + 1), accepted)
+    tl.store(out_ptr + r * (width + 1) + 1 + column, new, mask=column < width)
+    tl.store(row_tokens + accepted, follow)
+    tl.store(length_ptr + slot, start + accepted + 1, mask=slot != scratch)
+
+
+def settle(
+    agreed: Tensor, chosen: Tensor, batch: Batch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
+) -> Tensor:
+    width = batch.tokens_per_row
+    out = agreed.new_empty(batch.rows, width + 1)
+    _settle[(batch.rows,)](
+        agreed, chosen, batch.row_slots, limits, pins, tokens, length, out, batch.scratch, tokens.shape[1], width,
+        BLOCK=triton.next_power_of_2(width), num_warps=1, **overlapping(out.device),
+    )  # fmt: skip
+    return out

@@ -1,0 +1,191 @@
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
+"""Matrix products on the residual stream: read it normed, or add to it in place.
+
+Products of few tokens only stream their weights. Their kernel takes all tokens in one tile, splits the inputs of an
+output tile over several programs so that the whole card reads at once, and lets the last of them to finish add the
+parts up, always in the same order: runs repeat bit for bit. Wider products go to the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from pdvsim.realrun.engine.batch import Gate, Residual
+from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
+from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, card, gated, overlapping, take_turn, unit_norm
+
+MAX_TILES = 16384  # output tiles of one product, hence counters kept per stream
+
+
+@dataclass(slots=True)
+class Tuning:
+    """How narrow products run; one object so that a benchmark can try others."""
+
+    widest: int = SMALL_TOKENS  # tokens up to which the kernel below is used
+    largest_bytes: int = SMALL_BYTES  # weights up to which it is: larger products hide the library's fixed costs
+    block_n: int = 64
+    block_k: int = 64
+    warps: int = 4
+    programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
+
+    def takes(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the kernel rather than the library multiplies these."""
+        return x.shape[0] <= self.widest and weight.nbytes <= self.largest_bytes
+
+
+TUNING = Tuning()
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+@triton.jit(do_not_specialize=["tokens"])
+def _narrow(
+    x_ptr, weight_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
+    tokens, outputs, inputs, x_stride, span, splits, squares_tiles, eps,
+    NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
+    EVEN: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    split, tile = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    k = tl.arange(0, BLOCK_K)
+    m_in = m < tokens
+    begin = split * span
+    end = tl.minimum(begin + span, inputs)
+    rows = tl.where(n < outputs, n, 0).to(tl.int64) * inputs  # past the end, row 0 is read and never stored
+    weight = weight_ptr + rows[:, None] + k[None, :]
+    x = x_ptr + m[None, :] * x_stride + k[:, None]
+    acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    take_turn(OVERLAP)
+    for start in range(begin, end, BLOCK_K):
+        if EVEN:
+            xs = tl.load(x + start, mask=m_in[None, :], other=0.0)
+            w = tl.load(weight + start)
+        else:
+            k_in = start + k < end
+            xs = tl.load(x + start, mask=m_in[None, :] & k_in[:, None], other=0.0)
+            w = tl.load(weight + start, mask=k_in[None, :], other=0.0)
+        acc = tl.dot(w, xs, acc, input_precision="ieee")
+
+    last = True
+    if SPLIT:
+        size: tl.constexpr = BLOCK_N * BLOCK_M
+        place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        part = part_ptr + tile.to(tl.int64) * splits * size + place
+        tl.store(part + split * size, acc)
+        tl.debug_barrier()  # every thread's part is written before one of them counts it
+        last = tl.atomic_add(counter_ptr + tile, 1, sem="acq_rel") == splits - 1
+        if last:
+            tl.store(counter_ptr + tile, 0)
+            acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+            for s in range(splits):
+                acc += tl.load(part + s * size, cache_modifier=".cg")
+    if last:
+        if NORM:
+            s = tl.arange(0, BLOCK_S)
+            held = (s < squares_tiles)[:, None] & m_in[None, :]
+            squares = tl.load(squares_ptr + s[:, None] * tokens + m[None, :], mask=held, other=0.0)
+            acc *= tl.rsqrt(tl.sum(squares, 0) / inputs + eps)[None, :]
+        if BIAS:
+            acc += tl.load(bias_ptr + n, mask=n < outputs, other=0.0).to(tl.float32)[:, None]
+        if ACT:
+            pairs = tl.reshape(acc, (BLOCK_N // (2 * GATE), 2, GATE, BLOCK_M))
+            gates, values = tl.split(tl.permute(pairs, (0, 2, 3, 1)))
+            half = tl.reshape(activate(gates, ACT) * values, (BLOCK_N // 2, BLOCK_M))
+            column = tile * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
+            at = m[None, :].to(tl.int64) * (outputs // 2) + column[:, None]
+            inside = m_in[None, :] & (column < outputs // 2)[:, None]
+            tl.store(out_ptr + at, half.to(out_ptr.dtype.element_ty), mask=inside)
+        else:
+            at = m[None, :].to(tl.int64) * outputs + n[:, None]
+            inside = m_in[None, :] & (n < outputs)[:, None]
+            if RESIDUAL:
+                acc += tl.load(out_ptr + at, mask=inside, other=0.0).to(tl.float32)
+            result = acc.to(out_ptr.dtype.element_ty)
+            tl.store(out_ptr + at, result, mask=inside)
+            if RESIDUAL:
+                kept = tl.where(inside, result.to(tl.float32), 0.0)
+                tl.store(sums_ptr + tile * tokens + m, tl.sum(kept * kept, 0), mask=m_in)
+
+
+def _counter(device: torch.device) -> Tensor:
+    """Zeroed counters of the current stream: its kernels run in order, and each leaves them at zero."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if (device, stream) not in _counters:
+        _counters[device, stream] = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
+    return _counters[device, stream]
+
+
+def _run_narrow(
+    x: Tensor,
+    weight: Tensor,
+    out: Tensor,
+    *,
+    squares: Tensor | None = None,
+    eps: float = 0.0,
+    bias: Tensor | None = None,
+    gate: Gate | None = None,
+    sums: Tensor | None = None,
+    tuning: Tuning,
+) -> None:
+    tokens, inputs = x.shape
+    outputs = weight.shape[0]
+    sms, shared = card(x.device)
+    block_m = max(16, triton.next_power_of_2(tokens))
+    block_k = min(tuning.block_k, max(16, triton.next_power_of_2(inputs)))
+    # as many stages as let three programs share a multiprocessor
+    stages = max(3, min(6, shared // 3 // ((block_m + tuning.block_n) * block_k * x.element_size())))
+    tiles = triton.cdiv(outputs, tuning.block_n)
+    blocks = triton.cdiv(inputs, block_k)
+    wanted = max(1, min(8, blocks, round(tuning.programs_per_sm * sms / tiles)))
+    span = triton.cdiv(blocks, wanted) * block_k
+    splits = triton.cdiv(inputs, span)
+    part, counter = x, x
+    if splits > 1:
+        part = x.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
+        counter = _counter(x.device)
+    _narrow[(splits, tiles)](
+        x, weight, bias, squares, part, counter, out, sums,
+        tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,
+        NORM=squares is not None, BIAS=bias is not None, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
+        GATE=gate.block if gate else 1, RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
+        BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
+        BLOCK_S=triton.next_power_of_2(squares.shape[0]) if squares is not None else 1,
+        num_warps=tuning.warps, num_stages=stages, **overlapping(x.device),
+    )  # fmt: skip
+
+
+def normed(
+    stream: Residual,
+    weight: Tensor,
+    eps: float,
+    *,
+    bias: Tensor | None = None,
+    gate: Gate | None = None,
+    tuning: Tuning = TUNING,
+) -> Tensor:
+    """norm(stream) @ weight.T, then bias, then gated activation; see `twins.normed`."""
+    x = stream.x
+    if stream.squares is not None and tuning.takes(x, weight):
+        out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
+        _run_narrow(x, weight, out, squares=stream.squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
+        return out
+    y = F.linear(unit_norm(x, eps), weight, bias)
+    return gated(y, gate) if gate else y
+
+
+def added(y: Tensor, weight: Tensor, stream: Residual, *, tuning: Tuning = TUNING) -> Residual:
+    """Add y @ weight.T to the stream in place; see `twins.added`."""
+    if not tuning.takes(y, weight):
+        return Residual(stream.x.addmm_(y, weight.t()), None)
+    tiles = triton.cdiv(weight.shape[0], tuning.block_n)
+    sums = y.new_empty(tiles, y.shape[0], dtype=torch.float32)
+    _run_narrow(y, weight, stream.x, sums=sums, tuning=tuning)
+    return Residual(stream.x, sums)

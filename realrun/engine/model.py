@@ -1,0 +1,96 @@
+"""The transformer: one forward pass over a batch of rows and prompt chunks, on the GPU's kernels or their CPU twins.
+
+The residual stream is updated in place by the matrix products that feed it. Products of a few tokens run in one
+kernel together with the norm before or the activation after them; wider ones go to the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine.arch import Architecture, from_config
+from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import KVCache, Sequences
+from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
+
+
+def operations(device: torch.device) -> ModuleType:
+    """The kernels for `device`: Triton's on a GPU, their torch twins elsewhere."""
+    if device.type != "cuda":
+        return twins
+    from pdvsim.realrun.engine import gpu
+
+    return gpu
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """The residual stream after the last block, and where each of its tokens stands."""
+
+    stream: Residual
+    slots: Tensor
+    positions: Tensor
+
+
+class Transformer:
+    """A model on one device, for contexts of up to `capacity` tokens."""
+
+    def __init__(self, arch: Architecture, weights: Weights, capacity: int) -> None:
+        self.arch, self.weights, self.capacity = arch, weights, capacity
+        self.device, self.dtype = weights.head.device, weights.head.dtype
+        dim = arch.spec.head_dim
+        if self.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
+            raise ValueError(f"head_dim {dim} is not a power of two from 16 on, as the GPU kernels need")
+        self.ops = operations(self.device)
+        self.embedding_scale = arch.embedding_scale(self.dtype)
+        angles = torch.outer(torch.arange(capacity, dtype=torch.float32), arch.rope_frequencies())
+        self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
+
+    @classmethod
+    def random(
+        cls, arch: Architecture, capacity: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+    ) -> Transformer:
+        """A model of this shape with random weights."""
+        return cls(arch, random_weights(arch, device, dtype, seed), capacity)
+
+    @classmethod
+    def load(cls, folder: Path | str, capacity: int, device: torch.device, dtype: torch.dtype) -> Transformer:
+        """The model of a local Hugging Face checkpoint folder."""
+        arch = from_config(folder)
+        return cls(arch, load_weights(arch, folder, device, dtype), capacity)
+
+    def new_cache(self, slots: int) -> KVCache:
+        """An empty KV cache for this model."""
+        return KVCache(self.arch, slots, self.capacity, self.device, self.dtype)
+
+    def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
+        """Feed the batch's tokens, writing their keys and values into `cache`."""
+        ops, eps = self.ops, self.arch.norm_eps
+        gate = Gate(self.arch.activation, self.arch.gate_block)
+        stream, slots, positions = ops.embed(
+            batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
+        )
+        rows = batch.row_tokens
+        for w, kv in zip(self.weights.layers, cache.layers, strict=True):
+            qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
+            parts = []
+            if batch.rows:
+                parts.append(ops.decode_attention(qkv[:rows], kv, batch, positions[:rows], self.cos, self.sin))
+            if batch.chunk:
+                ops.rope_write(qkv[rows:], kv, slots[rows:], positions[rows:], self.cos, self.sin)
+                parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
+            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+            stream = ops.added(attended, w.output, stream)
+            stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+        return Hidden(stream, slots, positions)
+
+    def logits(self, stream: Residual) -> Tensor:
+        """Next-token logits of some tokens of the residual stream, in the model's dtype."""
+        logits: Tensor = self.ops.normed(stream, self.weights.head, self.arch.norm_eps)
+        return logits

@@ -1,0 +1,142 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves split and unflatten untyped.)
+"""Every kernel in plain torch: what runs on the CPU, and the oracle the Triton kernels are tested against.
+
+Signatures are those of `kernels`, `linear` and `attention`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+
+
+def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
+    """Each token's slot, its position, and its scaled embedding."""
+    device = tokens.device
+    row = torch.arange(batch.row_tokens, device=device)
+    slots = batch.row_slots.long()[row // max(batch.tokens_per_row, 1)]
+    positions = length.long()[slots] + batch.first + row % max(batch.tokens_per_row, 1)
+    if batch.chunk:
+        i = torch.arange(batch.chunk, device=device)
+        bounds = batch.chunk_bounds.long()
+        stretch = torch.searchsorted(bounds[1:], i, right=True)
+        real = stretch < MAX_CHUNKS
+        stretch = stretch.clamp(max=MAX_CHUNKS - 1)
+        chunk_slots = torch.where(real, batch.chunk_slots.long()[stretch], batch.scratch)
+        chunk_positions = torch.where(real, batch.chunk_starts.long()[stretch] + i - bounds[stretch], 0)
+        slots, positions = torch.cat((slots, chunk_slots)), torch.cat((positions, chunk_positions))
+    x = (table[tokens[slots, positions].long()].float() * scale).to(table.dtype)
+    return Residual(x, x.float().pow(2).sum(-1)[None]), slots.int(), positions.int()
+
+
+def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """x over its root mean square; computed in float32."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """activation(gate) times up, which alternate in blocks along the last dimension."""
+    gates, ups = gate_up.float().unflatten(-1, (-1, 2, gate.block)).unbind(-2)
+    active = F.silu(gates) if gate.activation == "silu" else F.gelu(gates, approximate="tanh")
+    out: Tensor = (active * ups).flatten(1).to(gate_up.dtype)
+    return out
+
+
+def normed(
+    stream: Residual,
+    weight: Tensor,
+    eps: float,
+    *,
+    bias: Tensor | None = None,
+    gate: Gate | None = None,
+) -> Tensor:
+    """norm(stream) @ weight.T, then bias, then gated activation. The norm's own weight is folded into `weight`."""
+    y = F.linear(unit_norm(stream.x, eps), weight, bias)
+    return y if gate is None else gated(y, gate)
+
+
+def added(y: Tensor, weight: Tensor, stream: Residual) -> Residual:
+    """Add y @ weight.T to the stream in place; returns it with what is now known of its squares."""
+    return Residual(stream.x.addmm_(y, weight.t()), None)
+
+
+def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x (tokens, heads, head_dim) with each pair (d, d + head_dim / 2) turned by its position's angle."""
+    c, s = cos[positions.long()][:, None], sin[positions.long()][:, None]
+    low, high = x.float().chunk(2, dim=-1)
+    return torch.cat((low * c - high * s, high * c + low * s), dim=-1).to(x.dtype)
+
+
+def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate q in place; rotate k and write k and v into the cache at each token's slot and position."""
+    _, _, kv_heads, _, dim = kv.shape
+    kv_width = kv_heads * dim
+    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), dim=-1)
+    q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
+    k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
+    kv[0, slots.long(), :, positions.long()] = k
+    kv[1, slots.long(), :, positions.long()] = v.unflatten(-1, (-1, dim))
+
+
+def attend(q: Tensor, kv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+    """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
+    _, _, kv_heads, _, dim = kv.shape
+    span = int(positions.max()) + 1
+    q = q.unflatten(-1, (kv_heads, -1, dim)).float()
+    k, v = kv[:, slots.long(), :, :span].float().unbind(0)
+    scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
+    seen = torch.arange(span, device=q.device) <= positions[:, None]
+    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
+    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(kv.dtype)
+
+
+def decode_attention(qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rope, cache write and attention of the row part: `qkv` and `positions` are its tokens only."""
+    slots = batch.row_slots.repeat_interleave(batch.tokens_per_row)
+    rope_write(qkv, kv, slots, positions, cos, sin)
+    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
+
+
+def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
+    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
+    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """The index of each row's largest logit, the lowest one where several tie."""
+    top = logits.amax(-1, keepdim=True)
+    index = torch.arange(logits.shape[-1], device=logits.device)
+    return torch.where(logits == top, index, logits.shape[-1]).amin(-1).int()
+
+
+def append(ids: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """Write each id into its slot, one position further."""
+    tokens[slots.long(), positions.long() + 1] = ids
+
+
+def settle(
+    agreed: Tensor, chosen: Tensor, batch: Batch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
+) -> Tensor:
+    """Accept a prefix of each row's drafts, append the token that follows, and move the row's length.
+
+    `agreed[r]` drafts passed the model's test; `limits[r]` were offered; `pins[r]`, where not negative, decides in the
+    test's place. `chosen[r, a]` follows `a` accepted drafts. Returns (rows, 1 + tokens_per_row): the accepted count,
+    then the new tokens, the rest -1.
+    """
+    width = batch.tokens_per_row
+    slots = batch.row_slots.long()
+    start = length[slots].long()
+    accepted = torch.where(pins >= 0, pins, agreed).minimum(limits).clamp(0, width - 1).long()
+    follow = chosen.gather(1, accepted[:, None])[:, 0]
+    column = torch.arange(width, device=tokens.device)
+    drafts = tokens[slots[:, None], start[:, None] + column]
+    new = torch.where(column < accepted[:, None], drafts, follow[:, None])
+    new = torch.where(column <= accepted[:, None], new, -1)
+    tokens[slots, start + accepted] = follow
+    length[slots] = torch.where(slots == batch.scratch, start, start + accepted + 1).int()
+    return torch.cat((accepted[:, None].int(), new), dim=1)

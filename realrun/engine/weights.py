@@ -1,0 +1,168 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves unflatten untyped.)
+"""A model's weights on one device: random ones of the right shape, or a local safetensors checkpoint.
+
+Projections that read the same input are stored as one matrix: q, k, v in `qkv`; gate and up in `gate_up`, alternating
+in blocks of `Architecture.gate_block` rows. The weight of a norm is folded into the matrix that reads it, in float32
+before rounding: one rounding where the reference implementation makes two. Nothing is fetched, no pickle is opened, no
+checkpoint code runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pdvsim.realrun.engine.arch import Architecture
+
+
+@dataclass(slots=True)
+class LayerWeights:
+    """One transformer block; matrices are (outputs, inputs)."""
+
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    output: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(slots=True)
+class Weights:
+    """All weights of one model; a tied head is a copy, because the last norm is folded into it."""
+
+    embedding: Tensor
+    layers: list[LayerWeights]
+    head: Tensor
+
+
+def folded(matrix: Tensor, norm: Tensor) -> Tensor:
+    """matrix @ diag(norm), in the matrix's dtype and place."""
+    return matrix.copy_(matrix.float() * norm)
+
+
+def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
+    """`block` rows of gate, `block` rows of up, and so on."""
+    return torch.stack((gate.unflatten(0, (-1, block)), up.unflatten(0, (-1, block))), 1).flatten(0, 2)
+
+
+def random_weights(arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+    """Normal weights of variance 1 / fan-in, drawn on `device`: activations stay finite at any depth."""
+    generator = torch.Generator(device=device).manual_seed(seed)
+    spec = arch.spec
+
+    def matrix(outputs: int, inputs: int) -> Tensor:
+        empty = torch.empty(outputs, inputs, device=device, dtype=dtype)
+        return empty.normal_(0.0, inputs**-0.5, generator=generator)
+
+    def norm() -> Tensor:
+        spread = torch.randn(spec.hidden, device=device, dtype=torch.float32, generator=generator)
+        return 1.0 + 0.1 * spread
+
+    def bias() -> Tensor | None:
+        if not arch.qkv_bias:
+            return None
+        return torch.randn(arch.qkv_width, device=device, dtype=torch.float32, generator=generator).to(dtype)
+
+    embedding = matrix(spec.vocab, spec.hidden)
+    layers = [
+        LayerWeights(
+            qkv=folded(matrix(arch.qkv_width, spec.hidden), norm()),
+            qkv_bias=bias(),
+            output=matrix(spec.hidden, arch.q_width),
+            gate_up=folded(matrix(2 * spec.intermediate, spec.hidden), norm()),
+            down=matrix(spec.hidden, spec.intermediate),
+        )
+        for _ in range(spec.layers)
+    ]
+    head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
+    return Weights(embedding, layers, folded(head, norm()))
+
+
+class Checkpoint:
+    """The tensors of a local checkpoint folder by name, from one safetensors file or a sharded index."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        from safetensors import safe_open
+
+        self._files: dict[str, Any] = {}
+        for path in _shards(folder):
+            file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            self._files.update(dict.fromkeys(file.keys(), file))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """The tensor called `name`; a ValueError where it is missing or not of `shape`."""
+        if name not in self._files:
+            raise ValueError(f"checkpoint has no tensor {name!r}")
+        tensor: Tensor = self._files[name].get_tensor(name)
+        if tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, its config asks for {shape}")
+        return tensor
+
+
+def _shards(folder: Path) -> Iterator[Path]:
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        yield single
+    elif index.is_file():
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        for name in names:
+            if Path(name).name != name:
+                raise ValueError(f"shard {name!r} of {index} lies outside the checkpoint folder")
+            yield folder / name
+    else:
+        raise ValueError(f"{folder} holds no model.safetensors and no model.safetensors.index.json")
+
+
+def load_weights(arch: Architecture, folder: Path | str, device: torch.device, dtype: torch.dtype) -> Weights:
+    """The weights of the Hugging Face checkpoint in `folder`, fused and moved to `device` block by block."""
+    spec = arch.spec
+    hidden, wide = spec.hidden, spec.intermediate
+    with ExitStack() as stack:
+        checkpoint = Checkpoint(Path(folder), stack)
+
+        def norm(name: str) -> Tensor:
+            return checkpoint.get(name, (hidden,)).to(device, torch.float32) + arch.norm_offset
+
+        def fused(*parts: Tensor, norm_name: str | None = None) -> Tensor:
+            matrix = torch.cat(parts).to(device)
+            if norm_name is not None:
+                matrix = matrix.float() * norm(norm_name)
+            return matrix.to(dtype)
+
+        def block(i: int) -> LayerWeights:
+            attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+            widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
+            qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
+            bias = None
+            if arch.qkv_bias:
+                bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
+            return LayerWeights(
+                qkv=fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight"),
+                qkv_bias=bias,
+                output=fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width))),
+                gate_up=fused(
+                    interleaved(
+                        checkpoint.get(f"{mlp}.gate_proj.weight", (wide, hidden)),
+                        checkpoint.get(f"{mlp}.up_proj.weight", (wide, hidden)),
+                        arch.gate_block,
+                    ),
+                    norm_name=f"model.layers.{i}.post_attention_layernorm.weight",
+                ),
+                down=fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))),
+            )
+
+        table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
+        head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))
+        layers = [block(i) for i in range(spec.layers)]
+        return Weights(fused(table), layers, fused(head, norm_name="model.norm.weight"))

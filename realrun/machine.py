@@ -1,0 +1,74 @@
+"""Where a real run happens, and what it cannot do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+
+MAX_DRAFT = 15  # the verify kernel's
+MAX_PROMPTS = 4  # in one forward
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where the run happens, and on which weights."""
+
+    device: Literal["cuda", "cpu"] = "cuda"
+    """cuda, or cpu: the same program on plain torch, for tests with --tiny."""
+    dtype: Literal["bfloat16", "float16", "float32"] | None = None
+    """Of weights and caches; default: bfloat16, and float32 on the CPU."""
+    tiny: bool = False
+    """A pair of tiny models in place of --pair."""
+    draft_path: str | None = None
+    """Folder of the draft model's Hugging Face checkpoint; without one its weights are random."""
+    target_path: str | None = None
+    """Folder of the target model's checkpoint."""
+    verdict: Literal["auto", "pinned", "own"] = "auto"
+    """Who accepts drafts: pinned, the acceptance stream; own, the models; auto: own with checkpoints."""
+
+    def __post_init__(self) -> None:
+        if self.tiny and (self.draft_path or self.target_path):
+            raise ValueError("--tiny excludes --draft-path and --target-path")
+        if self.draft_path and not self.target_path:
+            raise ValueError("--draft-path needs --target-path")
+
+    @property
+    def own_verdict(self) -> bool:
+        return self.verdict == "own" or (self.verdict == "auto" and self.target_path is not None)
+
+
+def refuse(experiment: Experiment, machine: Machine) -> None:
+    """A ValueError for whatever a real run cannot do."""
+    server, hardware = experiment.server, experiment.hardware
+    if hardware.replicas > 1 or hardware.verify_gpu:
+        raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
+    if not experiment.scoring.detailed:
+        raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
+    simulated = ("contention", "transfer_s", "band")
+    if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
+        raise ValueError("--contention, --transfer-s and --band describe a simulated GPU; realrun has a real one")
+    if experiment.host != Host():
+        raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
+    if server.priority == "preemptive":
+        raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
+    if experiment.longest_draft > MAX_DRAFT:
+        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {experiment.longest_draft}")
+    if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:
+        raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
+    if server.kv_cache == "paged":
+        raise ValueError("realrun holds a KV slot for each request, not blocks: --kv-cache paged is for pdvsim run")
+    if machine.own_verdict and experiment.acceptance != Acceptance():
+        raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
+    if machine.target_path and not machine.draft_path and experiment.speculates:
+        raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
+    if machine.device == "cpu" and server.priority == "partition":
+        raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def as_served(experiment: Experiment) -> Experiment:
+    """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
+    server = experiment.server
+    prompts = server.max_prompts_per_forward or MAX_PROMPTS
+    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, kv_cache="reserved"))

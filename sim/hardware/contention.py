@@ -1,0 +1,277 @@
+"""How works on different streams share one GPU: the progress rate of each, 1 being as fast as alone.
+
+Each work has two demands from its roofline: the share of the GPU's arithmetic and of its bandwidth that it uses when it
+runs alone. Rates come from weighted max-min sharing of both: all rise together until one resource is full, those that
+need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity. As measured, a work also holds
+a part of the GPU that others find no room in; together they hold all of it at most. That is so whatever the priority:
+
+- `none` and `stream` are what the hardware does;
+- `preemptive` is the ideal: a lane has all it can use of what the lanes above it leave, of both resources and of the
+  room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel;
+- `partition` cuts the GPU up: a lane holds and computes no more than its share, whether or not the others use theirs.
+
+Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from pdvsim.sim.config import Contention, Priority
+from pdvsim.sim.hardware.profile import ContentionFit
+
+_FULL = 1e-12
+FIRST_BESIDE_S = 200e-6  # per layer, of the works beside which a nimble first one has its measured rate
+
+
+class Load(Protocol):
+    """What sharing needs to know of a running work; `rate` is its answer."""
+
+    kind: str
+    lane: str
+    priority: int
+    compute: float
+    bandwidth: float
+    turn_s: float  # time per layer, alone
+    nimble: bool  # its kernels are small enough to run beside others
+    share: float  # of the turns, kept here once worked out; 0 before
+    rate: float
+
+
+def max_min(
+    loads: Sequence[Load],
+    weights: Sequence[float],
+    limits: Sequence[float],
+    compute: float,
+    bandwidth: float,
+    holds: Sequence[float] = (),
+    room: float = 1.0,
+) -> tuple[float, float, float]:
+    """Set the loads' rates, whose `holds` take `room` at most; return what is left of compute, bandwidth and room."""
+    for load in loads:
+        load.rate = 0.0
+
+    def still(rising: Iterable[int]) -> list[int]:
+        """Those below their limit that lack nothing that is used up."""
+        return [
+            i
+            for i in rising
+            if loads[i].rate < limits[i] - _FULL
+            and not (compute <= _FULL and loads[i].compute > 0)
+            and not (bandwidth <= _FULL and loads[i].bandwidth > 0)
+            and not (room <= _FULL and holds and holds[i] > 0)
+        ]
+
+    rising, before = still(range(len(loads))), len(loads) + 1
+    while rising and len(rising) < before:  # as many as before: no progress left to make at this precision
+        need_c = sum(weights[i] * loads[i].compute for i in rising)
+        need_b = sum(weights[i] * loads[i].bandwidth for i in rising)
+        need = sum(weights[i] * holds[i] for i in rising) if holds else 0.0
+        step = min((limits[i] - loads[i].rate) / weights[i] for i in rising)
+        if need_c * step > compute:
+            step = compute / need_c
+        if need_b * step > bandwidth:
+            step = bandwidth / need_b
+        if need * step > room:
+            step = room / need
+        compute = max(0.0, compute - need_c * step)
+        bandwidth = max(0.0, bandwidth - need_b * step)
+        room = max(0.0, room - need * step)
+        for i in rising:
+            loads[i].rate = min(limits[i], loads[i].rate + weights[i] * step)
+        rising, before = still(rising), len(rising)
+    return compute, bandwidth, room
+
+
+def max_min_of_two(
+    first: Load,
+    second: Load,
+    first_weight: float,
+    second_weight: float,
+    capacity: float,
+    first_hold: float = 0.0,
+    second_hold: float = 0.0,
+) -> None:
+    """The same for two loads that use both resources, the heavier first, without the loop: the most common case."""
+    level = 1.0 / first_weight  # at which the first reaches full speed
+    full = min(
+        capacity / (first_weight * first.compute + second_weight * second.compute),
+        capacity / (first_weight * first.bandwidth + second_weight * second.bandwidth),
+    )
+    held = first_weight * first_hold + second_weight * second_hold
+    if held * full > 1.0:
+        full = 1.0 / held
+    if full < level:  # a resource that both need is full before
+        first.rate = first_weight * full
+        second.rate = second_weight * full
+        return
+    first.rate = 1.0
+    left = min((capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth)
+    if second_hold * left > 1.0 - first_hold:
+        left = (1.0 - first_hold) / second_hold
+    second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
+
+
+class Sharing:
+    """The contention model of one GPU: sets the rates of whatever runs together."""
+
+    def __init__(
+        self,
+        model: Contention,
+        priority: Priority,
+        fit: ContentionFit,
+        partition: dict[str, float] | None = None,
+    ) -> None:
+        self.model = model
+        self.priority = priority
+        self.fit = fit
+        self.partition = partition or {}
+        # a work alone runs at its solo speed except inside a partition
+        self.alone_is_full = priority != "partition"
+        self._measured = fit.turn_exponent > 0
+        self._goes_first = self._measured and fit.nimble_first_rate is not None
+        self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
+        self._crowd_weight = fit.stream_weight if fit.crowd_weight is None else fit.crowd_weight
+
+    def solve(self, loads: Sequence[Load]) -> None:
+        """Set each load's `rate`."""
+        if self.model == "max":
+            for load in loads:
+                load.rate = 1.0
+        elif self.model == "serial":
+            self._serial(loads)
+        elif len(loads) == 1 and self.alone_is_full:
+            loads[0].rate = 1.0
+        else:
+            self._fluid(loads)
+
+    def _serial(self, loads: Sequence[Load]) -> None:
+        """One work at a time, to its end; then the highest priority, the first come within it."""
+        running = next((load for load in loads if load.rate > 0), None)
+        chosen = running or max(loads, key=lambda load: load.priority if self.priority != "none" else 0)
+        for load in loads:
+            load.rate = 0.0
+        chosen.rate = 1.0
+
+    def _fluid(self, loads: Sequence[Load]) -> None:
+        if self.priority == "preemptive":
+            self._levels(loads)
+            return
+        capacity = self._efficiency(loads)
+        if self.priority == "partition":
+            limits = [self._limit(load) for load in loads]
+            max_min(loads, [1.0] * len(loads), limits, capacity, capacity)
+        else:
+            self._turns(loads, capacity)
+
+    def _levels(self, loads: Sequence[Load]) -> None:
+        """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
+        used_c = used_b = 0.0
+        room = 1.0
+        for level in sorted({load.priority for load in loads}, reverse=True):
+            group = [load for load in loads if load.priority == level]
+            shares = [self._share(load) for load in group] if len(group) > 1 else [1.0]
+            holds = [self._hold(load) for load in group]
+            # those below cannot disturb those above, so only what is left to them shrinks
+            capacity = self._efficiency([load for load in loads if load.priority >= level])
+            left_c, left_b = max(0.0, capacity - used_c), max(0.0, capacity - used_b)
+            after_c, after_b, room = max_min(group, shares, [1.0] * len(group), left_c, left_b, holds, room)
+            used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
+
+    def _turns(self, loads: Sequence[Load], capacity: float) -> None:
+        """What the hardware does: streams take turns, with or without a preference."""
+        if len(loads) == 2:
+            self._two(loads[0], loads[1], capacity)
+            return
+        levels = sorted({load.priority for load in loads})
+        weights = [self._share(load) for load in loads]
+        if self.priority == "stream":
+            weights = [w * self._crowd_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)]
+        holds = [self._hold(load) for load in loads]
+        if self.priority == "stream" and self._goes_first and len(levels) > 1:
+            top = max(range(len(loads)), key=lambda i: loads[i].priority)
+            if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
+                self._first(loads, weights, holds, top, capacity)
+                return
+        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
+
+    def _two(self, a: Load, b: Load, capacity: float) -> None:
+        """The same for two, by far the most common case."""
+        ordered = self.priority == "stream" and a.priority != b.priority
+        if ordered and a.priority < b.priority:
+            a, b = b, a
+        heavy, light = self._share(a), self._share(b)
+        if ordered:
+            if self._goes_first and a.nimble:
+                self._first((a, b), (heavy, light), (self._hold(a), self._hold(b)), 0, capacity)
+                return
+            heavy *= self.fit.stream_weight
+        if heavy < light:
+            a, b, heavy, light = b, a, light, heavy
+        holds = (self._hold(a), self._hold(b))
+        if a.compute and a.bandwidth and b.compute and b.bandwidth:
+            max_min_of_two(a, b, heavy / light, 1.0, capacity, *holds)
+        else:
+            max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, holds)
+
+    def _share(self, load: Load) -> float:
+        """A work's share of the turns; the same all its life."""
+        if not self._measured:
+            return 1.0
+        if not load.share:
+            load.share = load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
+        return load.share
+
+    def _hold(self, load: Load) -> float:
+        """What a work holds of the GPU at full speed: never more than all of it, so that sharing beats taking turns."""
+        fit = self.fit
+        held = fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth
+        return held if held < 1.0 else 1.0
+
+    def _first(
+        self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
+    ) -> None:
+        """A nimble work on the stream that goes first has its rate; the others share what it leaves."""
+        first = loads[top]
+        beside_s = sum(load.turn_s for load in loads) - first.turn_s
+        rate = self._first_rate * (beside_s / FIRST_BESIDE_S) ** -self.fit.nimble_first_exponent if beside_s else 1.0
+        if rate > 1.0:
+            rate = 1.0
+        if first.compute * rate > capacity:
+            rate = capacity / first.compute
+        if first.bandwidth * rate > capacity:
+            rate = capacity / first.bandwidth
+        first.rate = rate
+        left_c, left_b = max(0.0, capacity - rate * first.compute), max(0.0, capacity - rate * first.bandwidth)
+        room = max(0.0, 1.0 - rate * holds[top])
+        if len(loads) == 2:
+            other, hold = loads[1 - top], holds[1 - top]
+            most = 1.0
+            if hold > room:
+                most = room / hold
+            if other.compute * most > left_c:
+                most = left_c / other.compute
+            if other.bandwidth * most > left_b:
+                most = left_b / other.bandwidth
+            other.rate = most
+            return
+        rest = [i for i in range(len(loads)) if i != top]
+        max_min(
+            [loads[i] for i in rest], [weights[i] for i in rest], [1.0] * len(rest), left_c, left_b,
+            [holds[i] for i in rest], room,
+        )  # fmt: skip
+
+    def _limit(self, load: Load) -> float:
+        """The rate at which a work fills its partition."""
+        share = self.partition[load.lane]
+        reach = min(1.0, self.fit.partition_bandwidth_reach * share)
+        needs = ((load.compute, share), (load.bandwidth, reach), (self._hold(load), share))
+        return min([1.0, *(most / need for need, most in needs if need)])
+
+    def _efficiency(self, loads: Sequence[Load]) -> float:
+        table = self.fit.efficiency
+        if not table or len(loads) < 2:
+            return 1.0
+        kinds = sorted(load.kind for load in loads)
+        return min(table.get(f"{a}+{b}", 1.0) for i, a in enumerate(kinds) for b in kinds[i + 1 :])

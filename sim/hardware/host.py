@@ -1,0 +1,73 @@
+"""The one host thread: launches, completions and hand-overs queue for it, and idle lanes that poll take some of it.
+
+Lanes take turns on the thread, and none is interrupted. With W idle lanes, each wanting one look of cost c every P + c,
+a turn is an operation of cost C and the n looks that come due in that time, n = W (C + n c) / (P + c), but one of each
+lane at most: n = W C / max(C, P + c - W c). While few poll, an operation takes 1 / (1 - W c / (P + c)) times as long;
+where their looks fill the thread, it waits for one look of each. W lanes look every P, or every W c if that is longer.
+
+Not modelled: garbage collection, other processes, and a scheduler whose cost grows with the batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class HostTimes:
+    """Host seconds of each operation, and how idle lanes learn of work: at once, by looking, or by being woken."""
+
+    launch_s: float = 0.0
+    completion_s: float = 0.0
+    handoff_s: float = 0.0
+    idle_poll_s: float = 0.0
+    idle_poll_cost_s: float = 0.0
+    notify_s: float = 0.0
+
+    @property
+    def wakes_at_once(self) -> bool:
+        """Whether an idle lane goes on the moment there is work."""
+        return not self.idle_poll_s and not self.notify_s
+
+
+class SimulatedHost:
+    """Serves one operation at a time, in the order asked."""
+
+    def __init__(self, times: HostTimes) -> None:
+        self.times = times
+        self.free_at = 0.0
+        self._polls = times.idle_poll_s > 0
+        self._idle_lanes = 0
+
+    def spend(self, now_s: float, cost_s: float) -> float:
+        """Do an operation that is asked for now; when it will be done."""
+        free_at = self.free_at
+        if self._idle_lanes and self._polls and cost_s:
+            cost_s += self._looks_s(cost_s)
+        self.free_at = done = (now_s if now_s > free_at else free_at) + cost_s
+        return done
+
+    def done_s(self, now_s: float, cost_s: float) -> float:
+        """When an operation asked for now would be done."""
+        if self._idle_lanes and self._polls and cost_s:
+            cost_s += self._looks_s(cost_s)
+        return (now_s if now_s > self.free_at else self.free_at) + cost_s
+
+    def _looks_s(self, cost_s: float) -> float:
+        """Time that idle lanes' looks take in the turn of an operation."""
+        times = self.times
+        all_s = self._idle_lanes * times.idle_poll_cost_s
+        return all_s * cost_s / max(cost_s, times.idle_poll_s + times.idle_poll_cost_s - all_s)
+
+    def idle(self, lanes: int) -> None:
+        """One more lane (+1) or one fewer (-1) is waiting for work."""
+        self._idle_lanes += lanes
+
+    def notice(self, idle_since_s: float, now_s: float) -> float:
+        """When a lane idle since then goes on, with work there now: at its next look, or woken."""
+        times = self.times
+        if not times.idle_poll_s:
+            return now_s + times.notify_s
+        period = max(times.idle_poll_s, self._idle_lanes * times.idle_poll_cost_s)
+        looks = -(-(now_s - idle_since_s) // period)
+        return max(now_s, idle_since_s + looks * period)

@@ -1,0 +1,122 @@
+"""Models by name: the nine presets, or any of their families from its Hugging Face configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from pdvsim.sim.core import Family, ModelSpec, Pair
+from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.limits import Range, shown
+from pdvsim.sim.reading import quoted, read_json, said
+
+__all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
+
+FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
+
+MODELS: dict[str, ModelSpec] = {
+    m.name: m
+    for m in (
+        #         name              family  layers hidden  inter heads kv  dim   vocab   tied  bytes  context
+        ModelSpec("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 32000, False, 2, 2048),
+        ModelSpec("llama-2-7b", "llama", 32, 4096, 11008, 32, 32, 128, 32000, False, 2, 4096),
+        ModelSpec("codellama-34b", "llama", 48, 8192, 22016, 64, 8, 128, 32000, False, 2, 16384),
+        ModelSpec("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 2, 131072),
+        ModelSpec("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("qwen2-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 2, 131072),
+        ModelSpec("qwen2-7b", "qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False, 2, 131072),
+        ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, True, 2, 8192),
+        ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, True, 2, 8192),
+    )
+}
+
+
+SIZES = {  # of a config.json; several times those of the largest models known
+    "num_hidden_layers": Range(1, 1000),
+    "hidden_size": Range(8, 131_072),
+    "intermediate_size": Range(8, 1_048_576),
+    "num_attention_heads": Range(1, 1024),
+    "num_key_value_heads": Range(1, 1024),
+    "head_dim": Range(1, 1024),
+    "vocab_size": Range(2, 10_000_000),
+    "max_position_embeddings": Range(1, 1_000_000_000),
+}
+
+
+def model(name: str) -> ModelSpec:
+    """The preset called `name`; a ValueError naming the known ones otherwise."""
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
+    return MODELS[name]
+
+
+def pair(name: str) -> Pair:
+    """The pair written `draft:target`."""
+    draft, colon, target = name.partition(":")
+    if not colon:
+        raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
+    return Pair(model_or_config(draft), model_or_config(target))
+
+
+def model_or_config(name: str) -> ModelSpec:
+    """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
+    path = Path(name)
+    if name in MODELS or not (path.suffix == ".json" or path.is_dir()):
+        return model(name)
+    try:
+        return from_config(read_config(path), name)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"model {name}: {said(error)}") from None
+
+
+def read_config(path: Path) -> Mapping[str, Any]:
+    """The dictionary in a config.json or in the folder that holds it."""
+    found = read_json(path / "config.json" if path.is_dir() else path)
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object")
+    return found
+
+
+def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
+    """The shape that a Hugging Face configuration describes; a ValueError if its family is not known."""
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"model family {quoted(family)} is not supported; supported: {', '.join(FAMILIES)}")
+    sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
+    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
+    kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
+    if heads % kv_heads:
+        raise ValueError(f"{heads} heads cannot share {kv_heads} kv heads evenly")
+    if config.get("head_dim") is None and hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
+    tied = config.get("tie_word_embeddings", family == "gemma")
+    if not isinstance(tied, bool):
+        raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
+    return ModelSpec(
+        name=name,
+        family=cast(Family, family),
+        layers=_size(config, "num_hidden_layers"),
+        hidden=hidden,
+        intermediate=_size(config, "intermediate_size"),
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=hidden // heads if config.get("head_dim") is None else _size(config, "head_dim"),
+        vocab=_size(config, "vocab_size"),
+        tied_embeddings=tied,
+        max_position_embeddings=(
+            None if config.get("max_position_embeddings") is None else _size(config, "max_position_embeddings")
+        ),
+    )
+
+
+def _size(config: Mapping[str, Any], key: str) -> int:
+    """A whole number within its range; a ValueError names the key otherwise."""
+    if key not in config:
+        raise ValueError(f"{key} is missing")
+    value = config[key]
+    if type(value) is not int:
+        raise ValueError(f"{key}: must be a whole number, got {quoted(value)}")
+    if not SIZES[key].holds(value):
+        raise ValueError(f"{key}: must be {SIZES[key]}, got {shown(value)}")
+    return value

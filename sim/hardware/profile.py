@@ -1,0 +1,307 @@
+"""A GPU's profile: everything the simulator knows of the hardware, with where it came from.
+
+A profile is data (JSON), checked on load; an unknown key, a negative or missing figure is refused with one line.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, fields, replace
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
+from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.reach import Reach, Reaches
+from pdvsim.sim.limits import MAX_TOKENS, Range
+from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
+
+SCHEMA = 1
+ROOFLINE = "roofline, not measured"
+
+_TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
+_HOST_S = Range(0, 1)
+_WEIGHT = Range(0.001, 1000)
+_SIZE = Range(0, MAX_TOKENS)
+_EXPONENT = Range(0, 10)
+PROFILE_RANGES: dict[str, Range] = {
+    **CARD_RANGES,
+    "schema_version": Range(SCHEMA, SCHEMA),
+    "uncertainty": Range(0, 10),
+    # HostCost
+    "launch_s": _HOST_S,
+    "completion_s": _HOST_S,
+    "handoff_s": _HOST_S,
+    # ContentionFit
+    "stream_weight": _WEIGHT,
+    "crowd_weight": _WEIGHT,
+    "turn_exponent": _EXPONENT,
+    "nimble_weight": _WEIGHT,
+    "nimble_first_rate": Range(0.001, 1),
+    "nimble_first_exponent": _EXPONENT,
+    "hold": Range(0, 1),
+    "hold_compute": Range(0, 10),
+    "hold_bandwidth": Range(0, 10),
+    "efficiency": Range(0.01, 1),
+    "partition_bandwidth_reach": Range(0.01, 100),
+    # Reach
+    "rows": _SIZE,
+    "k": _SIZE,
+    "context": _SIZE,
+    "prompt_tokens": _SIZE,
+    "prompt_start": _SIZE,
+    "tokens": _SIZE,
+    # ForwardFit
+    "fixed_s": _TIME_S,
+    "weights_s": _TIME_S,
+    "token_s": _TIME_S,
+    "head_weights_s": _TIME_S,
+    "head_token_s": _TIME_S,
+    "kv_s": _TIME_S,
+    "pair_s": _TIME_S,
+    "prompt_pair_s": _TIME_S,
+    "prompt_read_s": _TIME_S,
+    "split_s": _TIME_S,
+    "row_s": _TIME_S,
+    "mixed_s": _TIME_S,
+    "sharpness": Range(1, 100),
+    "programs": Range(0, 1_000_000),
+    "nimble_tokens": Range(0, MAX_TOKENS),
+    "draft_ratio": Range(0.01, 10),
+    "row_buckets": Range(1, 65_536),
+    "chunk_buckets": Range(1, MAX_TOKENS),
+}
+STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Host seconds of one launch, one completion read back, one hand-over between lanes."""
+
+    launch_s: float
+    completion_s: float
+    handoff_s: float
+
+
+@dataclass(frozen=True)
+class ContentionFit:
+    """How works that run side by side slow each other beyond sharing bandwidth and compute."""
+
+    stream_weight: float = 4.0  # share of a stream against the next lower one that is running
+    # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
+    # a choice of who goes next. None: no different.
+    crowd_weight: float | None = None
+    # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
+    # power of its time per layer. 0: all alike.
+    turn_exponent: float = 0.0
+    # Kernels of few blocks find room beside others: their share is this much larger, ...
+    nimble_weight: float = 1.0
+    # ... and on the stream that goes first they reach this rate beside works of 200 us a layer (None: no different from
+    # others), and less beside longer ones, by this power of their time per layer.
+    nimble_first_rate: float | None = None
+    nimble_first_exponent: float = 0.0
+    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
+    # arithmetic and the bandwidth it uses, 1 at most. All held together is at most 1. Zeros: no limit.
+    hold: float = 0.0
+    hold_compute: float = 0.0
+    hold_bandwidth: float = 0.0
+    # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
+    efficiency: dict[str, float] = field(default_factory=dict)
+    partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One GPU, the models known on it, and how well-founded the figures are."""
+
+    schema_version: int
+    name: str
+    foundation: str
+    gpu: GpuSpec
+    models: dict[str, ForwardFit]
+    host: HostCost
+    contention: ContentionFit = field(default_factory=ContentionFit)
+    provenance: dict[str, Any] = field(default_factory=dict)
+    # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
+    uncertainty: dict[str, float] = field(default_factory=dict)
+    # how far the samples went, by model alone and for works side by side; absent: not told
+    measured: dict[str, Reach] = field(default_factory=dict)
+    measured_together: Reach | None = None
+
+    def fit(self, spec: ModelSpec) -> ForwardFit:
+        """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
+        if spec.name not in self.models:
+            raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
+        return self.models[spec.name]
+
+    def reaches(self, pair: Pair) -> Reaches:
+        """How far what is known of a pair was measured."""
+        return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
+
+    def at_bar(self, sign: int) -> Profile:
+        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+
+
+def roofline(spec: GpuSpec) -> Profile:
+    """The best the card's ceilings allow; the host's costs are assumed, of the size seen for one graph launch."""
+    return Profile(
+        schema_version=SCHEMA,
+        name=f"{spec.name}-roofline",
+        foundation=ROOFLINE,
+        gpu=spec,
+        models={name: ForwardFit.roofline(m, spec) for name, m in MODELS.items()},
+        host=HostCost(launch_s=30e-6, completion_s=20e-6, handoff_s=5e-6),
+        provenance={"ceilings": spec.source, "host": "assumed", "contention": "ideal sharing, assumed"},
+    )
+
+
+def transferred(spec: GpuSpec) -> Profile:
+    """What the H200's kernels would do under this card's ceilings; its host and its sharing are the H200's as well."""
+    from pdvsim.sim.hardware.transfer import shipped
+
+    transfer, h200 = shipped(), builtin("h200")
+    return Profile(
+        schema_version=SCHEMA,
+        name=f"{spec.name}-transferred",
+        foundation="transferred from the H200's kernels, not measured",
+        gpu=transfer.ceilings(spec),
+        models={name: transfer.fit(m, spec) for name, m in MODELS.items()},
+        host=h200.host,
+        contention=h200.contention,
+        provenance={"ceilings": spec.source, "kernels": transfer.source, "host": h200.name, "contention": h200.name},
+        uncertainty={name: transfer.bar(card_known=False) for name in MODELS},  # no kernel of it was timed
+    )
+
+
+def covering(profile: Profile, pair: Pair) -> Profile:
+    """A profile with both models of a pair: one that it lacks is predicted, and said to be."""
+    missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
+    if not missing:
+        return profile
+    if profile.foundation == ROOFLINE:
+        fits = {name: ForwardFit.roofline(spec, profile.gpu) for name, spec in missing.items()}
+        return replace(profile, models=profile.models | fits)
+    from pdvsim.sim.hardware.transfer import shipped
+
+    # a profile's ceilings are reached ones, whether measured or assumed
+    card = replace(profile.gpu, measured=True)
+    bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
+    fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
+    said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
+    return replace(
+        profile,
+        foundation=profile.foundation + said,
+        models=profile.models | fits,
+        uncertainty=profile.uncertainty | dict.fromkeys(missing, bar),
+    )
+
+
+def load(path: str | Path) -> Profile:
+    """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
+    try:
+        return _load(path)
+    except ValueError as error:  # a key of the file may hold anything, a new line too
+        raise ValueError(printable(str(error))) from None
+
+
+def _load(path: str | Path) -> Profile:
+    try:
+        text = read_text(path)
+        data = parse_json(text)
+    except OSError as error:
+        raise ValueError(f"profile {path}: {error.strerror}; a profile is a JSON file, or roofline") from None
+    except ValueError as error:
+        raise ValueError(f"profile {path}: {said(error)}") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"profile {path}: expected a JSON object")
+    version = data.get("schema_version")
+    if type(version) is not int or version != SCHEMA:
+        raise ValueError(f"profile {path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
+    from pydantic import TypeAdapter, ValidationError  # a quarter of the start-up time, and only files need it
+
+    try:
+        profile = TypeAdapter(Profile).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
+    parts = {"": (data, profile), "gpu.": (data["gpu"], profile.gpu), "host.": (data["host"], profile.host)}
+    parts |= {f"models.{name}.": (data["models"][name], fit) for name, fit in profile.models.items()}
+    parts |= {f"measured.{name}.": (data["measured"][name], reach) for name, reach in profile.measured.items()}
+    if profile.measured_together is not None:
+        parts["measured_together."] = (data["measured_together"], profile.measured_together)
+    if "contention" in data:
+        parts["contention."] = (data["contention"], profile.contention)
+    for where, (given, read) in parts.items():
+        _check(path, where, given, read)
+    return profile
+
+
+def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> None:
+    """Refuse unknown keys and figures that are no durations, rates or sizes."""
+    known = {f.name for f in fields(read)}
+    for key in given:
+        if key not in known:
+            raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
+    for name in sorted(known):
+        value = getattr(read, name)
+        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+        figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
+        for place, figure in figures.items():
+            if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
+                raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
+        if name.endswith("_buckets") and list(value) != sorted(set(value)):
+            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes")
+        if name.endswith("_knots") and value:
+            _check_knots(f"profile {path}: {where}{name}", value)
+    if isinstance(read, ForwardFit) and not read.layer_knots and not max(read.fixed_s, read.weights_s, read.token_s):
+        raise ValueError(f"profile {path}: {where}weights_s: a forward would take no time")
+
+
+def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
+    """Refuse knots that no measurement gives: they rise in tokens, take time, and never take much less for more."""
+    at, seconds = [tokens for tokens, _ in knots], [time_s for _, time_s in knots]
+    if len(at) == 1 or at != sorted(set(at)) or at[0] < 0 or at[-1] > MAX_TOKENS:
+        raise ValueError(f"{where}: needs two or more rising (tokens, seconds) pairs, up to {MAX_TOKENS} tokens")
+    if not all(_TIME_S.holds(time_s) for time_s in seconds):
+        raise ValueError(f"{where}: seconds must be {_TIME_S}")
+    if not any(seconds) or (where.endswith(".layer_knots") and not all(seconds)):
+        raise ValueError(f"{where}: seconds must be above 0")
+    if any(time_s < (1 - STEEPEST_FALL) * most for time_s, most in zip(seconds, accumulate(seconds, max), strict=True)):
+        raise ValueError(f"{where}: more tokens must not take less than a third of the time of fewer")
+    if seconds[-1] < seconds[-2]:  # what lies beyond would be less than nothing
+        raise ValueError(f"{where}: the last pair's seconds must not fall")
+
+
+def builtin(gpu_name: str) -> Profile:
+    """The best-founded profile for a card: measured or published where one is shipped, else transferred."""
+    shipped = shipped_profile(gpu_name)
+    if shipped is None:
+        return transferred(gpu(gpu_name))
+    data = json.loads(shipped.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
+    models = {name: _fit(figures) for name, figures in data.pop("models").items()}
+    measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
+    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "measured_together": Reach}
+    read = {k: parts[k](**v) if k in parts and v is not None else v for k, v in data.items()}
+    return Profile(models=models, measured=measured, **read)
+
+
+def shipped_profile(gpu_name: str) -> Traversable | None:
+    """The file of a card's shipped profile."""
+    if gpu_name not in GPUS:
+        return None
+    path = files("pdvsim.sim.hardware") / "data" / f"{gpu_name}.json"
+    return path if path.is_file() else None
+
+
+def _fit(figures: dict[str, Any]) -> ForwardFit:
+    knots = {k: tuple((int(n), s) for n, s in v) for k, v in figures.items() if k.endswith("_knots")}
+    buckets = {k: tuple(v) for k, v in figures.items() if k.endswith("_buckets")}
+    return ForwardFit(**{**figures, **knots, **buckets})

@@ -1,0 +1,158 @@
+"""How far a profile's measurements went, and which share of a run's GPU time lies beyond them.
+
+Only upwards: less than was measured lies between that and nothing. A launch counts whole if it is beyond what its model
+was measured at alone; else for the time in which it runs beside another, and one of them is beyond what was measured
+side by side.
+
+Not looked at: pairs of models that were never measured side by side, and several limits reached at once (the largest
+batch with the longest context).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.hardware.latency import STRETCHES
+from pdvsim.sim.records import Columns
+
+Array = NDArray[Any]
+
+DRAFT = KINDS.index("draft")
+AT_ONCE = 1 << 16  # launches
+TELLING = 0.01  # share of the GPU time from which on a table says so
+
+
+@dataclass(frozen=True)
+class Reach:
+    """The largest of each size that was measured; None: not told."""
+
+    rows: int | None = None
+    k: int | None = None  # draft length: steps of a draft, tokens a row of a verify less one
+    context: int | None = None  # cached tokens a row
+    prompt_tokens: int | None = None  # in one forward
+    prompt_start: int | None = None  # tokens of a prompt cached before
+    tokens: int | None = None  # new tokens of one forward, rows and prompts
+
+
+@dataclass(frozen=True)
+class Reaches:
+    """Of the draft and the target model alone, and of works side by side."""
+
+    draft: Reach | None = None
+    target: Reach | None = None
+    together: Reach | None = None
+
+
+class Outside:
+    """Adds up the GPU time of launches, and how much of it is outside what was measured."""
+
+    def __init__(self, reaches: Reaches) -> None:
+        unknown = Reach()
+        self._alone = [asdict(reach or unknown) for reach in (reaches.draft, reaches.target)]
+        self._together = {name: most for name, most in asdict(reaches.together or unknown).items() if most is not None}
+        self._known = any((reaches.draft, reaches.target, reaches.together))
+        self._all_s = self._outside_s = 0.0
+        self._furthest: dict[str, tuple[float, float]] = {}  # what was reached, and the limit it is beyond
+        self._open: list[Columns] = []  # launches that others, not yet added, may have run beside
+        self._settled_s = -math.inf
+
+    def add(self, launches: Columns, settled_s: float = math.inf) -> None:
+        """More launches, in any order; those still to come began at `settled_s` or later."""
+        if not self._known:
+            return
+        spent_s = launches["end_s"] - launches["start_s"]
+        self._all_s += float(spent_s.sum())
+        sizes = _sizes(launches)
+        target = launches["role"] == 1
+        beyond = np.zeros(len(target), bool)
+        for name, size in sizes.items():
+            low, high = (math.inf if reach[name] is None else reach[name] for reach in self._alone)
+            over = size > np.where(target, high, low)
+            for limit, mine in ((low, over & ~target), (high, over & target)):
+                self._reached(name, size[mine], limit)
+            beyond |= over
+        self._outside_s += float(spent_s[beyond].sum())
+        if self._together:
+            kept = {name: launches[name] for name in ("start_s", "end_s")}
+            place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
+            self._open.append(kept | sizes | {"place": place, "counted": beyond})
+            self._side_by_side(settled_s)
+
+    def add_all(self, launches: Columns) -> None:
+        """The launches of a whole run, a part at a time: what they are worked out from need not be held at once."""
+        start_s = launches["start_s"]
+        later_s = np.minimum.accumulate(start_s[::-1])[::-1]  # when the first of those from here on began
+        for first in range(0, len(start_s), AT_ONCE):
+            end = first + AT_ONCE
+            part = {name: column[first:end] for name, column in launches.items()}
+            self.add(part, float(later_s[end]) if end < len(start_s) else math.inf)
+
+    def _side_by_side(self, settled_s: float) -> None:
+        """Count what ran together up to then; launches that reach beyond it are kept."""
+        works = {name: np.concatenate([part[name] for part in self._open]) for name in self._open[0]}
+        over = {name: works[name] > limit for name, limit in self._together.items()}
+        beyond = np.logical_or.reduce(list(over.values()))
+        begin_s, end_s = (works[name].clip(self._settled_s, settled_s) for name in ("start_s", "end_s"))
+        for gpu in np.unique(works["place"]).tolist() if beyond.any() else ():
+            here = works["place"] == gpu
+            shared_s = np.zeros(len(here))
+            shared_s[here] = _shared_s(begin_s[here], end_s[here], beyond[here])
+            self._outside_s += float(shared_s[~works["counted"]].sum())
+            for name, limit in self._together.items():
+                self._reached(f"together_{name}", works[name][over[name] & (shared_s > 0)], limit)
+        last = works["end_s"] > settled_s
+        self._open = [{name: column[last] for name, column in works.items()}]
+        self._settled_s = settled_s
+
+    def _reached(self, name: str, sizes: Array, limit: float) -> None:
+        if len(sizes):
+            most = float(sizes.max())
+            if most > self._furthest.get(name, (0.0, 0.0))[0]:
+                self._furthest[name] = (most, float(limit))
+
+    def metrics(self) -> dict[str, Any]:
+        """The share outside, and by size how far it went and what was measured; nothing where no range is known."""
+        if not self._known:
+            return {}
+        found: dict[str, float] = {"share": self._outside_s / self._all_s if self._all_s else 0.0}
+        for name, (most, limit) in sorted(self._furthest.items()):
+            found |= {name: most, f"{name}_limit": limit}
+        return {"outside_measured": found}
+
+
+def _sizes(launches: Columns) -> dict[str, Array]:
+    """Each launch's sizes under the names of a Reach."""
+    rows, steps, width = launches["rows"], launches["steps"], launches["width"]
+    drafter = launches["role"] == 0
+    first = np.where(drafter, np.minimum(width, 2), width)  # what a drafter owes beyond that is read as a prompt
+    prompt = launches["tokens"] - rows * (first + steps - 1)
+    behind = drafter & (width > 2)
+    prompt = np.where(behind, np.minimum(prompt, STRETCHES * (width - 1)), prompt)
+    return {
+        "rows": rows,
+        "k": np.where(rows == 0, 0, np.where(launches["kind"] == DRAFT, steps, first - 1)),
+        "context": launches["context"] / np.maximum(rows, 1),
+        "prompt_tokens": prompt,
+        "prompt_start": launches["prompt_start"],
+        "tokens": rows * first + prompt,
+    }
+
+
+def _shared_s(start_s: Array, end_s: Array, beyond: Array) -> Array:
+    """For each work the time in which it runs with another, and some work that runs is `beyond`."""
+    count = len(start_s)
+    at_s = np.concatenate([start_s, end_s])
+    change = np.concatenate([np.ones(count, np.int64), -np.ones(count, np.int64)])
+    order = np.argsort(at_s, kind="stable")
+    running = np.cumsum(change[order])
+    odd = np.cumsum((change * np.concatenate([beyond, beyond]))[order])
+    span_s = np.diff(at_s[order]) * ((running > 1) & (odd > 0))[:-1]
+    passed_s = np.empty(2 * count)
+    passed_s[order] = np.concatenate([[0.0], np.cumsum(span_s)])
+    return np.asarray(passed_s[count:] - passed_s[:count])

@@ -1,0 +1,280 @@
+"""Forward times of a (card, model) that nobody measured: the card's ceilings, the model's sizes, learned efficiencies.
+
+Every matrix product, attention and the output projection are priced by what they move and multiply, as shares of the
+card's own ceilings, plus a cost a kernel in seconds; the shares and costs are learned from the H200's samples
+(`calibration.fit.transfer`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
+
+Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a cost a kernel that differs
+from the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
+(gemma-2b with 9 queries a row).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.latency import ForwardFit
+
+Array = NDArray[np.float64]
+
+COMPUTE_TOKENS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens at which the share of the arithmetic is learned
+TOKENS: tuple[int, ...] = (
+    1, 2, 4, 8, 16, 24, 32, 33, 40, 48, 64, 96, 128, 129, 192, 256, 257, 320, 384, 385, 512, 513, 640, 768, 769, 896,
+    1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096,
+)  # fmt: skip
+WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33)
+LIBRARY_TILE, NARROW_TILE, NARROW_STEP, NARROW_SPLITS = 128, 64, 64, 8  # outputs a tile, inputs a step, splits at most
+LEAST_QUERIES = 16  # attention pads a row's queries up to this, then to powers of two
+PROMPT_BLOCKS = 2  # query blocks of a usual chunk: with few heads they do not fill the card
+
+
+@dataclass(frozen=True)
+class Coefficients:
+    """What is learned: `_s` are seconds a kernel, the others shares of the card's ceilings or plain numbers."""
+
+    narrow_s: float  # the engine's own kernel for few tokens and small matrices
+    narrow_bandwidth: float
+    narrow_padding: float  # more time a doubling of the tokens that it pads to
+    narrow_balance: float  # power of how evenly its programs fill the multiprocessors
+    library_s: float
+    library_bandwidth: float
+    library_balance: float
+    sharpness: float  # p-norm that joins reading the weights and multiplying
+    traffic: float  # of the tokens' own reads and writes
+    compute: tuple[float, ...]  # at COMPUTE_TOKENS
+    kv_bandwidth: float
+    kv_compute: float
+    attention_s: float
+    tile_s: float  # per 1024 query elements of attention's tile
+    row_s: float
+    head_s: float
+    head_bandwidth: float
+    head_compute: float
+    prompt_compute: float
+    mixed_s: float
+    draft_ratio: float
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Limits and graph sizes of the engine that was measured."""
+
+    small_tokens: int
+    small_bytes: int
+    row_buckets: tuple[int, ...]
+    chunk_buckets: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """The learned figures, the card they come from, and how far off they are.
+
+    An unmeasured card is assumed to reach the same shares of its data sheet as the measured one did. `model_bar` and
+    `card_bar` hold 95% of |log(predicted / measured)| on a model left out and on cards never learned from.
+    """
+
+    coefficients: Coefficients
+    engine: Engine
+    sms: int
+    bandwidth_share: float
+    flops_share: float
+    model_bar: float
+    card_bar: float
+    source: str
+
+    def ceilings(self, gpu: GpuSpec) -> GpuSpec:
+        """The card with rates that can be reached, not its data sheet's."""
+        if gpu.measured:
+            return gpu
+        return replace(
+            gpu,
+            bandwidth_bytes_per_s=gpu.bandwidth_bytes_per_s * self.bandwidth_share,
+            flops_per_s=gpu.flops_per_s * self.flops_share,
+            source=f"{gpu.source}; {self.bandwidth_share:.0%} of the bandwidth and {self.flops_share:.0%} of the "
+            "arithmetic assumed reachable, as on the H200",
+        )
+
+    def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
+        """The model's forward times on the card."""
+        return forward_fit(Prices(sizes_of(spec), self.ceilings(gpu), gpu.sms or self.sms, self), spec)
+
+    def bar(self, card_known: bool) -> float:
+        """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
+        return self.with_card(0.0 if card_known else self.card_bar)
+
+    def with_card(self, card_bar: float) -> float:
+        """The same where a card is known to be off by `card_bar`, a logarithm; errors of unlike origin add squared."""
+        return math.expm1(math.hypot(self.model_bar, card_bar))
+
+
+class Sizes(NamedTuple):
+    """A model's sizes as arrays: of one model, or one entry a sample of many."""
+
+    layers: Array
+    hidden: Array
+    intermediate: Array
+    heads: Array
+    kv_heads: Array
+    head_dim: Array
+    vocab: Array
+    dtype_bytes: Array
+
+
+def sizes_of(spec: ModelSpec) -> Sizes:
+    """The sizes of one model."""
+    return Sizes(*(np.asarray(getattr(spec, name), float) for name in Sizes._fields))
+
+
+class Prices:
+    """The formula: seconds of the parts of a forward."""
+
+    def __init__(self, sizes: Sizes, ceilings: GpuSpec, sms: int, transfer: Transfer) -> None:
+        self.s, self.sms = sizes, sms
+        self.c, self.engine = transfer.coefficients, transfer.engine
+        self.bandwidth, self.flops = ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s
+
+    def products(self) -> list[tuple[Array, Array]]:
+        """Inputs and outputs of a layer's matrix products: q, k and v; output; gate and up; down."""
+        s = self.s
+        attended = s.heads * s.head_dim
+        qkv = attended + 2 * s.kv_heads * s.head_dim
+        return [(s.hidden, qkv), (attended, s.hidden), (s.hidden, 2 * s.intermediate), (s.intermediate, s.hidden)]
+
+    def layers(self, tokens: Array) -> Array:
+        """All layers over `tokens`, without attention over what is cached."""
+        total = np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(self.s.layers)))
+        for inputs, outputs in self.products():
+            narrow = (tokens <= self.engine.small_tokens) & (self._bytes(inputs, outputs) <= self.engine.small_bytes)
+            total += np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
+        return np.asarray(self.s.layers * total)
+
+    def narrow(self, inputs: Array, outputs: Array, tokens: Array) -> Array:
+        """One product in the engine's kernel, whose programs split the inputs until they fill the card."""
+        c, tiles, steps = self.c, np.ceil(outputs / NARROW_TILE), np.ceil(inputs / NARROW_STEP)
+        wanted = np.clip(np.round(self.sms / tiles), 1, np.minimum(NARROW_SPLITS, steps))
+        programs = tiles * np.ceil(steps / np.ceil(steps / wanted))
+        padded = np.maximum(1.0, _doubled(tokens) / 16)
+        reading = self._bytes(inputs, outputs) / (self.bandwidth * c.narrow_bandwidth)
+        return np.asarray(
+            c.narrow_s + reading * (1 + c.narrow_padding * (padded - 1)) / self._even(programs) ** c.narrow_balance
+        )
+
+    def library(self, inputs: Array, outputs: Array, tokens: Array) -> Array:
+        """One product in the vendor's library, with the norms and activations around it."""
+        c = self.c
+        tiles = np.ceil(tokens / LIBRARY_TILE) * np.ceil(outputs / LIBRARY_TILE)
+        share = np.exp(np.interp(np.log(tokens), np.log(COMPUTE_TOKENS), np.log(c.compute)))
+        reading = self._bytes(inputs, outputs) / (self.bandwidth * c.library_bandwidth)
+        multiplying = 2 * inputs * outputs * tokens / (self.flops * share * self._even(tiles) ** c.library_balance)
+        moved = self.s.dtype_bytes * tokens * (inputs + outputs)
+        return np.asarray(c.library_s + _joined(reading, multiplying, c.sharpness) + c.traffic * moved / self.bandwidth)
+
+    def kv(self, width: Array) -> Array:
+        """Per cached token that a row's `width` queries read."""
+        s, c = self.s, self.c
+        queries = self._queries(width)
+        reading = 2 * s.layers * s.kv_heads * s.head_dim * s.dtype_bytes / (self.bandwidth * c.kv_bandwidth)
+        multiplying = 4 * queries * s.head_dim * s.kv_heads * s.layers / (self.flops * c.kv_compute)
+        return _joined(reading, multiplying, 3.0)
+
+    def width(self, width: Array) -> Array:
+        """Per forward that has rows."""
+        tile = self._queries(width) * self.s.head_dim / 1024
+        return np.asarray(self.s.layers * (self.c.attention_s + self.c.tile_s * tile))
+
+    def row(self) -> Array:
+        return np.asarray(self.s.layers * self.c.row_s)
+
+    def head(self) -> tuple[Array, Array]:
+        """The output projection: reading it, and multiplying one token."""
+        c, params = self.c, self.s.hidden * self.s.vocab
+        reading = c.head_s + params * self.s.dtype_bytes / (self.bandwidth * c.head_bandwidth)
+        return np.asarray(reading), np.asarray(2 * params / (self.flops * c.head_compute))
+
+    def prompt_pair(self) -> Array:
+        """Per (query, key) pair where a prompt is read; few heads leave multiprocessors idle."""
+        s = self.s
+        filled = np.minimum(1.0, PROMPT_BLOCKS * s.heads / self.sms)
+        return np.asarray(4 * s.layers * s.heads * s.head_dim / (self.flops * self.c.prompt_compute * filled))
+
+    def mixed(self) -> Array:
+        return np.asarray(self.s.layers * self.c.mixed_s)
+
+    def _bytes(self, inputs: Array, outputs: Array) -> Array:
+        return np.asarray(inputs * outputs * self.s.dtype_bytes)
+
+    def _queries(self, width: Array) -> Array:
+        return np.maximum(LEAST_QUERIES, _doubled(width * self.s.heads / self.s.kv_heads))
+
+    def _even(self, tiles: Array) -> Array:
+        """How evenly equal tiles fill the multiprocessors, up to 1."""
+        return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
+
+
+def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
+    """The formula read at knots; more tokens are never faster."""
+    reading, multiplying = (float(x) for x in prices.head())
+    widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
+    kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
+    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes
+    return ForwardFit(
+        fixed_s=0.0,
+        weights_s=0.0,
+        token_s=0.0,
+        head_weights_s=reading,
+        head_token_s=multiplying,
+        kv_s=float(kv[0]),
+        pair_s=0.0,
+        prompt_pair_s=float(prices.prompt_pair()),
+        layer_knots=_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
+        kv_knots=_knots(WIDTHS, kv),
+        width_knots=_knots(WIDTHS, prices.width(widths)),
+        row_s=float(prices.row()),
+        mixed_s=float(prices.mixed()),
+        nimble_tokens=engine.small_tokens if largest <= engine.small_bytes else 0,
+        draft_ratio=prices.c.draft_ratio,
+        row_buckets=engine.row_buckets,
+        chunk_buckets=engine.chunk_buckets,
+    )
+
+
+def _knots(at: tuple[int, ...], seconds: Array) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(at, seconds.tolist(), strict=True))
+
+
+def _doubled(x: Array) -> Array:
+    """Up to the next power of two."""
+    return np.asarray(np.exp2(np.ceil(np.log2(np.maximum(x, 1.0)) - 1e-9)))
+
+
+def _joined(a: Array, b: Array, p: float) -> Array:
+    return np.asarray((a**p + b**p) ** (1 / p))
+
+
+@cache
+def shipped() -> Transfer:
+    """The figures that come with pdvsim."""
+    text = (files("pdvsim.sim.hardware") / "data" / "transfer.json").read_text(encoding="utf-8")
+    return from_document(json.loads(text))
+
+
+def from_document(data: dict[str, Any]) -> Transfer:
+    """What `document` wrote."""
+    learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
+    limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
+    rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}
+    return Transfer(coefficients=Coefficients(**learned), engine=Engine(**limits), **rest)
+
+
+def document(transfer: Transfer) -> dict[str, Any]:
+    """The figures as JSON holds them."""
+    return asdict(transfer)

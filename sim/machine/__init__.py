@@ -1,0 +1,1 @@
+"""What policies run on: the clock, devices, lanes and the KV cache."""

@@ -1,0 +1,108 @@
+"""The books of a GPU and of a round: what a work costs, its row in the log, and what a verdict does to its rows.
+
+The simulated and the real GPU keep the same ones, so that their records mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+from pdvsim.sim.core import KINDS, Request, Role, Work, packed_tally
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
+
+
+class Books:
+    """Prices the works of one GPU, and enters those that are over into the log and with their requests."""
+
+    def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
+        self.models = models
+        self._append = log.append
+        # of its rows in the log
+        self._heads = {
+            (lane, kind, role): log.head(replica, gpu, lane, kind, role)
+            for lane in LANES
+            for kind in KINDS
+            for role in ROLES
+        }
+
+    def price(self, work: Work) -> tuple[float, float, float]:
+        """Seconds alone, bytes moved and flops of a work."""
+        rows, tokens, model, context = work.rows, work.tokens, self.models[work.role], work.context
+        if context < 0:
+            context = work.context = sum([row.context for row in rows])
+        if not work.chunks and (tokens <= 2 or work.role == "target"):
+            solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = model.shape(len(rows), tokens, work.steps)
+            return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
+        solo = moved = flops = 0.0
+        if tokens > 2 and work.role == "draft":
+            solo, _, moved, _, flops, _ = model.behind(rows)
+            tokens = 2 if any(row.owed == 1 for row in rows) else 1
+        if work.chunks:
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
+        else:
+            shape = model.shape(len(rows), tokens, work.steps)
+        solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
+        return (
+            solo + solo_0 + solo_1 * context,
+            moved + bytes_0 + bytes_1 * context,
+            flops + flops_0 + flops_1 * context,
+        )
+
+    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+        """Enter a work that is over."""
+        rows = work.rows
+        spent_ns = int((end_s - start_s) * 1e9)
+        if work.kind == "draft":
+            for row in rows:
+                row.draft_ns += spent_ns
+        else:
+            for row in rows:
+                row.verify_ns += spent_ns
+        tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0
+        for chunk in work.chunks:
+            tokens += chunk.tokens
+            prompt_start = max(prompt_start, chunk.start)
+            if work.role == "target":  # the drafter reads behind it or beside it
+                chunk.request.prefill_ns += spent_ns
+        self._append(
+            packed_launch(
+                self._heads[work.lane, work.kind, work.role], len(rows), tokens, work.steps, work.tokens,
+                work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
+            )
+        )  # fmt: skip
+
+
+@cache
+def round_tally(k: int) -> tuple[int, ...]:
+    """What a round of k drafts adds to a request's tally, by how many are accepted."""
+    drafting = k > 0
+    return tuple(packed_tally(1, drafting, k, accepted, accepted < k) for accepted in range(k + 1))
+
+
+def book(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[list[int], bool]:
+    """Each row gains its accepted drafts and one token of the target's, up to its end.
+
+    Returns the gains, and whether some row has all its tokens now.
+    """
+    gains, over, k = [], False, -1
+    for row, accepted in zip(rows, verdict, strict=True):
+        if row.k != k:
+            k = row.k
+            counted = round_tally(k)
+        gained = accepted + 1
+        emitted = row.emitted + gained
+        if emitted >= row.output_tokens:
+            gained -= emitted - row.output_tokens
+            emitted = row.output_tokens
+            over = True
+        row.emitted = emitted
+        row.context += gained
+        row.tally += counted[accepted]
+        if not k:
+            row.owed += gained
+        else:  # after full acceptance the drafter has not read its own last draft
+            row.owed = 1 if accepted == k else 0
+        gains.append(gained)
+    return gains, over

@@ -1,0 +1,225 @@
+"""The simulated GPU: works queue on streams, the stream heads run together and slow each other, the host sets the pace.
+
+Each stream is a FIFO. What runs is re-solved at every start and finish (`contention`), so progress is piecewise
+linear. One host thread launches and completes; since it does one thing at a time, works become ready in launch order,
+and the state can be run ahead to the next start without missing one.
+
+Not modelled: memory allocation, graph capture, and host costs that depend on the batch.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import defaultdict, deque
+from collections.abc import Callable
+from math import inf
+from operator import attrgetter
+
+from simpy.events import NORMAL
+
+from pdvsim.sim.core import Role, Work
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import SimulatedHost
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.clock import NEVER, Clock, Completion
+from pdvsim.sim.records import Launches
+
+_ready = attrgetter("ready_s")
+
+Verdict = Callable[[Work], "list[int] | None"]
+
+
+class Job(Completion):
+    """A work on its way through a stream."""
+
+    device: SimulatedGPU
+    remaining_s: float  # at rate 1, as of the GPU's state time
+    rate = 0.0
+    start_s = -1.0
+    # what those that share the GPU with it need to know; worked out where any does
+    kind: str
+    lane: str
+    priority: int
+    compute: float
+    bandwidth: float
+    nimble: bool
+    turn_s = -1.0
+    share = 0.0
+
+    def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
+        self.env = device.env
+        self.callbacks = []
+        self.device = device
+        self.work = work
+        self.ready_s = ready_s  # launched by the host
+        self.solo_s, self.bytes, self.flops = device.books.price(work)
+
+
+class SimulatedGPU:
+    """One GPU. A launch happens, as an event, when the host has noticed its completion; its value is the verdict."""
+
+    def __init__(
+        self,
+        env: Clock,
+        host: SimulatedHost,
+        models: dict[Role, Latency],
+        sharing: Sharing,
+        log: Launches,
+        verdict: Verdict,
+        peak: tuple[float, float],
+        replica: int = 0,
+        gpu: int = 0,
+        transfer_s: float = 0.0,
+    ) -> None:
+        self.env = env
+        self.host = host
+        self.books = Books(models, log, replica, gpu)
+        self.sharing = sharing
+        self.verdict = verdict
+        self.flops_per_s, self.bytes_per_s = peak
+        self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
+        self.streams: dict[str, deque[Job]] = defaultdict(deque)
+        self.fresh: list[Job] = []  # launched, not on their streams yet
+        self.running: list[Job] = []  # heads of their streams that have started
+        self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
+        self.time_s = 0.0  # `remaining_s` and the rates are as of then
+        self.due = NEVER  # the next finish
+        self._next: Job | None = None  # which work that is
+        env.machines.append(self)
+
+    def launch(self, work: Work) -> Job:
+        """Put a work on its lane's stream."""
+        host, env = self.host, self.env
+        job = Job(self, work, host.spend(env._now, host.times.launch_s) + self.transfer_s)
+        if not self.fresh:
+            env.launched.append(self)
+        self.fresh.append(job)
+        return job
+
+    # as the clock drives it ------------------------------------------------------------------------------------
+
+    def take_in(self) -> None:
+        """Put what was launched on its stream."""
+        for job in self.fresh:
+            stream = self.streams[job.work.lane]
+            stream.append(job)
+            job.remaining_s = job.solo_s
+            if len(stream) == 1:
+                self.coming.append(job)
+        self.fresh.clear()
+        self._plan()
+
+    def pass_through(self, last: Completion, before_s: float) -> float | None:
+        """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
+        fresh = self.fresh
+        final = fresh[-1]
+        if self.running or self.coming or final is not last or not self.sharing.alone_is_full:
+            return None
+        end, lane, spans = self.time_s, final.work.lane, []
+        for job in fresh:
+            if job is not final and (job.work.watched or job.work.lane != lane):
+                return None
+            start = job.ready_s if job.ready_s > end else end
+            end = start + job.solo_s
+            spans.append((start, end))
+        host = self.host
+        noticed_s = host.done_s(end, host.times.completion_s)
+        if noticed_s >= before_s:
+            return None
+        host.free_at = noticed_s
+        self.time_s = end
+        note = self.books.note
+        for job, (start, end) in zip(fresh, spans, strict=True):
+            note(job.work, start, end, job.solo_s, job.bytes, job.flops)
+        fresh.clear()
+        final._value = self.verdict(final.work)
+        return noticed_s
+
+    def end_next(self) -> tuple[Job | None, float]:
+        """Complete the work that is due, and start the next of its stream."""
+        job, end = self._next, self.due[0]
+        assert job is not None
+        running = self.running
+        if len(running) > 1:
+            self._advance(end)
+            running.remove(job)
+        else:
+            self.time_s = end
+            running.clear()
+        work = job.work
+        stream = self.streams[work.lane]
+        stream.popleft()
+        self.books.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        ended, noticed_s = None, end
+        if work.watched:
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completion_s)
+            job._value = self.verdict(work)
+        if stream:
+            following = stream[0]
+            if following.ready_s <= end:
+                running.append(following)
+            else:
+                insort(self.coming, following, key=_ready)
+        self._share()
+        self._plan()
+        return ended, noticed_s
+
+    # who runs, and how fast ------------------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        """Run ahead through the coming starts to the next finish."""
+        running, coming = self.running, self.coming
+        while True:
+            finish, first = inf, None
+            for job in running:
+                if job.rate > 0:
+                    at = self.time_s + job.remaining_s / job.rate
+                    if at < finish:
+                        finish, first = at, job
+            if not coming or coming[0].ready_s >= finish:
+                break
+            job = coming.pop(0)
+            if job.ready_s > self.time_s:
+                self._advance(job.ready_s)
+            running.append(job)
+            self._share()
+        if first is None:
+            self.due = NEVER
+        elif first is not self._next or finish != self.due[0]:
+            self.due = (finish, NORMAL, self.env.number())
+        self._next = first
+
+    def _share(self) -> None:
+        """What runs has changed: set the rates anew."""
+        running = self.running
+        if len(running) == 1 and self.sharing.alone_is_full:
+            running[0].rate = 1.0
+        elif running:
+            for job in running:
+                if job.turn_s < 0:
+                    self.demand(job)
+            self.sharing.solve(running)
+        for job in running:
+            if job.start_s < 0 and job.rate > 0:  # at the head of its stream it may still be held back
+                job.start_s = self.time_s
+
+    def demand(self, job: Job) -> None:
+        """What a work asks of the GPU, for those it shares it with."""
+        work, solo = job.work, job.solo_s
+        job.kind, job.lane, job.priority = work.kind, work.lane, work.priority
+        job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
+        job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
+        model = self.books.models[work.role]
+        job.turn_s = solo / (work.steps * model.spec.layers)
+        job.nimble = False
+        if model.fit.nimble_tokens:
+            width = work.tokens if work.steps == 1 else 1
+            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
+
+    def _advance(self, time_s: float) -> None:
+        """Bring the running works' progress up to `time_s`."""
+        elapsed = time_s - self.time_s
+        for job in self.running:
+            job.remaining_s -= elapsed * job.rate
+        self.time_s = time_s

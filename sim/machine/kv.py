@@ -1,0 +1,105 @@
+"""The KV cache as a number of tokens.
+
+`reserved`: a request is admitted when all that it may ever need fits, and holds it to its end. `paged`, as vLLM does
+it: blocks are taken as tokens come, so more requests fit; where no block is free, a request gives up all of its own.
+
+Not modelled: prefix sharing, and swapping to the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from pdvsim.sim.core import GpuSpec, ModelSpec, Request
+
+BLOCK = 16  # tokens, vLLM's default
+
+
+class KvCache:
+    """Tokens held out of a capacity, by request. Whoever has a work under way is pinned, and keeps what it holds."""
+
+    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool = False) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.lookahead = lookahead  # drafts beyond the last output token that may be written
+        self.paged = paged
+        self.used_tokens = 0
+        self.peak_tokens = 0
+        self._block = BLOCK if paged else 1
+        self._inside: dict[Request, None] = {}  # in order of admission
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._inside
+
+    def need(self, request: Request) -> int:
+        """The most it can ever hold."""
+        return self._blocks(request.prompt_tokens + request.output_tokens + self.lookahead)
+
+    def admit(self, request: Request, tokens: int) -> bool:
+        """Let a request in whose first forward reads `tokens`, if it fits."""
+        tokens = self._blocks(tokens) if self.paged else self.need(request)
+        if not self._take(tokens):
+            return False
+        self._inside[request] = None
+        request.held_tokens = tokens
+        request.pinned = True
+        return True
+
+    def grow(self, request: Request, tokens: int) -> bool:
+        """Room for the first `tokens` tokens of a request, if there is."""
+        more = self._blocks(tokens) - request.held_tokens
+        if more > 0:
+            if not self._take(more):
+                return False
+            request.held_tokens += more
+        request.pinned = True
+        return True
+
+    def grow_all(self, rows: Sequence[Request], tokens: int) -> bool:
+        """Room for `tokens` more of each row, if there is."""
+        if self.paged:
+            for row in rows:
+                row.pinned = True
+                if row.context + tokens > row.held_tokens and not self.grow(row, row.context + tokens):
+                    self.unpin(rows)
+                    return False
+        return True
+
+    def unpin(self, requests: Iterable[Request]) -> None:
+        """Their works are over."""
+        if self.paged:
+            for request in requests:
+                request.pinned = False
+
+    def last_admitted(self) -> Request:
+        """Of those that are not pinned."""
+        return next(request for request in reversed(self._inside) if not request.pinned)
+
+    def release(self, request: Request) -> None:
+        """Give back all that a request holds."""
+        del self._inside[request]
+        self.used_tokens -= request.held_tokens
+        request.held_tokens, request.pinned = 0, False
+
+    def check_integrity(self) -> None:
+        """What is used is what requests hold, in whole blocks, and fits."""
+        held = [request.held_tokens for request in self._inside]
+        assert self.used_tokens == sum(held) <= self.peak_tokens <= self.capacity_tokens
+        assert not any(tokens % self._block for tokens in held)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self._block) * self._block
+
+    def _take(self, tokens: int) -> bool:
+        used = self.used_tokens + tokens
+        if used > self.capacity_tokens:
+            return False
+        self.used_tokens = used
+        if used > self.peak_tokens:
+            self.peak_tokens = used
+        return True
+
+
+def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:
+    """Tokens that fit beside the weights of `models`, whose caches grow together."""
+    room = gpu.memory_bytes * utilization - sum(m.weight_bytes for m in models)
+    return max(0, int(room // sum(m.kv_bytes_per_token for m in models)))

@@ -1,0 +1,129 @@
+"""A run as a timeline for ui.perfetto.dev: Chrome's trace format, one process a GPU, one track a lane.
+
+Launches are complete events ("X", microseconds); requests in flight and the queue behind each lane are counters
+("C"). Written line by line: the file is as long as the run, the memory is not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from pdvsim.common.files import whole
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import LANES, Columns, Result
+
+BLOCK = 1 << 15  # rows formatted at once
+GPUS_PER_REPLICA = 16  # room between the process numbers of two replicas
+ROLES = ("draft", "target")
+
+
+def write_trace(result: Result, path: Path | str) -> None:
+    """Write `result` to `path` as Chrome trace JSON."""
+    with whole(Path(path)) as out:
+        header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
+        out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode())
+        out.write(",\n".join(_names(result.launches)).encode())
+        for block in _launches(result.launches):
+            _put(out, block)
+        for block in _queues(result.launches):
+            _put(out, block)
+        for block in _in_flight(result.requests):
+            _put(out, block)
+        out.write(b"\n]}\n")
+
+
+def _put(out: BinaryIO, lines: list[str]) -> None:
+    if lines:
+        out.write((",\n" + ",\n".join(lines)).encode())
+
+
+def _names(launches: Columns) -> list[str]:
+    """Metadata: what the processes and tracks are called, GPUs and lanes in order."""
+    replica, gpu, lane = (launches[name] for name in ("replica", "gpu", "lane"))
+    keys = np.unique((replica.astype(np.int64) * GPUS_PER_REPLICA + gpu) * len(LANES) + lane).tolist()
+    places = [(*divmod(key // len(LANES), GPUS_PER_REPLICA), key % len(LANES)) for key in keys]
+    replicas = {r for r, _, _ in places} | {0}
+    lines = []
+    for r, g in sorted({(r, g) for r, g, _ in places} | {(r, 0) for r in replicas}):
+        name = f"GPU {g}" if len(replicas) == 1 else f"replica {r}, GPU {g}"
+        lines.append(_meta("process_name", _pid(r, g), 0, {"name": name}))
+        lines.append(_meta("process_sort_index", _pid(r, g), 0, {"sort_index": _pid(r, g)}))
+    for r, g, code in places:
+        lines.append(_meta("thread_name", _pid(r, g), code + 1, {"name": LANES[code]}))
+        lines.append(_meta("thread_sort_index", _pid(r, g), code + 1, {"sort_index": code + 1}))
+    return lines
+
+
+def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
+    return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
+
+
+def _pid(replica: int, gpu: int) -> int:
+    return replica * GPUS_PER_REPLICA + gpu + 1
+
+
+def _blocks(columns: Columns) -> Iterator[Columns]:
+    rows = len(next(iter(columns.values())))
+    for start in range(0, rows, BLOCK):
+        yield {name: column[start : start + BLOCK] for name, column in columns.items()}
+
+
+def _launches(launches: Columns) -> Iterator[list[str]]:
+    for block in _blocks(launches):
+        # Ends are rounded, not lengths: neighbours that touch must not overlap by a nanosecond after rounding.
+        start_ns, end_ns = (np.rint(block[name] * 1e9).astype(np.int64) for name in ("start_s", "end_s"))
+        pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
+        columns = (
+            block["kind"],
+            block["role"],
+            pid,
+            block["lane"] + 1,
+            start_ns / 1e3,
+            (end_ns - start_ns) / 1e3,
+            block["rows"],
+            block["tokens"],
+            block["steps"],
+            block["queue_depth"],
+            block["solo_s"] * 1e6,
+        )
+        yield [
+            f'{{"ph":"X","name":"{KINDS[kind]}","cat":"{ROLES[role]}","pid":{pid},"tid":{tid},"ts":{ts:.3f},'
+            f'"dur":{dur:.3f},"args":{{"rows":{rows},"tokens":{tokens},"steps":{steps},"queue_depth":{depth},'
+            f'"solo_us":{solo:.3f}}}}}'
+            for kind, role, pid, tid, ts, dur, rows, tokens, steps, depth, solo in zip(
+                *(column.tolist() for column in columns), strict=True
+            )
+        ]
+
+
+def _queues(launches: Columns) -> Iterator[list[str]]:
+    """Requests left waiting behind each lane, at each of its launches."""
+    for block in _blocks({name: launches[name] for name in ("replica", "gpu", "lane", "queue_depth", "start_s")}):
+        pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
+        columns = (pid, block["lane"], block["start_s"] * 1e6, block["queue_depth"])
+        yield [
+            f'{{"ph":"C","name":"{LANES[lane]} queue","pid":{pid},"ts":{ts:.3f},"args":{{"requests":{depth}}}}}'
+            for pid, lane, ts, depth in zip(*(column.tolist() for column in columns), strict=True)
+        ]
+
+
+def _in_flight(requests: Columns) -> Iterator[list[str]]:
+    """Requests in the system, per replica, at each arrival and finish."""
+    for replica in np.unique(requests["replica"]).tolist():
+        mine = requests["replica"] == replica
+        left_s = requests["finish_s"][mine]
+        left_s = left_s[left_s >= 0]
+        time_s = np.concatenate((left_s, requests["arrival_s"][mine]))  # leavers first: a stable sort keeps it so
+        change = np.repeat((-1, 1), (len(left_s), int(mine.sum())))
+        order = np.argsort(time_s, kind="stable")
+        for block in _blocks({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
+            yield [
+                f'{{"ph":"C","name":"requests in flight","pid":{_pid(replica, 0)},"ts":{ts:.3f},'
+                f'"args":{{"requests":{count}}}}}'
+                for ts, count in zip(block["ts"].tolist(), block["count"].tolist(), strict=True)
+            ]

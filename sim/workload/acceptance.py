@@ -1,0 +1,219 @@
+"""Acceptance: which drafts the target would accept, drawn per request before the run.
+
+One uniform u[p] is drawn for each output position p of each request. Where drafts have a rate alpha, the draft at p is
+accepted if u[p] < alpha, whichever round proposes it: architectures and draft lengths meet the same coins, and a
+higher alpha turns no acceptance into a rejection, so it never needs more rounds.
+
+Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token (other than by
+`synthetic_acceptance_rates`), or that changes along a request (other than by a recorded trace); drafts that are trees.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.config import Acceptance
+from pdvsim.sim.core import Request
+from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.reading import quoted
+from pdvsim.sim.workload.datasets import bad, json_lines
+
+Uniforms = NDArray[np.float32]
+
+FIRST_ROUND = 1  # output position of the first round: the prefill's forward emits the token at position 0
+LONGEST_RUN = 255  # a run is a byte; no draft is longer
+BLOCK = 1 << 18  # positions drawn at once: many for numpy, few for the processor's cache
+
+
+@dataclass(frozen=True, slots=True)
+class Coins:
+    """What decides a request's drafts where its rate may move: the rate at temperature 1, a uniform per position."""
+
+    rate: float
+    uniforms: Uniforms
+
+
+def expected_tokens(alpha: float, k: int) -> float:
+    """Mean tokens of a round of `k` drafts, (1 - alpha^(k+1)) / (1 - alpha), and k+1 at alpha 1 (Leviathan, eq. 1)."""
+    return sum(alpha**i for i in range(k + 1))  # the same number, without the division by zero at 1
+
+
+def walltime_improvement(alpha: float, k: int, cost: float) -> float:
+    """Speed-up over plain decoding, (1 - alpha^(k+1)) / ((1 - alpha)(k cost + 1)) (Leviathan, theorem 3.8).
+
+    `cost` is the time of one draft step over that of one target step; verifying is taken to cost one target step.
+    """
+    return expected_tokens(alpha, k) / (k * cost + 1)
+
+
+def rate_at(acceptance: Acceptance, base_rate: float, temperature: float) -> float:
+    """A request's acceptance rate with the drafter sampling at `temperature`, in [0, 1].
+
+    `base_rate` is its rate at temperature 1, where the drafter samples as it was calibrated; each unit away from 1, in
+    either direction, costs `acceptance_temperature_slope`.
+    """
+    return min(1.0, max(0.0, base_rate - acceptance.acceptance_temperature_slope * abs(temperature - 1)))
+
+
+def accepted_at(request: Request, k: int, rate: float) -> int:
+    """Of `k` drafts (at most MAX_DRAFT) from the request's output position on, those accepted at `rate`.
+
+    Needs the request's coins; at their own rate it is `min(runs[emitted], k)`.
+    """
+    assert isinstance(request.coins, Coins)
+    assert k <= MAX_DRAFT
+    rejected = request.coins.uniforms[request.emitted : request.emitted + k] >= np.float32(rate)
+    return int(rejected.argmax()) if rejected.any() else k
+
+
+def _blocks(output_tokens: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Ranges of requests with about BLOCK positions each."""
+    ends = np.cumsum(output_tokens + MAX_DRAFT)
+    first = 0
+    while first < len(ends):
+        done = int(ends[first - 1]) if first else 0
+        last = max(first + 1, int(np.searchsorted(ends, done + BLOCK, side="right")))
+        yield first, last
+        first = last
+
+
+def _runs(uniforms: Uniforms, rates: Uniforms | np.float32, ends: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """At each position, how many coins in a row from there on are accepted; no run crosses the end of its request."""
+    rejected = uniforms >= rates
+    # The last position of the tail: a draft from the last output position can be MAX_DRAFT long without reaching it.
+    rejected[ends - 1] = True
+    at = np.flatnonzero(rejected).astype(np.int32)  # half the memory traffic; a request has at most 10,000,000 tokens
+    run = np.repeat(at, np.diff(at, prepend=np.int32(-1)))  # the next rejection, from which the position is taken
+    run -= np.arange(len(uniforms), dtype=np.int32)
+    return np.minimum(run, LONGEST_RUN, out=run).astype(np.uint8)
+
+
+def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint8]:
+    """At each position, how many of the unconditional rates exceed its one uniform."""
+    count = np.zeros(len(uniforms), dtype=np.uint8)
+    for rate in rates[:LONGEST_RUN]:
+        count += uniforms < np.float32(rate)
+    return count
+
+
+class Streams:
+    """Draws the streams of one request after the other, in chunks of any size: more leave the first as they were."""
+
+    def __init__(self, acceptance: Acceptance, coins: np.random.Generator, rates: np.random.Generator) -> None:
+        self._acceptance, self._coins, self._rates = acceptance, coins, rates
+        self._drawn = 0
+        trace = acceptance.acceptance_trace
+        self._lines = None if trace is None else read_trace(trace, acceptance.acceptance_trace_k)
+
+    def draw(self, output_tokens: NDArray[np.int64]) -> tuple[list[bytes], list[Coins | None]]:
+        """`Request.runs` for each of the next requests, and its Coins where acceptance answers to temperature."""
+        if self._lines is None:
+            return _drawn(self._acceptance, output_tokens, self._coins, self._rates)
+        first, count = self._drawn % len(self._lines), len(output_tokens)
+        self._drawn += count
+        lines = self._lines[first:] + self._lines[:first]
+        return replay(lines, self._acceptance.acceptance_trace_k, output_tokens), [None] * count
+
+
+def draw_streams(
+    acceptance: Acceptance,
+    output_tokens: NDArray[np.int64],
+    coins: np.random.Generator,
+    rates: np.random.Generator,
+) -> tuple[list[bytes], list[Coins | None]]:
+    """`Request.runs` for each request, and its Coins where acceptance answers to temperature (else None)."""
+    return Streams(acceptance, coins, rates).draw(output_tokens)
+
+
+def _drawn(
+    acceptance: Acceptance,
+    output_tokens: NDArray[np.int64],
+    coins: np.random.Generator,
+    rates: np.random.Generator,
+) -> tuple[list[bytes], list[Coins | None]]:
+    """Drawn in the order of the requests.
+
+    Each has MAX_DRAFT positions beyond its output, or drafts near its end would be accepted less often than others.
+    """
+    base = _base_rates(acceptance, len(output_tokens), rates)
+    runs: list[bytes] = []
+    kept: list[Coins | None] = []
+    for first, last in _blocks(output_tokens):
+        lengths = output_tokens[first:last]
+        spans = lengths + MAX_DRAFT
+        ends = np.cumsum(spans)
+        uniforms = coins.random(int(ends[-1]), dtype=np.float32)
+        if acceptance.synthetic_acceptance_rates:
+            flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
+        elif acceptance.acceptance_concentration is None:
+            flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
+        else:
+            flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)
+        starts = (ends - spans).tolist()
+        stops = (ends - MAX_DRAFT).tolist()
+        data = flat.tobytes()
+        runs += [data[a:b] for a, b in zip(starts, stops, strict=True)]
+        if acceptance.acceptance_temperature_slope:
+            parts = zip(base[first:last].tolist(), starts, ends.tolist(), strict=True)
+            kept += [Coins(rate, uniforms[a:b]) for rate, a, b in parts]
+        else:
+            kept += [None] * (last - first)
+    return runs, kept
+
+
+def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
+    """Each request's rate: the same for all, or from a Beta of the given mean and concentration."""
+    mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
+    # A Beta needs two positive shapes; with mean 0 or 1 every draw is the mean.
+    if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
+        return np.full(count, mean, dtype=np.float32)
+    return rng.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
+
+
+def read_trace(path: str, k: int) -> list[list[int]]:
+    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line."""
+    accepted = f"one JSON list of accepted counts from 0 to {k} on each line, e.g. [{k}, 0, {min(k, 2)}]"
+    lines = []
+    for number, counts in json_lines(path, accepted):
+        if type(counts) is not list or not counts:
+            raise bad(path, f"line {number}", "holds no list of counts", accepted)
+        for at, count in enumerate(counts):
+            if type(count) is not int or not 0 <= count <= k:
+                raise bad(path, f"line {number}", f"item {at} is {quoted(count)}", accepted)
+        lines.append(counts)
+    if not lines:
+        raise bad(path, "", "holds no round", accepted)
+    return lines
+
+
+def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> list[bytes]:
+    """Runs under which rounds of `k` drafts from FIRST_ROUND on accept a line's counts, one after the other.
+
+    Request i takes line i, and both lines and the counts of a line start over when they run out. A count below `k` is
+    that many accepted positions and a rejected one; a count of `k` is k accepted positions and the bonus token's, which
+    says nothing and counts as accepted, so that longer drafts than the recorded ones run on through it.
+    """
+    cycles = [_cycle(counts, k) for counts in lines]
+    runs = []
+    for i, tokens in enumerate(output_tokens.tolist()):
+        cycle = cycles[i % len(cycles)]
+        drafted = max(0, tokens - FIRST_ROUND)
+        runs.append(bytes(min(tokens, FIRST_ROUND)) + (cycle * (drafted // len(cycle) + 1))[:drafted])
+    return runs
+
+
+def _cycle(counts: list[int], k: int) -> bytes:
+    """The runs of one line's counts, repeated for ever, over one period."""
+    coins = [c for count in counts for c in ([1] * count + [0] if count < k else [1] * (k + 1))]
+    if all(coins):
+        return bytes([LONGEST_RUN]) * len(coins)
+    runs = []
+    run = coins.index(0)  # accepted coins at the start of the next period
+    for coin in reversed(coins):
+        run = run + 1 if coin else 0
+        runs.append(min(run, LONGEST_RUN))
+    return bytes(reversed(runs))

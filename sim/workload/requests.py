@@ -1,0 +1,177 @@
+"""Requests from traffic and acceptance: who asks what, when, and which drafts would be accepted.
+
+Arrivals, lengths, coins and acceptance rates each have a generator of their own from the seed: another request rate
+leaves lengths and coins as they were, and more requests leave the first ones as they were.
+
+Not modelled here: users who wait for an answer before they ask again (`max_concurrency` closes the loop at the
+server's door), ramps of the rate, and correlation between arrivals and lengths other than by replaying a trace.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from copy import deepcopy
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.config import Acceptance, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.limits import MAX_OUTPUT_TOKENS
+from pdvsim.sim.workload import datasets
+from pdvsim.sim.workload.acceptance import Streams
+from pdvsim.sim.workload.datasets import Lengths, Trace
+
+READERS = {"azure": datasets.read_azure, "burstgpt": datasets.read_burstgpt, "mooncake": datasets.read_mooncake}
+CHUNK = 4096  # requests drawn at once
+
+
+def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
+    """The requests in order of arrival, numbered from 0; the same for the same traffic, acceptance and seed."""
+    return Workload(traffic, acceptance).all()
+
+
+class Workload:
+    """The same requests one after the other, drawn a chunk at a time: what is served may be forgotten.
+
+    Only a file of lengths is held whole, as is a trace that is replayed.
+    """
+
+    def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK) -> None:
+        self.traffic, self.chunk = traffic, chunk
+        seeds = np.random.SeedSequence(traffic.seed).spawn(4)
+        self._arrivals, self._lengths, coins, rates = (np.random.default_rng(s) for s in seeds)
+        self._streams = Streams(acceptance, coins, rates)
+        trace = READERS[traffic.dataset_name](traffic.dataset_path or "") if traffic.dataset_name in READERS else None
+        self._replayed = _replayed(traffic, trace) if trace is not None and traffic.use_trace_timestamps else None
+        self._rows = None if self._replayed is not None else _rows(traffic, trace, self._lengths)
+
+    def __len__(self) -> int:
+        return self.traffic.num_prompts
+
+    def __iter__(self) -> Iterator[Request]:
+        streams, id = deepcopy(self._streams), 0
+        for arrival_s, tokens in zip(self.arrivals(), self.lengths(), strict=True):
+            _check_tokens(int(tokens[:, 1].sum()))
+            runs, kept = streams.draw(tokens[:, 1])
+            rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, kept, strict=True)
+            for row in rows:
+                yield Request(id, *row)
+                id += 1
+
+    def all(self) -> list[Request]:
+        """The whole of it, to be kept."""
+        _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
+        return list(self)
+
+    def largest(self) -> Request:
+        """The first of those with the most tokens, as it would be asked for at once."""
+        most, found, first = -1, (0, 0, 0), 0
+        for tokens in self.lengths():
+            total = tokens.sum(axis=1)
+            at = int(total.argmax())
+            if int(total[at]) > most:
+                most, found = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
+            first += len(tokens)
+        return Request(found[0], 0.0, found[1], found[2], b"")
+
+    def arrivals(self) -> Iterator[NDArray[np.float64]]:
+        """Arrival times, chunk by chunk."""
+        if self._replayed is not None:
+            yield from (self._replayed[0][part] for part in self._parts())
+            return
+        rng, reached = deepcopy(self._arrivals), 0.0
+        for part in self._parts():
+            arrival_s, reached = _arrivals(self.traffic, part.stop - part.start, rng, reached)
+            yield arrival_s
+
+    def lengths(self) -> Iterator[Lengths]:
+        """Prompt and output tokens, chunk by chunk."""
+        rng = deepcopy(self._lengths)
+        for part in self._parts():
+            if self._replayed is not None:
+                tokens = self._replayed[1][part].copy()
+            else:
+                tokens = _drawn(self.traffic, self._rows, part, rng)
+            yield _overridden(self.traffic, tokens)
+
+    def _parts(self) -> Iterator[slice]:
+        for first in range(0, len(self), self.chunk):
+            yield slice(first, min(first + self.chunk, len(self)))
+
+
+def _arrivals(
+    traffic: Traffic, count: int, rng: np.random.Generator, reached: float
+) -> tuple[NDArray[np.float64], float]:
+    """The next arrival times, and the sum of their gaps, which was `reached` before.
+
+    Gamma gaps of shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all at 0 at rate inf.
+    As there, the first request comes one gap after the start. vLLM then stretches all times so that the last falls on
+    num_prompts/rate; that would make early arrivals depend on how many follow, and is left out.
+    """
+    if math.isinf(traffic.request_rate):
+        return np.zeros(count), 0.0
+    gaps = rng.standard_gamma(traffic.burstiness, size=count)
+    gaps[0] += reached
+    sums = np.cumsum(gaps)
+    arrival_s: NDArray[np.float64] = sums / (traffic.request_rate * traffic.burstiness)
+    return arrival_s, float(sums[-1])
+
+
+def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Lengths]:
+    """The trace's first `num_prompts` requests by time, the first of them at 0."""
+    rows = len(trace.arrival_s)
+    if traffic.num_prompts > rows:
+        raise ValueError(
+            f"num-prompts is {traffic.num_prompts}, but {traffic.dataset_path} holds {rows} requests to replay"
+        )
+    order = np.argsort(trace.arrival_s, kind="stable")[: traffic.num_prompts]
+    arrival_s = trace.arrival_s[order]
+    return arrival_s - arrival_s[0], trace.lengths[order]
+
+
+def _rows(traffic: Traffic, trace: Trace | None, rng: np.random.Generator) -> Lengths | None:
+    """A file's rows, shuffled, as many as are wanted at most; None where lengths are drawn from a model."""
+    count = traffic.num_prompts
+    if trace is not None:
+        return trace.lengths[rng.permutation(len(trace.lengths))[:count]]
+    if traffic.dataset_path is None:
+        return None
+    if traffic.tokenizer is None:
+        raise ValueError("dataset sharegpt with --dataset-path needs --tokenizer, a local folder, to count tokens")
+    return datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng)
+
+
+def _drawn(traffic: Traffic, rows: Lengths | None, part: slice, rng: np.random.Generator) -> Lengths:
+    """The lengths of some requests: drawn, or a file's rows and, as in vLLM, drawn again where it has too few."""
+    count = part.stop - part.start
+    if rows is not None:
+        first = rows[part]
+        return np.concatenate((first, rows[rng.integers(len(rows), size=count - len(first))]))
+    return _uniform(traffic, count, rng) if traffic.dataset_name == "random" else datasets.sample_sharegpt(count, rng)
+
+
+def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
+    """Whole lengths uniform in [floor(len*(1-ratio)), ceil(len*(1+ratio))], at least 1, as vLLM's random data set."""
+    mean = np.array([traffic.input_len or 1024, traffic.output_len or 128], dtype=np.float64)
+    low = np.maximum(1, np.floor(mean * (1 - traffic.random_range_ratio)))
+    high = np.ceil(mean * (1 + traffic.random_range_ratio))
+    uniform = rng.random((count, 2))
+    lengths: Lengths = (low + np.floor(uniform * (high - low + 1))).astype(np.int64)
+    return lengths
+
+
+def _overridden(traffic: Traffic, tokens: Lengths) -> Lengths:
+    """Lengths with --input-len and --output-len in place of the data set's own."""
+    if traffic.dataset_name != "random":
+        for column, value in enumerate((traffic.input_len, traffic.output_len)):
+            if value is not None:
+                tokens[:, column] = value
+    return tokens
+
+
+def _check_tokens(total: int) -> None:
+    """Refuses what no memory holds, before it is drawn."""
+    if total > MAX_OUTPUT_TOKENS:
+        raise ValueError(f"{total} output tokens in all are too many to hold; at most {MAX_OUTPUT_TOKENS} are accepted")
