@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pdvsim.decide.advise import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.winners import WinnerMap
+    from pdvsim.options import AdviseOptions, CapacityOptions, MapOptions, RunOptions, SweepOptions
     from pdvsim.sim.records import Result
 
 __version__ = "0.1.0"
@@ -104,58 +105,59 @@ class Run:
         )
 
 
-def run(**options: Any) -> Run:
+def run(**options: Unpack[RunOptions]) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.build import build
     from pdvsim.sim.config import Experiment
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends
     from pdvsim.study.inputs import checked
 
-    experiment = parse(Experiment, from_mapping(options, flags(Experiment), "unknown option"))
+    experiment = build(Experiment, options)
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
-def sweep(**options: Any) -> pd.DataFrame:
+def sweep(**options: Unpack[SweepOptions]) -> pd.DataFrame:
     """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
 
     `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
     """
-    from pdvsim.cli.args import SweepOptions, flags, from_mapping, parse
+    from pdvsim.cli.args import SweepOptions as Options
+    from pdvsim.cli.build import build
     from pdvsim.study.sweep import run_sweep
 
-    chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
+    chosen = build(Options, options)
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
 
 
-def capacity(**options: Any) -> Capacities:
+def capacity(**options: Unpack[CapacityOptions]) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
-    from pdvsim.cli.args import flags, from_mapping, parse
-    from pdvsim.cli.capacity import CapacityOptions
+    from pdvsim.cli.build import build
+    from pdvsim.cli.capacity import CapacityOptions as Options
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.runs import Bench
 
-    chosen = parse(CapacityOptions, from_mapping(options, flags(CapacityOptions), "unknown option"))
+    chosen = build(Options, options)
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
 
 
-def advise(**options: Any) -> Advice:
+def advise(**options: Unpack[AdviseOptions]) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
-    from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.advise import AdviseOptions as Options
+    from pdvsim.cli.build import build
     from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
-    chosen = parse(AdviseOptions, from_mapping(options, flags(AdviseOptions), "unknown option"))
+    chosen = build(Options, options)
     return answer(chosen.question(), Bench(chosen.jobs))
 
 
-def winner_map(**options: Any) -> WinnerMap:
+def winner_map(**options: Unpack[MapOptions]) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
-    from pdvsim.cli.args import flags, from_mapping, parse
-    from pdvsim.cli.map import MapOptions
+    from pdvsim.cli.build import build
+    from pdvsim.cli.map import MapOptions as Options
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.winners import draw_map
 
-    chosen = parse(MapOptions, from_mapping(options, flags(MapOptions), "unknown option"))
+    chosen = build(Options, options)
     return draw_map(chosen.grid(), Bench(chosen.jobs))

@@ -34,6 +34,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget-s": 0.1, "jobs": 1}  # at most, where a command has the flag
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
 MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
 TOLERANCE = 0.02  # of a number shown, besides one unit of its last digit: another machine adds up otherwise
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -165,10 +166,13 @@ def named(block: Block) -> str:
     return f"{block.page}:{block.line}"
 
 
-def cards(page: str) -> dict[str, str]:
-    """The cards that a page describes in TOML, as files by name."""
-    found = [block.text for block in BLOCKS if (block.page, block.language) == (page, "toml")]
-    return {f"{tomllib.loads(text)['name']}.toml": text for text in found}
+def files(page: str) -> dict[str, str]:
+    """The files that a page shows, by name: cards in TOML, and Python that begins with `# NAME.py`."""
+    shown = [block for block in BLOCKS if block.page == page]
+    cards = [block.text for block in shown if block.language == "toml"]
+    modules = [block.text for block in shown if block.language == "python" and FILE_NAME.match(block.text)]
+    named = {str(FILE_NAME.match(text)[1]): text for text in modules}  # type: ignore[index]
+    return named | {f"{tomllib.loads(text)['name']}.toml": text for text in cards}
 
 
 @pytest.fixture(scope="session")
@@ -190,8 +194,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run in that holds nothing else."""
+def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, block: Block) -> Path:
+    """A folder to run in that holds nothing but the files that the page shows."""
+    for name, text in files(block.page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
@@ -201,8 +207,6 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.mark.usefixtures("quick_plots")
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
 def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name, text in cards(block.page).items():
-        (folder / name).write_text(text, encoding="utf-8")
     for line in block.commands:
         argv = shlex.split(line)
         assert run(argv if block.output else reduced(argv)) == 0, capfd.readouterr().err
@@ -226,7 +230,8 @@ def test_what_cannot_run_here_says_so(block: Block, folder: Path, capfd: pytest.
         assert "error: " in captured.err
         missing = ["CUDA"] if block.mark == GPU else [word for word in argv[2:] if not word.startswith("-")]
         assert any(word in captured.err for word in missing), captured.err
-        assert [path.name for path in folder.iterdir()] == ["calibration"], "it wrote something"
+        there = {path.name for path in folder.iterdir()}
+        assert there == {"calibration", *files(block.page)}, "it wrote something"
 
 
 @pytest.mark.parametrize("block", IN_PYTHON, ids=named)
@@ -235,6 +240,7 @@ def test_python_runs(
 ) -> None:
     for name in () if block.output else ("run", "sweep", "capacity", "advise", "winner_map"):
         monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
+    monkeypatch.syspath_prepend(folder)
     exec(compile(block.text, named(block), "exec"), {})
     printed = capfd.readouterr().out
     assert not block.output or comes_out(block.output.splitlines(), printed.splitlines()), printed
