@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, make_planner
 from pdvsim.sim.workload.requests import make_requests
@@ -86,7 +86,7 @@ class Formula:
         """Reading one prompt, by both models where anything is drafted."""
         tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
         chunk = (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
-        roles = ("target", "draft") if k else ("target",)
+        roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
         return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
 
     def at(self, k: int) -> Predicted:
