@@ -10,9 +10,9 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study.estimate import forewarn
 
@@ -62,7 +62,7 @@ class MapOptions:
     """Runs side by side; default: one per core."""
     traffic: MapTraffic = field(default_factory=MapTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
+    server: TunedServer = field(default_factory=TunedServer)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
@@ -82,10 +82,10 @@ class MapOptions:
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
         arch = self.arch[0] if self.arch else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+        base = Experiment(arch, traffic, self.acceptance, self.server.given(), self.hardware, self.host, scoring)
         return Grid(
             base,
-            self.arch,
+            self.server.space(self.arch),
             loads,
             self.request_rate,
             self.y,
@@ -119,8 +119,7 @@ def main(argv: list[str]) -> int:
     from pdvsim.common.progress import Progress
     from pdvsim.decide.figures import map_figure
     from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.decide.tables import map_document, map_table
-    from pdvsim.decide.winners import draw_map
+    from pdvsim.decide.winners import draw_map, map_document, map_table
     from pdvsim.study import output
     from pdvsim.study.sweep import Point
 
