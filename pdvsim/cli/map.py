@@ -14,6 +14,7 @@ from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plai
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.relevance import suited
 from pdvsim.study.estimate import forewarn
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ LOADS = (1, 4, 16, 64)
 class MapTraffic(OpenTraffic):
     """Who asks what."""
 
-    num_prompts: int = 300
+    num_prompts: int = 200
     """Requests of a run."""
 
 
@@ -119,6 +120,7 @@ def main(argv: list[str]) -> int:
     from pdvsim.common.progress import Progress
     from pdvsim.decide.figures import map_figure
     from pdvsim.decide.runs import Bench, without_band
+    from pdvsim.decide.tune import most_runs
     from pdvsim.decide.winners import draw_map, map_document, map_table
     from pdvsim.study import output
     from pdvsim.study.sweep import Point
@@ -128,9 +130,11 @@ def main(argv: list[str]) -> int:
     files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
     experiments = grid.experiments()
     forewarn(
-        [Point("request_rate", e.traffic.request_rate, 0, without_band(e)) for e in experiments], args.options.jobs
+        [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in experiments],
+        args.options.jobs,
     )
-    with Progress(len(experiments), "runs", args.json, after_s=0) as progress:
+    runs = len(experiments) + most_runs(grid.space, len(grid.cells()))
+    with Progress(runs, "runs at most", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))
