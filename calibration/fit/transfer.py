@@ -20,7 +20,7 @@ import numpy as np
 from pdvsim.calibration.fit.build import gpu_spec
 from pdvsim.calibration.fit.points import Array, Points, medians, points_of
 from pdvsim.common.files import write_whole
-from pdvsim.profiler.samples import Samples
+from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit
@@ -221,8 +221,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("-o", "--output", help="file for the learned figures (JSON)")
     parser.add_argument("--models", help="leave out only these, separated by commas; default: each in turn")
     options = parser.parse_args(argv)
-    from pdvsim.profiler.samples import load
-
     try:
         samples = load(options.samples)
         gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.runs import ORDER, TOKENS, Load
 from pdvsim.common.files import write_whole
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Host
 from pdvsim.sim.hardware.models import pair as named_pair
 
@@ -147,7 +148,6 @@ def transformers_rows(
 
 def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], None]) -> list[Row]:
     """Every architecture of pdvsim in a closed loop of 64, through the harness."""
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import prepare, serve
     from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests

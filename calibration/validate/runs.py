@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from pdvsim.common.files import write_whole
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import ARCHS, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text
@@ -110,7 +111,6 @@ def _serve_all(
     arch: Arch, pair: str, models: Any, options: argparse.Namespace, done: dict[str, dict[str, Any]], begin: float
 ) -> Any:
     """All runs of one architecture on one set of captured graphs; returns the models for the next."""
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import prepare, serve
     from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests

@@ -12,11 +12,14 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
 from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 
 if TYPE_CHECKING:
     from pdvsim.decide.advise import Question
@@ -126,12 +129,9 @@ def main(argv: list[str]) -> int:
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question = args.options.question()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.advice import advice_document, advice_text
     from pdvsim.decide.advise import advise
     from pdvsim.decide.figures import flips_figure
-    from pdvsim.decide.runs import Bench
-    from pdvsim.study import output
 
     files: list[Path] = []
     if args.output:

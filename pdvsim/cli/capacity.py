@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.runs import Bench, without_band
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan
@@ -89,13 +92,10 @@ def main(argv: list[str]) -> int:
     args = parse(CapacityCommand, argv, "pdvsim capacity")
     plan = args.options.plan()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.runs import Bench, without_band
     from pdvsim.decide.tables import capacity_document, capacity_table
     from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))

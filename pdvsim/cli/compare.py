@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
+from pdvsim.common.progress import Progress
+from pdvsim.common.version import __version__
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.view.plots.canvas import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -141,10 +145,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CompareCommand, argv, "pdvsim compare")
 
-    from pdvsim.common.progress import Progress
     from pdvsim.study import output
     from pdvsim.study.compare import run_comparison
-    from pdvsim.study.sweep import SweepInterrupted
 
     comparison = args.comparison()
     date = output.now()
@@ -170,7 +172,6 @@ def main(argv: list[str]) -> int:
     made: list[bytes | None] = [None, None, None]
     if len(frame):
         from pdvsim.view.compare_plots import comparison_figure
-        from pdvsim.view.plots.canvas import DPI
 
         picture = output.picture(comparison_figure(frame), files[2], DPI)
         made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
@@ -179,7 +180,6 @@ def main(argv: list[str]) -> int:
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
     """A comparison as it was run, and what came of it."""
-    from pdvsim.common.version import __version__
     from pdvsim.sim.metrics.summary import percentile_name
     from pdvsim.study import output
     from pdvsim.study.compare import differences, summary

@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
-from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
+from pdvsim.decide.runs import Bench, without_band
+from pdvsim.decide.tables import map_document, map_table
+from pdvsim.decide.winners import Axis, Family, Grid, by_size, draw_map, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place
@@ -116,13 +121,7 @@ def main(argv: list[str]) -> int:
     args = parse(MapCommand, argv, "pdvsim map")
     grid = args.options.grid()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.decide.tables import map_document, map_table
-    from pdvsim.decide.winners import draw_map
-    from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))

@@ -10,6 +10,8 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
+from pdvsim.view.plots.canvas import DPI
 
 
 @dataclass(frozen=True)
@@ -42,11 +44,9 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(PlotCommand, argv, "pdvsim plot")
 
-    from pdvsim.common.files import write_whole
     from pdvsim.study.output import check_folder, picture
     from pdvsim.study.results import load
     from pdvsim.view.plots import own, standing
-    from pdvsim.view.plots.canvas import DPI
     from pdvsim.view.plots.custom import Axis
     from pdvsim.view.plots.heatmap import check
 

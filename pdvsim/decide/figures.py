@@ -6,6 +6,8 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pdvsim.decide.advise import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
@@ -154,7 +156,6 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
 
 def map_figure(found: WinnerMap) -> Figure:
     """Cells in the winner's colour with its lead over the second; pale and hatched where it is not told apart."""
-    import numpy as np
     import seaborn as sns
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch, Rectangle

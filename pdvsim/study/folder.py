@@ -23,6 +23,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
@@ -218,8 +220,6 @@ def made(folder: Path | None, index: int, point: Point) -> Row:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder until the end of the block, or of the process, however that comes."""
-    from filelock import FileLock, Timeout
-
     file = path / ".lock"
     if file.is_symlink():
         raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")

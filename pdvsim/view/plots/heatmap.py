@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pdvsim.study.results import Results, label
 from pdvsim.study.stats import Interval, over_replications, paired_differences
 from pdvsim.view.plots.canvas import dress, new_figure
@@ -104,7 +106,6 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
 def _panel(
     axes: Axes, found: list[Cell], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
 ) -> None:
-    import numpy as np
     import seaborn as sns
     from matplotlib.patches import Rectangle
 
