@@ -19,7 +19,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.profiler import provenance
-from pdvsim.profiler.grid import SMALL_PARAMS, Point, design, ordered
+from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
 from pdvsim.profiler.precompile import precompile
@@ -67,7 +67,7 @@ class Profiler:
             self._release()
         return failed
 
-    def points(self, arch: Architecture) -> list[Point]:
+    def points(self, arch: Architecture) -> list[GridPoint]:
         """The points of a model in the order to measure them."""
         name, options = arch.spec.name, self.options
         classes = design(drafts=name in options.drafts or arch.spec.params <= SMALL_PARAMS)
@@ -159,7 +159,7 @@ class Profiler:
             "seconds": 0.0,
         }
 
-    def _refusal(self, rig: Rig, point: Point, spent_s: float, failures: int) -> str | None:
+    def _refusal(self, rig: Rig, point: GridPoint, spent_s: float, failures: int) -> str | None:
         if rig.tier(point) is None:
             return "does not fit into memory"
         if spent_s > self.options.budget_s:
@@ -168,7 +168,7 @@ class Profiler:
             return f"{failures} points before it failed"
         return None
 
-    def _solo(self, part: Part, rig: Rig, point: Point, effort: Any) -> None:
+    def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
         for repeat, sample in enumerate(samples):
@@ -200,7 +200,7 @@ class Profiler:
             torch.cuda.empty_cache()
 
 
-def medians(part: Part, points: Sequence[Point]) -> str:
+def medians(part: Part, points: Sequence[GridPoint]) -> str:
     """Median milliseconds of some points, for people."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for row in part.rows:

@@ -155,6 +155,24 @@ def test_an_import_in_a_function_spares_something(module: str) -> None:
             assert weight(put_off.target) - weight(module), f"{put_off.target} belongs to the top of {module}"
 
 
+def types_of(module: str) -> dict[str, str]:
+    """Names of classes, and of aliases with what they stand for."""
+    tree = ast.parse(modules()[module].read_bytes())
+    classes = {node.name: module for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    plain = (node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name))
+    named = ((ast.unparse(node.targets[0]), ast.unparse(node.value)) for node in plain)
+    return classes | {name: value for name, value in named if name[0].isupper() and not name.isupper()}
+
+
+def test_a_type_name_is_used_once() -> None:
+    """An alias may be written again where it stands for the same."""
+    meanings: dict[str, set[str]] = {}
+    for module in modules():
+        for name, meaning in types_of(module).items():
+            meanings.setdefault(name, set()).add(meaning)
+    assert {name for name, all_of_it in meanings.items() if len(all_of_it) > 1} == set()
+
+
 def test_importing_pdvsim_is_light() -> None:
     assert not weight("pdvsim")
 

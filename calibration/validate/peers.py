@@ -25,8 +25,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.runs import ORDER, TOKENS, Load
+from pdvsim.calibration.validate.runs import ORDER, TOKENS, Scenario
 from pdvsim.common.files import write_whole
+from pdvsim.common.outcomes import Row
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Host
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     import torch
 
     from pdvsim.realrun.engine.arch import Architecture
-
-Row = dict[str, Any]
 
 
 def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> Any:
@@ -156,7 +155,7 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
     models: Any = None
     found: list[Row] = []
     for arch in ORDER:
-        load = Load(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
+        load = Scenario(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
         experiment = load.experiment()
         rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
         models = (models or {}) | rig.models
@@ -233,7 +232,7 @@ def table(document: Row) -> str:
 
 
 def _experiment(row: Row, pair: str) -> Experiment:
-    return Load(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
+    return Scenario(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
 
 
 def _throughput(experiment: Experiment) -> float:

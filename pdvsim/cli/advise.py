@@ -17,7 +17,7 @@ from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
@@ -49,7 +49,7 @@ class AdviseOptions:
     """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
     try_draft_lengths: tuple[int, ...] = Space.draft_lengths
     """Draft lengths to try."""
-    try_controllers: tuple[Controller, ...] = CONTROLLERS
+    try_controllers: tuple[ControllerName, ...] = CONTROLLERS
     """Controllers of the draft length to try."""
     try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
     """Batch limits to try."""

@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int:
     document = output.dumps({"date": date, **capacity_document(found)})
     print(document if args.json else capacity_table(found))
     done = f"{len(found.rows)} of {len(plan.cases())} searches"
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.rows:
         picture = output.picture(capacity_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

@@ -169,13 +169,14 @@ def main(argv: list[str]) -> int:
         from pdvsim.view.compare_text import comparison_text
 
         print(comparison_text(document, args.scoring))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if len(frame):
         from pdvsim.view.compare_plots import comparison_figure
 
         picture = output.picture(comparison_figure(frame), files[2], DPI)
-        made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), f"{len(frame)} of {total} points" if interrupted else "")
+        contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
+    done = f"{len(frame)} of {total} points" if interrupted else ""
+    return output.save(dict(zip(files, contents, strict=True)), done)
 
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:

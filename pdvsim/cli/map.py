@@ -134,9 +134,9 @@ def main(argv: list[str]) -> int:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.cells:
         picture = output.picture(map_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
 
     document = _document(args, reproduction, fair)
     cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
-    made: list[bytes | None] = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
+    contents: list[bytes | None] = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
     if not cut:
         from pdvsim.published.figures import fair_figure, reproduction_figure
 
-        made.append(output.picture(reproduction_figure(reproduction), files[2]))
+        contents.append(output.picture(reproduction_figure(reproduction), files[2]))
         if fair is not None:
-            made.append(output.picture(fair_figure(fair), files[3]))
-    made += [None] * (len(files) - len(made))
+            contents.append(output.picture(fair_figure(fair), files[3]))
+    contents += [None] * (len(files) - len(contents))
     if args.json:
         print(output.dumps(document))
     else:
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         print(reproduction_text(reproduction, args.all_metrics))
         if fair is not None:
             print("\n" + fair_text(fair))
-    return output.save(dict(zip(files, made, strict=True)), "only the rows finished" if cut else "")
+    return output.save(dict(zip(files, contents, strict=True)), "only the rows finished" if cut else "")
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pdvsim.sim.config import ARCHS, Arch, Controller, Experiment, Server
+from pdvsim.sim.config import ARCHS, Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_ranges
 
 # from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
 SIMPLEST_FIRST: tuple[Arch, ...] = (
     "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive",
 )  # fmt: skip
-CONTROLLERS: tuple[Controller, ...] = ("fixed", "goodput", "feedback")
+CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 assert set(SIMPLEST_FIRST) == set(ARCHS)
 
 
@@ -26,7 +26,7 @@ class Space:
 
     archs: tuple[Arch, ...] = SIMPLEST_FIRST
     draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
-    controllers: tuple[Controller, ...] = CONTROLLERS
+    controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
     max_num_batched_tokens: tuple[int, ...] = (512, 2048, 8192)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pdvsim.published.fair import HEADLINE, Fair
-from pdvsim.published.reproduce import Cell, Reproduction
+from pdvsim.published.reproduce import Reproduction, TableCell
 from pdvsim.view.style import ARCH_COLOURS
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _poisson(reproduction: Reproduction) -> Figure:
     return figure
 
 
-def _curve(axes: Axes, row: list[Cell], name: str) -> None:
+def _curve(axes: Axes, row: list[TableCell], name: str) -> None:
     colour = ARCH_COLOURS[name]
     x = [c.concurrency for c in row]
     axes.plot(x, [c.simulated for c in row], color=colour, linewidth=2, label=f"{name}, simulated")

@@ -161,7 +161,7 @@ class SweepDir:
         failures = 0
         progress(done)
         folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
-        outcomes = finished(partial(made, folder), missing, backend, notice)
+        outcomes = finished(partial(run_and_save, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, done + 1):
                 row = self.keep(outcome, points[outcome.index])
@@ -205,7 +205,7 @@ class SweepDir:
         return frame, saved
 
 
-def made(folder: Path | None, index: int, point: Point) -> Row:
+def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
     """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
     if folder is None:
         return {"row": run_point(index, point), "details": {}}

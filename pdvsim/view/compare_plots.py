@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.compare import COST, summary
 from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.plots.curves import Entry
 from pdvsim.view.style import ARCH_COLOURS, STRANGER, counted
 from pdvsim.view.table import founded, load_text
 
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Entry = dict[str, Any]
-Place = tuple[str, str]  # a pair and a card
+PairOnCard = tuple[str, str]  # a pair and a card
 
 
 def comparison_figure(points: pd.DataFrame) -> Figure:
@@ -82,7 +82,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _name(place: Place, entries: list[Entry], places: list[Place]) -> str:
+def _name(place: PairOnCard, entries: list[Entry], places: list[PairOnCard]) -> str:
     """A pair, its card where there are several, and what it accepted."""
     draft, _, target = place[0].partition(":")
     accepted = [

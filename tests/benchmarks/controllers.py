@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
@@ -41,14 +41,14 @@ def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
     return float(tokens[(times > from_s) & (times <= to_s)].sum() / (to_s - from_s))
 
 
-def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: Controller, k: int) -> float:
+def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: ControllerName, k: int) -> float:
     traffic = Traffic("random", num_prompts=AT_ONCE[at_once], input_len=TOKENS, output_len=TOKENS,
                       max_concurrency=at_once)  # fmt: skip
     server = Server(pair, num_speculative_tokens=k, controller=controller)
     return speed(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), server)))
 
 
-def grid(controllers: Sequence[Controller], out: Path) -> dict[str, Any]:
+def grid(controllers: Sequence[ControllerName], out: Path) -> dict[str, Any]:
     """Every cell's ratios by controller and start, written as they come; cells that are there are kept."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     for pair, arch, rate, at_once in itertools.product(PAIRS, ARCHS, RATES, AT_ONCE):
@@ -93,7 +93,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
     return made
 
 
-def served(stages: Sequence[tuple[int, float, float]], controller: Controller, k: int) -> Result:
+def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:
     """The stages one behind the other, in a closed loop of 32 where all arrive at once."""
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)

@@ -9,7 +9,7 @@ import torch
 from pdvsim.realrun.engine.arch import Architecture, Llama3Rope
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane
+from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
 
@@ -27,8 +27,8 @@ def tiny_arch(
 class Stage:
     """A target lane and a draft lane over the same sequences."""
 
-    target: Lane
-    draft: Lane
+    target: GraphLane
+    draft: GraphLane
 
     @property
     def sequences(self) -> Sequences:
@@ -43,6 +43,6 @@ def engine(arch: Architecture, sequences: Sequences, seed: int, temperature: flo
 def stage(target_seed: int = 1, draft_seed: int = 2, slots: int = 8, capacity: int = 128) -> Stage:
     sequences = Sequences(slots, capacity, CPU)
     return Stage(
-        Lane(engine(tiny_arch(), sequences, target_seed)),
-        Lane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
+        GraphLane(engine(tiny_arch(), sequences, target_seed)),
+        GraphLane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
     )

@@ -38,7 +38,7 @@ FEW = 10  # values of an option that each get a tick
 
 
 @dataclass(frozen=True)
-class Axis:
+class Layout:
     """Which column goes where."""
 
     x: str = "load"
@@ -48,7 +48,7 @@ class Axis:
     column: str | None = None
 
 
-def custom_figure(results: Results, axis: Axis) -> Figure:
+def custom_figure(results: Results, axis: Layout) -> Figure:
     """Means over replications of `axis.y` over `axis.x`; a column that no axis names may not vary."""
     points = results.points
     keys = ("arch", "load", *results.dims)
@@ -92,13 +92,13 @@ def _entries(points: pd.DataFrame, keys: tuple[str, ...]) -> list[Entry]:
     return entries
 
 
-def _panel(axes: Axes, entries: list[Entry], axis: Axis, curves: dict[Any, Curve], by_metric: bool) -> None:
-    for value, look in curves.items():
+def _panel(axes: Axes, entries: list[Entry], axis: Layout, curves: dict[Any, Curve], by_metric: bool) -> None:
+    for value, curve in curves.items():
         mine = [e for e in entries if _is(e, axis.curve, value) and (not by_metric or has(e, axis.x))]
         mine.sort(key=lambda e: e["load"] if by_metric else _number(e[axis.x]))
         scale = name_of(axis.x)[2]
         at = [e[axis.x].mean * scale if by_metric else _place(e[axis.x], entries, axis.x) for e in mine]
-        draw(axes, mine, axis.y, look, at, whiskers=len(curves) > CLEAR)
+        draw(axes, mine, axis.y, curve, at, whiskers=len(curves) > CLEAR)
 
 
 def _place(value: Any, entries: list[Entry], name: str) -> float:
@@ -111,7 +111,7 @@ def _place(value: Any, entries: list[Entry], name: str) -> float:
     return 2.0 * max((float(v) for v in values if math.isfinite(v)), default=0.5)
 
 
-def _names(grid: Any, axis: Axis, entries: list[Entry], by_metric: bool) -> None:
+def _names(grid: Any, axis: Layout, entries: list[Entry], by_metric: bool) -> None:
     """Ticks, names and units on the outer panels."""
     values = [] if by_metric else list(dict.fromkeys(e[axis.x] for e in entries))
     for axes in grid.flat:
@@ -149,11 +149,11 @@ def _curves(points: pd.DataFrame, name: str) -> dict[Any, Curve]:
 
     colours = sns.color_palette("colorblind", len(values)).as_hex()
     markers = list(ARCH_MARKERS.values())
-    looks = [
+    curves = [
         Curve(_text(v), colours[i] if i < 10 else GREY, markers[i % len(markers)], "-" if i < 10 else "--")
         for i, v in enumerate(values)
     ]
-    return dict(zip(values, looks, strict=True))
+    return dict(zip(values, curves, strict=True))
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:
@@ -179,7 +179,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check(points: pd.DataFrame, axis: Axis, keys: tuple[str, ...]) -> None:
+def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
     """Refuse columns that are not there, and curves or panels by what is measured."""
     from pandas.api.types import is_numeric_dtype
 

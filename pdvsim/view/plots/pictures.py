@@ -95,13 +95,13 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         for axes, metric in ((first, rate), (second, length)):
             panel(axes, entries, metric, curves, dodge=DODGE)
         first.set_ylim(0, 100)
-        for number, look in enumerate(curves):
-            last = [e for e in entries if e["series"] == look.label][-1]
+        for number, curve in enumerate(curves):
+            last = [e for e in entries if e["series"] == curve.label][-1]
             rates = last.get("spec_decode_per_position_acceptance_rates") or []
             aside = aside_of(number, len(curves), DODGE)
             third.plot(
-                [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], look.dash, color=look.colour,
-                marker=look.marker, markersize=8, linewidth=2,
+                [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], curve.dash,
+                color=curve.colour, marker=curve.marker, markersize=8, linewidth=2,
             )  # fmt: skip
         third.set_ylim(0, 100)
         third.xaxis.get_major_locator().set_params(integer=True)
