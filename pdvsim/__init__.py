@@ -11,7 +11,7 @@ Keywords are the flags of the command of the same name, with underscores.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from pdvsim.common.version import __version__
 from pdvsim.view.run import Run
@@ -22,62 +22,64 @@ if TYPE_CHECKING:
     from pdvsim.decide.advise import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.winners import WinnerMap
+    from pdvsim.options import AdviseKeywords, CapacityKeywords, MapKeywords, RunKeywords, SweepKeywords
 
 __all__ = ["Run", "__version__", "advise", "capacity", "run", "sweep", "winner_map"]
 
 
-def run(**options: Any) -> Run:
+def run(**options: Unpack[RunKeywords]) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.build import build
     from pdvsim.sim.config import Experiment
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends
     from pdvsim.study.inputs import checked
 
-    experiment = parse(Experiment, from_mapping(options, flags(Experiment), "unknown option"))
+    experiment = build(Experiment, options)
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
-def sweep(**options: Any) -> pd.DataFrame:
+def sweep(**options: Unpack[SweepKeywords]) -> pd.DataFrame:
     """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
 
     `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
     """
-    from pdvsim.cli.args import SweepOptions, flags, from_mapping, parse
+    from pdvsim.cli.args import SweepOptions
+    from pdvsim.cli.build import build
     from pdvsim.study.sweep import run_sweep
 
-    chosen = parse(SweepOptions, from_mapping(options, flags(SweepOptions), "unknown option"))
+    chosen = build(SweepOptions, options)
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
 
 
-def capacity(**options: Any) -> Capacities:
+def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.build import build
     from pdvsim.cli.capacity import CapacityOptions
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.runs import Bench
 
-    chosen = parse(CapacityOptions, from_mapping(options, flags(CapacityOptions), "unknown option"))
+    chosen = build(CapacityOptions, options)
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
 
 
-def advise(**options: Any) -> Advice:
+def advise(**options: Unpack[AdviseKeywords]) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
     from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.build import build
     from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
-    chosen = parse(AdviseOptions, from_mapping(options, flags(AdviseOptions), "unknown option"))
+    chosen = build(AdviseOptions, options)
     return answer(chosen.question(), Bench(chosen.jobs))
 
 
-def winner_map(**options: Any) -> WinnerMap:
+def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
-    from pdvsim.cli.args import flags, from_mapping, parse
+    from pdvsim.cli.build import build
     from pdvsim.cli.map import MapOptions
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.winners import draw_map
 
-    chosen = parse(MapOptions, from_mapping(options, flags(MapOptions), "unknown option"))
+    chosen = build(MapOptions, options)
     return draw_map(chosen.grid(), Bench(chosen.jobs))

@@ -23,7 +23,7 @@ from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.cache import HEADROOM, Sequences
 from pdvsim.realrun.engine.engine import Engine, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
@@ -107,7 +107,13 @@ class Duo:
     """A draft and a target model on one device, with a lane for each kind of work and priority."""
 
     def __init__(
-        self, pair: str, draft: Architecture, target: Architecture, device: torch.device, seed: int, quick: bool = False
+        self,
+        pair: str,
+        draft: ModelArchitecture,
+        target: ModelArchitecture,
+        device: torch.device,
+        seed: int,
+        quick: bool = False,
     ) -> None:
         self.pair, self.quick = pair, quick
         self.rng = np.random.default_rng(seed)

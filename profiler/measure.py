@@ -26,7 +26,7 @@ from pdvsim.profiler.precompile import precompile
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
-    from pdvsim.realrun.engine.arch import Architecture
+    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
@@ -38,7 +38,7 @@ class Profiler:
     """Runs the options, part by part. `say` gets a line a result, `step` how many points are dealt with."""
 
     def __init__(
-        self, options: Options, lookup: Callable[[str], Architecture], say: Say, step: Step = lambda done: None
+        self, options: Options, lookup: Callable[[str], ModelArchitecture], say: Say, step: Step = lambda done: None
     ) -> None:
         import torch
 
@@ -67,7 +67,7 @@ class Profiler:
             self._release()
         return failed
 
-    def points(self, arch: Architecture) -> list[GridPoint]:
+    def points(self, arch: ModelArchitecture) -> list[GridPoint]:
         """The points of a model in the order to measure them."""
         name, options = arch.spec.name, self.options
         classes = design(drafts=name in options.drafts or arch.spec.params <= SMALL_PARAMS)
@@ -138,7 +138,7 @@ class Profiler:
         part.save()
         self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
 
-    def header(self, name: str, archs: Sequence[Architecture]) -> dict[str, Any]:
+    def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
         """How a part came about."""
         options = self.options
         return {

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from pdvsim.profiler.grid import CONTEXTS, SPREAD, GridPoint
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.cache import HEADROOM, KVCache, Sequences
 from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
@@ -110,7 +110,9 @@ def usable_bytes(device: torch.device) -> float:
 class Rig:
     """A model, its engines of several slot lengths, and the lane each is launched on."""
 
-    def __init__(self, arch: Architecture, device: torch.device, seed: int, slots_of: ModelSpec | None = None) -> None:
+    def __init__(
+        self, arch: ModelArchitecture, device: torch.device, seed: int, slots_of: ModelSpec | None = None
+    ) -> None:
         self.arch, self.device = arch, device
         self.rng = np.random.default_rng(seed)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -71,7 +71,7 @@ class ServingRig:
             role: Engine(model, sequences, seed=seed, row_buckets=rows, chunk_buckets=chunks)
             for role, model in models.items()
         }
-        places = tuple(place for place in PLACES[experiment.arch] if place[1] in engines)
+        places = tuple(place for place in PLACES[experiment.kin] if place[1] in engines)
         lanes = open_lanes(engines, places, experiment.server)
         wanted = [(lane, shape) for place, lane in lanes.items() for shape in needs.shapes(place)]
         with Progress(len(wanted), "graphs", quiet) as progress:

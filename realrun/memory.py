@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM
@@ -95,9 +95,9 @@ class SlotKv(KvCache):
 def in_flight_limit(experiment: Experiment) -> int:
     """Most requests that the policy lets in at once."""
     server = experiment.server
-    if experiment.arch == "baseline":
+    if experiment.kin == "baseline":
         return min(server.num_workers, server.max_num_seqs)
-    if experiment.arch == "pdv-unified":  # its decode queue may outgrow a batch
+    if experiment.kin == "pdv-unified":  # its decode queue may outgrow a batch
         return math.ceil(server.admission_factor * server.max_num_seqs) + 1
     return server.max_num_seqs
 
@@ -125,7 +125,7 @@ class Needs:
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
-        server, arch = experiment.server, experiment.arch
+        server, arch = experiment.server, experiment.kin
         slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
         if not experiment.speculates:
@@ -274,7 +274,7 @@ def weight_bytes(spec: ModelSpec, item: int) -> float:
     return float(spec.params + (spec.head_params if spec.tied_embeddings else 0)) * item
 
 
-def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
+def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     """Room for the largest forward: its widest activations twice over, and its logits."""
     judged = needs.rows * (max(needs.draft_lengths) + 1)
     widest = 2 * arch.spec.intermediate + arch.qkv_width + 2 * arch.spec.hidden
@@ -282,7 +282,7 @@ def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
 
 
 def fitted(
-    models: dict[Role, Architecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
+    models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
 ) -> Needs:
     """The needs with as many slots as `room` bytes hold; a ValueError with what to lower if those are under `FEWEST`.
 

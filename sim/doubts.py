@@ -34,7 +34,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
     said: dict[str, None] = {}
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput))
-        if experiment.arch != "autoregressive":
+        if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 pair, hardware = experiment.server.pair, experiment.hardware
                 said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))

@@ -44,7 +44,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--num-prompts", "many"], "--num-prompts must be a whole number, got 'many'"),
         (["run", "--request-rate", "fast"], "--request-rate must be a number, got 'fast'"),
         (["run", "--metric-percentiles", "50,all"], "--metric-percentiles must be a list of numbers"),
-        (["run", "--arch", "pdx"], "invalid choice 'pdx'"),
+        (["run", "--arch", "pdx"], "unknown arch 'pdx' (did you mean pd?); known: autoregressive"),
         (["run", "--num-prompts", "0"], "num-prompts must be 1 to 10000000, got 0"),
         (["run", "--seed", "-1"], "seed must be 0 to 9007199254740992, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),

@@ -12,10 +12,11 @@ import pdvsim
 from pdvsim.calibration.validate.runs import Scenario
 from pdvsim.cli import main
 from pdvsim.realrun.machine import MAX_PROMPTS, as_served
-from pdvsim.sim.config import ARCHS, Arch, ControllerName, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.study.inputs import checked
 

@@ -35,10 +35,10 @@ from pdvsim.sim.hardware.models import pair as named_pair
 if TYPE_CHECKING:
     import torch
 
-    from pdvsim.realrun.engine.arch import Architecture
+    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 
-def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> Any:
+def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:
     """transformers' own model of an architecture, with random weights."""
     import torch
     import transformers as hf
@@ -87,7 +87,7 @@ def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Cal
 
 
 def transformers_rows(
-    archs: dict[str, Architecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
+    archs: dict[str, ModelArchitecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
 ) -> list[Row]:
     """The three ways of transformers; one that fails is a row that says why."""
     import torch

@@ -19,8 +19,9 @@ from typing import Any
 
 from pdvsim.common.files import write_whole
 from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.reading import parse_json, read_text
 
 CONCURRENCY = {1: 6, 8: 48, 32: 160, 64: 256}  # closed loops, with their number of requests

@@ -63,6 +63,6 @@ class RunFiles:
 
 def result_name(experiment: Experiment, label: str, date: str) -> str:
     """The file name vLLM would give, with the architecture for the model."""
-    traffic = experiment.traffic
+    traffic, arch = experiment.traffic, experiment.arch.rpartition(":")[2]
     concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
-    return f"{label}-{traffic.request_rate}qps{concurrency}-{experiment.arch}-{date}.json"
+    return f"{label}-{traffic.request_rate}qps{concurrency}-{arch}-{date}.json"

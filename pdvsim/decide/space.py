@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pdvsim.sim.config import ARCHS, Arch, ControllerName, Experiment, Server
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import ARCHS
 
 # from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
 SIMPLEST_FIRST: tuple[Arch, ...] = (

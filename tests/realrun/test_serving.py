@@ -26,8 +26,9 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
 from pdvsim.realrun.site import TINY, prepare, prompts, serve
 from pdvsim.sim import policies
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request, Role
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.relevance import suited
@@ -194,7 +195,7 @@ def test_slots_are_used_again_and_never_shared(arch: Arch, monkeypatch: pytest.M
 
 
 def test_the_policies_are_the_simulators_own() -> None:
-    assert site_module.POLICIES is policies.POLICIES
+    assert site_module.policy_of is policies.policy_of
     code = "import sys, pdvsim.sim.policies; assert not {'torch', 'triton'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

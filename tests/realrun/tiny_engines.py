@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pdvsim.realrun.engine.arch import Architecture, Llama3Rope
+from pdvsim.realrun.engine.arch import Llama3Rope, ModelArchitecture
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
@@ -18,9 +18,9 @@ CPU = torch.device("cpu")
 
 def tiny_arch(
     layers: int = 2, heads: int = 4, kv_heads: int = 2, vocab: int = 61, *, scaled: bool = False, hidden: int = 32
-) -> Architecture:
+) -> ModelArchitecture:
     spec = ModelSpec("tiny", "llama", layers, hidden, 48, heads, kv_heads, 16, vocab)
-    return Architecture(spec, 1e4, 1e-5, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16) if scaled else None)
+    return ModelArchitecture(spec, 1e4, 1e-5, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16) if scaled else None)
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Stage:
         return self.target.engine.sequences
 
 
-def engine(arch: Architecture, sequences: Sequences, seed: int, temperature: float = 0.0) -> Engine:
+def engine(arch: ModelArchitecture, sequences: Sequences, seed: int, temperature: float = 0.0) -> Engine:
     model = Transformer.random(arch, sequences.capacity, CPU, torch.float32, seed)
     return Engine(model, sequences, temperature=temperature, row_buckets=(1, 2, 4, 8), chunk_buckets=(4, 8, 16, 32, 64))
 
