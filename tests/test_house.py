@@ -180,6 +180,12 @@ def test_importing_pdvsim_is_light() -> None:
     assert not weight("pdvsim")
 
 
+@pytest.mark.parametrize("module", sorted(set(modules()) - {"pdvsim.view.figure"}))
+def test_figures_come_from_one_factory(module: str) -> None:
+    used = {i.target for i in imports(module) if i.when != "for types"}
+    assert not used & {"matplotlib", "matplotlib.figure", "matplotlib.pyplot"}
+
+
 @pytest.mark.parametrize("module", under("sim"))
 def test_the_simulator_knows_no_device_and_no_picture(module: str) -> None:
     """A policy that knew its device would make two programs of one; the data flows one way."""

@@ -14,13 +14,13 @@ from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
 from pdvsim.cli import main
-from pdvsim.sim.config import ARCHS
+from pdvsim.sim.policies import ARCHS
 from pdvsim.study.resultfiles import Config
 from pdvsim.study.results import Results, Source
 from pdvsim.study.stats import paired_differences
 from pdvsim.view.compare_plots import comparison_figure
+from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.plots import standing
-from pdvsim.view.plots.canvas import WHITEGRID
 from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import cells, improvement_figure
 from pdvsim.view.plots.pictures import latency_figure, sweep_figure, throughput_figure

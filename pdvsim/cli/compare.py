@@ -15,7 +15,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scor
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import SweepInterrupted
-from pdvsim.view.plots.canvas import DPI
+from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd

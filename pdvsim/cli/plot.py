@@ -11,7 +11,7 @@ import tyro
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.view.plots.canvas import DPI
+from pdvsim.view.figure import DPI
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.view.plots.canvas import DPI, dress, new_figure
+from pdvsim.view.figure import DPI, new_figure, styled
 from pdvsim.view.style import BLUE, GREY, ORANGE
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b")
@@ -128,7 +128,7 @@ def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[
 def picture(path: Path) -> None:
     """The draft length over time for both steps, beside each stage's best fixed length."""
     caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
-    with dress():
+    with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
             best = best_lengths(stages)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pdvsim.study.results import Results, label
-from pdvsim.view.plots.canvas import DPI
+from pdvsim.view.figure import DPI
 from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import improvement_figure
 from pdvsim.view.plots.pictures import (

@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.study.stats import Interval, over_replications, varied
-from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, AXIS_NAMES, STRANGER, grew, name_of, replications, rests_on
+from pdvsim.view.style import (
+    ARCH_MARKERS,
+    AXIS_NAMES,
+    PALETTE,
+    arch_colour,
+    arch_marker,
+    grew,
+    name_of,
+    paler,
+    replications,
+    rests_on,
+)
 from pdvsim.view.table import load_name, load_text
 
 if TYPE_CHECKING:
@@ -21,11 +32,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Entry = dict[str, Any]
+Dash = Literal["-", "--", ":"]
 
 CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
 WHISKER_DODGE = 0.05
 BAND = ("low", "high")  # ends of a metric's error bar, as columns are called
 LEGEND_INCHES = 0.28  # a line
+DASHES: tuple[Dash, ...] = ("-", "--", ":")
+PALEST = 0.7  # white in the colour of an architecture's last setting, at most
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,21 @@ class Curve:
     label: str
     colour: str
     marker: str = "o"
-    dash: Literal["-", "--", ":"] = "-"
+    dash: Dash = "-"
 
 
 def arch_curve(arch: str) -> Curve:
     """An architecture's own curve."""
-    return Curve(arch, ARCH_COLOURS.get(arch, STRANGER), ARCH_MARKERS.get(arch, "p"))
+    return Curve(arch, arch_colour(arch), arch_marker(arch))
+
+
+def curves_named(labels: Sequence[str]) -> list[Curve]:
+    """Curves that are not told apart by architecture: ten colours, markers in turn, then other dashes."""
+    markers = list(ARCH_MARKERS.values())
+    return [
+        Curve(name, PALETTE[i % len(PALETTE)], markers[i % len(markers)], DASHES[i // len(PALETTE) % len(DASHES)])
+        for i, name in enumerate(labels)
+    ]
 
 
 def entries_of(points: pd.DataFrame) -> list[Entry]:
@@ -54,15 +77,19 @@ def entries_of(points: pd.DataFrame) -> list[Entry]:
 
 
 def curves_of(entries: Sequence[Entry]) -> list[Curve]:
-    """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
-    series = {e["series"]: e["arch"] for e in entries}
-    if list(series) == list(series.values()):
-        return [arch_curve(arch) for arch in series]
-    import seaborn as sns
-
-    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
-    markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
-    return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
+    """The curves of entries, in the order of architectures and settings: further settings of one are paler."""
+    series: dict[str, list[str]] = {}
+    for entry in entries:
+        names = series.setdefault(entry["arch"], [])
+        if entry["series"] not in names:
+            names.append(entry["series"])
+    if len(series) == 1 and len(names := next(iter(series.values()))) > 1:
+        return curves_named(names)
+    return [
+        replace(arch_curve(arch), label=name, colour=paler(arch_colour(arch), PALEST * number / len(names)))
+        for arch, names in series.items()
+        for number, name in enumerate(names)
+    ]
 
 
 def has(entry: Entry, metric: str) -> bool:

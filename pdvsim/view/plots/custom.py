@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.results import Results
 from pdvsim.study.stats import over_replications
-from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import (
     CLEAR,
     Curve,
     Entry,
     arch_curve,
     caption,
+    curves_named,
     draw,
     frame,
     has,
     legend,
     load_axis,
 )
-from pdvsim.view.style import ARCH_MARKERS, AXIS_NAMES, GREY, name_of
+from pdvsim.view.style import AXIS_NAMES, name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
     rows = _values(points, axis.row)
     columns = _values(points, axis.column)
     curves = _curves(points, axis.curve)
-    with dress():
+    with styled():
         size = (max(5 * len(columns) + 1, 7.5), 3.8 * len(rows) + 0.8)
         figure = new_figure(*size, caption(points, results.dims))
         grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
@@ -145,15 +146,7 @@ def _curves(points: pd.DataFrame, name: str) -> dict[Any, Curve]:
     values = _values(points, name)
     if name == "arch":
         return {value: arch_curve(value) for value in values}
-    import seaborn as sns
-
-    colours = sns.color_palette("colorblind", len(values)).as_hex()
-    markers = list(ARCH_MARKERS.values())
-    curves = [
-        Curve(_text(v), colours[i] if i < 10 else GREY, markers[i % len(markers)], "-" if i < 10 else "--")
-        for i, v in enumerate(values)
-    ]
-    return dict(zip(values, curves, strict=True))
+    return dict(zip(values, curves_named([_text(value) for value in values]), strict=True))
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdvsim.study.results import Results, label
 from pdvsim.study.stats import Interval, over_replications, paired_differences
-from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
 from pdvsim.view.table import load_name, load_text
 
@@ -87,7 +87,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
     width = 2.6 + 0.095 * longest + 1.05 * len(loads)
     title, _, _ = name_of(metric)
     limit = _limit(found)
-    with dress():
+    with styled():
         figure = new_figure(
             max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, found, metric, against),
             f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
