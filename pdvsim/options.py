@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 from pdvsim.sim.policies.base import Policy
 
 
-class RunOptions(TypedDict, total=False):
+class RunKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -74,7 +74,7 @@ class RunOptions(TypedDict, total=False):
     warmup_requests: int
 
 
-class SweepOptions(TypedDict, total=False):
+class SweepKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -141,7 +141,7 @@ class SweepOptions(TypedDict, total=False):
     warmup_requests: int
 
 
-class CapacityOptions(TypedDict, total=False):
+class CapacityKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -209,7 +209,7 @@ class CapacityOptions(TypedDict, total=False):
     warmup_share: float
 
 
-class AdviseOptions(TypedDict, total=False):
+class AdviseKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -282,7 +282,7 @@ class AdviseOptions(TypedDict, total=False):
     warmup_share: float
 
 
-class MapOptions(TypedDict, total=False):
+class MapKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float

@@ -14,11 +14,11 @@ from pdvsim.sim.config import Experiment
 
 FILE = Path(__file__).parents[1] / "pdvsim" / "options.py"
 COMMANDS: dict[str, type] = {
-    "RunOptions": Experiment,
-    "SweepOptions": SweepOptions,
-    "CapacityOptions": CapacityOptions,
-    "AdviseOptions": AdviseOptions,
-    "MapOptions": MapOptions,
+    "RunKeywords": Experiment,
+    "SweepKeywords": SweepOptions,
+    "CapacityKeywords": CapacityOptions,
+    "AdviseKeywords": AdviseOptions,
+    "MapKeywords": MapOptions,
 }
 HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise` and `winner_map`, for editors and checkers.
 

@@ -11,11 +11,14 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 
 if TYPE_CHECKING:
     from pdvsim.decide.advice import Question
@@ -45,7 +48,7 @@ class AdviseOptions:
     """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
     try_draft_lengths: tuple[int, ...] = Space.draft_lengths
     """Draft lengths to try, by formula first; 0 is none."""
-    try_controllers: tuple[Controller, ...] = CONTROLLERS
+    try_controllers: tuple[ControllerName, ...] = CONTROLLERS
     """Controllers of the draft length to try."""
     try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
     """Batch limits to try."""
@@ -125,12 +128,9 @@ def main(argv: list[str]) -> int:
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question = args.options.question()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.advice import advice_document, advice_text
     from pdvsim.decide.advise import advise
     from pdvsim.decide.figures import flips_figure
-    from pdvsim.decide.runs import Bench
-    from pdvsim.study import output
 
     files: list[Path] = []
     if args.output:

@@ -13,6 +13,7 @@ from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plai
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan
@@ -95,7 +96,6 @@ def main(argv: list[str]) -> int:
     from pdvsim.decide.figures import capacity_figure
     from pdvsim.decide.runs import Bench, without_band
     from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int:
     document = output.dumps({"date": date, **capacity_document(found)})
     print(document if args.json else capacity_table(found))
     done = f"{len(found.rows)} of {len(plan.cases())} searches"
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.rows:
         picture = output.picture(capacity_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

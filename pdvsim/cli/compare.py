@@ -15,6 +15,8 @@ from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -160,7 +162,6 @@ def main(argv: list[str]) -> int:
     from pdvsim.decide.tune import most_runs
     from pdvsim.study import output
     from pdvsim.study.compare import run_comparison
-    from pdvsim.study.sweep import SweepInterrupted
 
     comparison = args.comparison()
     date = output.now()
@@ -188,14 +189,14 @@ def main(argv: list[str]) -> int:
         from pdvsim.view.compare_text import comparison_text
 
         print(comparison_text(document, args.scoring))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if len(frame):
         from pdvsim.view.compare_plots import comparison_figure
-        from pdvsim.view.plots.canvas import DPI
 
         picture = output.picture(comparison_figure(frame), files[2], DPI)
-        made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), f"{len(frame)} of {total} points" if interrupted else "")
+        contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
+    done = f"{len(frame)} of {total} points" if interrupted else ""
+    return output.save(dict(zip(files, contents, strict=True)), done)
 
 
 def _loads(points: list[Point]) -> set[tuple[str, str, float]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
@@ -16,6 +17,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scor
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place
@@ -117,13 +119,11 @@ def main(argv: list[str]) -> int:
     args = parse(MapCommand, argv, "pdvsim map")
     grid = args.options.grid()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.figures import map_figure
     from pdvsim.decide.runs import Bench, without_band
     from pdvsim.decide.tune import most_runs
     from pdvsim.decide.winners import draw_map, map_document, map_table
     from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))
@@ -138,9 +138,9 @@ def main(argv: list[str]) -> int:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.cells:
         picture = output.picture(map_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

@@ -9,7 +9,7 @@ from typing import TypeVar
 import tyro
 
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Arch, Controller, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, ControllerName, Scoring, Server, Traffic
 
 BUDGET = 1500  # simulations of an answer of `advise`
 
@@ -38,7 +38,7 @@ class TunedServer(Server):
 
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
     """Draft length k, the same for every architecture; default: the best of each, from 0 (none) to 8."""
-    controller: Controller | None = None  # type: ignore[assignment]
+    controller: ControllerName | None = None  # type: ignore[assignment]
     """Who chooses the draft length: fixed, goodput, feedback; default: the best of each, or fixed where k is given."""
     max_num_seqs: int | None = None  # type: ignore[assignment]
     """Batch limit; default: the best of each architecture, of 32, 64, 128, 256."""
@@ -54,7 +54,7 @@ class TunedServer(Server):
         opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
         return Server(**{k: getattr(Server, k) if v is None and k in opened else v for k, v in values.items()})
 
-    def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[Controller, ...]) -> Space:
+    def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[ControllerName, ...]) -> Space:
         """What is left to try: `tried` by name, or all that the space has, of whatever is not given."""
         k, controller = self.num_speculative_tokens, self.controller
         chosen: dict[str, object] = dict(tried)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pdvsim.decide.formula import Formula
-from pdvsim.sim.config import Arch, Controller, Experiment, Server
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import ARCHS
 
@@ -19,7 +19,7 @@ from pdvsim.sim.policies import ARCHS
 SIMPLEST_FIRST: tuple[Arch, ...] = (
     "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive",
 )  # fmt: skip
-CONTROLLERS: tuple[Controller, ...] = ("fixed", "goodput", "feedback")
+CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 assert set(SIMPLEST_FIRST) == set(ARCHS)
 
 PROMISING = 3  # draft lengths that are simulated, of those that the formula ranks first
@@ -38,7 +38,7 @@ class Space:
 
     archs: tuple[Arch, ...] = SIMPLEST_FIRST
     draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
-    controllers: tuple[Controller, ...] = CONTROLLERS
+    controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
     max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
     own: bool = True  # whether an architecture's own settings are tried
