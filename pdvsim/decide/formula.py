@@ -24,7 +24,6 @@ from pdvsim.sim.run import covering_profile, make_planner
 from pdvsim.sim.workload.requests import make_requests
 
 SAMPLE = 256  # requests that the means are taken over
-LONGEST = 15  # drafts of a round, of those that the model is asked for
 
 
 class Predicted(NamedTuple):
