@@ -85,7 +85,7 @@ class Formula:
         """Mean rounds of an answer. Its first token comes with the prompt; what its last round has too many is lost."""
         gains = 1.0 + np.minimum(self._runs, k)
         lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long answer
-        return (self.output_tokens - 1 + lost) / float(gains.mean())
+        return max(1.0, (self.output_tokens - 1 + lost) / float(gains.mean()))
 
     @cached_property
     def acceptance(self) -> float:
