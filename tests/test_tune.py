@@ -119,23 +119,13 @@ def test_flips_tune_the_drafts_again_where_they_look() -> None:
     assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3
 
 
-def test_an_objective_that_the_traffic_has_no_figure_of_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
     """Answers of one token have no time between tokens."""
-    flags = [
-        "--request-rate",
-        "9",
-        "--dataset-name",
-        "random",
-        "--output-len",
-        "1",
-        "--num-prompts",
-        "9",
-        "--jobs",
-        "1",
-    ]
-    for more in (["--objective", "tpot"], ["--goodput", "tpot:20"]):
-        assert main(["advise", "--arch", "autoregressive,pd", *flags, *more]) == 2
-        assert "every answer is a single token" in capsys.readouterr().err
+    changes: list[dict[str, Any]] = [{"objective": "tpot"}, {"goodput": ["tpot:20"]}]
+    for change in changes:
+        options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 9, "output_len": 1} | change
+        with pytest.raises(ValueError, match="every answer is a single token"):
+            pdvsim.advise(**options)
 
 
 # ---- what the user gave ----------------------------------------------------------------------------------------------
