@@ -1,9 +1,10 @@
 """Whether the advice is right on the GPU: `python -m pdvsim.cli.truth plan`, then `run` on a CUDA card, then `report`.
 
 `plan` decides a dozen scenarios as every command does (each architecture at its own best settings, simulated) and
-writes what is to be served for each: the recommendation, the best of every other architecture, plain decoding, and
-continuous batching with the usual drafts of four. `run` serves them for real, each on the same requests, some twice.
-`report` gives the regret: how far the recommendation's measured figure lies behind the best measured one.
+writes what is to be served for each: the recommendation, it with drafts longer by one, the best of every other
+architecture, plain decoding, and continuous batching with the usual drafts of four. `run` serves them for real, each on
+the same requests, some twice. `report` gives the regret: how far the recommendation's measured figure lies behind the
+best measured one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"
 # controllers are left out: graphs of every draft length take long to capture
 SPACE = Space(ARCHS, controllers=("fixed",), max_num_seqs=(64, 128), max_num_batched_tokens=(256, 512, 2048))
 SEEDS = 5
+REPEATED = 2  # entries of a trial that are served twice
 SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
 GEMMA, LARGE = "gemma-2b:gemma-7b", "tinyllama-1.1b:codellama-34b"
 
@@ -104,7 +106,6 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     held = contest(able, goal.sign, threshold=max(0.01, lead_error(base, goal.objective)))
     chosen = min((held.best, *held.unsure), key=lambda arch: complexity(best[arch], base))
     default = suited(replace(base, server=replace(base.server, num_speculative_tokens=4)))
-    usual = [goal.value(row) for row in bench.rows(replications(default, SEEDS))]
     entries = [
         {
             "role": "recommended" if arch == chosen else "rival",
@@ -116,16 +117,24 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
         }
         for arch, candidate in best.items()
     ]
-    entries.append(
-        {
-            "role": "usual",
-            "described": described(default),
-            "command": command_line("realrun", default),
-            "predicted": usual[0],
-            "predicted_mean": sum(usual) / SEEDS,
-            "not_told_apart": False,
-        }
+    server = best[chosen].server
+    longer = server.num_speculative_tokens + 1 if best[chosen].speculates else 1
+    neighbour = replace(
+        best[chosen if best[chosen].speculates else "colocated"],
+        server=replace(server, num_speculative_tokens=longer),
     )
+    for role, other in (("usual", default), ("neighbour", neighbour)):
+        values = [goal.value(row) for row in bench.rows(replications(other, SEEDS))]
+        entries.append(
+            {
+                "role": role,
+                "described": described(other),
+                "command": command_line("realrun", suited(other)),
+                "predicted": values[0],
+                "predicted_mean": sum(values) / SEEDS,
+                "not_told_apart": False,
+            }
+        )
     entries.sort(key=lambda entry: -goal.sign * entry["predicted_mean"])
     entries.sort(key=_turn(entries))
     return {
@@ -135,13 +144,14 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
 
 
 def _turn(entries: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
-    """What is served first: the recommendation, its best rival, plain decoding, the usual settings, pdv, the others."""
+    """What is served first: the recommendation, its best rival, plain decoding, drafts of 4, one draft more, pdv."""
     rival = next(entry for entry in entries if entry["role"] == "rival")
 
     def turn(entry: dict[str, Any]) -> int:
         arch = entry["described"].partition(",")[0]
-        firsts = (entry["role"] == "recommended", entry is rival, arch == "autoregressive", entry["role"] == "usual")
-        return next((at for at, is_it in enumerate((*firsts, arch == "pdv")) if is_it), 5)
+        role = entry["role"]
+        firsts = (role == "recommended", entry is rival, arch == "autoregressive", role == "usual", role == "neighbour")
+        return next((at for at, is_it in enumerate((*firsts, arch == "pdv")) if is_it), 6)
 
     return turn
 
@@ -176,7 +186,7 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
         goal = Goal(trial["objective"], tuple(trial["levels"]))
         for at, entry in enumerate(trial["entries"][:most]):
             mine = [line for line in done if (line["command"], line["name"]) == (entry["command"], trial["name"])]
-            wanted = 2 if at < 2 else 1
+            wanted = 2 if at < REPEATED else 1
             if len(mine) >= wanted:
                 continue
             if monotonic() - begin > budget_s:
@@ -284,7 +294,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=540.0, help="start no run after so many seconds")
-    parser.add_argument("--most", type=int, default=5, help="entries of a trial")
+    parser.add_argument("--most", type=int, default=6, help="entries of a trial")
     options = parser.parse_args(argv)
     if options.step == "plan":
         return plan(options.plan, options.jobs)
