@@ -8,7 +8,7 @@ SOAK_MINUTES ?= 60
 FUZZ_FIRST ?= 0
 FUZZ_COUNT ?= 100000
 
-.PHONY: sweep test bench fuzz soak notebooks clean chromium
+.PHONY: sweep test docs bench fuzz soak notebooks clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
@@ -25,6 +25,10 @@ chromium:
 	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update && \
 	  DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends chromium >/dev/null; } || \
 	echo "chromium is missing and could not be installed: the report is not tested in a browser" >&2
+
+# The documentation site, from docs/_build/html/index.html on.
+docs: $(VENV)/.installed-dev
+	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
 # With AGAINST=COMMIT: beside the code of another commit, in turn.
 bench: $(VENV)/.installed
@@ -43,7 +47,7 @@ notebooks: $(VENV)/.installed-dev
 	$(BIN)/python tests/notebookfiles.py
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)

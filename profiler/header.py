@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -68,7 +67,7 @@ class PartHeader(_Strict):
     points: int = Field(0, ge=0)
 
 
-class Header(_Strict):
+class SamplesHeader(_Strict):
     """All parts, on one card with one set of versions."""
 
     schema_version: int
@@ -87,7 +86,7 @@ class Header(_Strict):
         }
 
 
-def load_header(folder: str | Path) -> Header:
+def load_header(folder: str | Path) -> SamplesHeader:
     """The header of the samples in a folder, checked."""
     path = Path(folder) / HEADER
     try:
@@ -98,7 +97,7 @@ def load_header(folder: str | Path) -> Header:
     if version != SCHEMA:
         raise refusal(path, "schema_version", f"is {quoted(version)}, this version reads {SCHEMA}")
     try:
-        header = Header.model_validate(data)
+        header = SamplesHeader.model_validate(data)
         header.specs()
     except ValidationError as error:
         first = error.errors()[0]
@@ -107,31 +106,6 @@ def load_header(folder: str | Path) -> Header:
     if not header.parts:
         raise refusal(path, "parts", "there are none")
     return header
-
-
-def shipped(data: Path | None = None) -> list[dict[str, Any]]:
-    """The samples that come with pdvsim, a line each."""
-    data = data or Path(str(resources.files("pdvsim.calibration"))) / "data"
-    return [_line(path.parent) for path in sorted(data.glob(f"*/{HEADER}"))]
-
-
-def _line(folder: Path) -> dict[str, Any]:
-    header = load_header(folder)
-    parts, software = header.parts, header.software
-    return {
-        "samples": folder.name,
-        "gpu": header.device.name,
-        "models": sum(":" not in part.name for part in parts),
-        "pairs": sum(":" in part.name for part in parts),
-        "points": sum(part.points for part in parts),
-        "rows": header.samples,
-        "left_out": sum(len(part.left_out) for part in parts),
-        "measured": f"{min(part.date for part in parts)[:10]}",
-        "torch": software.get("torch"),
-        "triton": software.get("triton"),
-        "cuda": software.get("cuda"),
-        "driver": software.get("driver"),
-    }
 
 
 def refusal(path: Path, field: str, reason: str) -> ValueError:

@@ -7,17 +7,13 @@ device's own. On the CPU a launch does the work itself, and none of these mean a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 from pdvsim.profiler import grid
-from pdvsim.profiler.grid import Point
-from pdvsim.profiler.parts import Part
+from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.rig import Launcher, settle
-
-if TYPE_CHECKING:
-    from pdvsim.profiler.corun import Duo
+from pdvsim.realrun.engine.engine import LaunchShape
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
@@ -25,7 +21,7 @@ AHEAD = 2  # launches that keep the device busy
 WARM_UP = 3
 
 
-def host_points(rows: int) -> list[Point]:
+def host_points(rows: int) -> list[GridPoint]:
     """The works whose launches are timed, up to so many rows."""
     points = [grid.prefill(n) for n in (128, 512)]
     for r in (r for r in ROWS if r <= rows):
@@ -33,13 +29,15 @@ def host_points(rows: int) -> list[Point]:
     return points
 
 
-def host_costs(duo: Duo, part: Part, repeats: int) -> None:
-    """Time every kind of work's calls."""
-    for point in host_points(duo.rows):
-        launch = duo.launcher(point)
+def host_costs(
+    rows: int, launcher: Callable[[GridPoint], Launcher], repeats: int
+) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
+    """(point, shape, what, repeat, seconds) of every kind of work's calls, up to so many rows."""
+    for point in host_points(rows):
+        launch = launcher(point)
         shape = launch.fire(launch.draw()).shape
         for what, repeat, seconds in timings(launch, repeats):
-            duo.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
+            yield point, shape, what, repeat, seconds
         settle(launch.lane)
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.policies import file_of, kin, policy_of
 
-Arch = Literal["autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"]
+Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
-Controller = Literal["fixed", "feedback", "goodput"]
+ControllerName = Literal["fixed", "feedback", "goodput"]
 Priority = Literal["none", "stream", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
 
 LEVEL_MS = Range(0, 1e9)  # of a service level
-ARCHS: tuple[Arch, ...] = Arch.__args__  # type: ignore[attr-defined]
 PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
@@ -106,7 +106,7 @@ class Server:
     """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
-    controller: Controller = "fixed"
+    controller: ControllerName = "fixed"
     """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
     min_speculative_tokens: int = 0
     """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""
@@ -250,13 +250,19 @@ class Experiment:
     """One run: an architecture, under a load, on a GPU."""
 
     arch: Arch = "pdv"
-    """Serving architecture."""
+    """Serving architecture: autoregressive, baseline, colocated, pd, pdv, pdv-unified, pdv-hybrid, adaptive, or a
+    policy of your own as file.py:Class."""
     traffic: Traffic = field(default_factory=Traffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
+
+    @property
+    def kin(self) -> Arch:
+        """The named architecture whose options and needs it shares: its own, unless its policy is the user's."""
+        return kin(self.arch)
 
     @property
     def speculates(self) -> bool:
@@ -266,12 +272,12 @@ class Experiment:
     @property
     def longest_draft(self) -> int:
         """Most drafts of one round."""
-        return 0 if self.arch == "autoregressive" else self.server.longest_draft
+        return self.server.longest_draft if policy_of(self.arch).speculates else 0
 
     @property
     def paged(self) -> bool:
         """Whether the KV cache hands out blocks as tokens come."""
-        return (self.server.kv_cache or ("paged" if self.arch in PAGED else "reserved")) == "paged"
+        return (self.server.kv_cache or ("paged" if self.kin in PAGED else "reserved")) == "paged"
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -286,18 +292,18 @@ class Experiment:
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()
         tokenizer = sorted(str(path) for path in found if path.is_file() and path.suffix not in WEIGHTS)
-        named = (self.traffic.dataset_path, self.acceptance.acceptance_trace, profile, card, *configs, *tokenizer)
+        inputs = (file_of(self.arch), self.traffic.dataset_path, self.acceptance.acceptance_trace)
+        named = (*inputs, profile, card, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
     def __post_init__(self) -> None:
-        if self.arch not in ARCHS:
-            raise ValueError(f"unknown arch {self.arch!r}; known: {', '.join(ARCHS)}")
+        kind = self.kin
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
             raise ValueError(
                 f"no request is left to measure: num-prompts is {self.traffic.num_prompts}, "
                 f"warmup-requests {self.scoring.warmup_requests}"
             )
-        if self.arch == "baseline" and self.server.controller == "feedback":
+        if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
-        if self.hardware.verify_gpu and self.arch not in ("pdv", "pdv-hybrid"):
+        if self.hardware.verify_gpu and kind not in ("pdv", "pdv-hybrid"):
             raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")

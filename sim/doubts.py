@@ -9,6 +9,9 @@ from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
@@ -19,12 +22,19 @@ class Doubt(UserWarning):
     """An experiment that looks wrong."""
 
 
+def vet(experiments: Iterable[Experiment]) -> None:
+    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
+    given = list(experiments)
+    refuse_idle(given)
+    warn(given)
+
+
 def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
     said: dict[str, None] = {}
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput))
-        if experiment.arch != "autoregressive":
+        if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 pair, hardware = experiment.server.pair, experiment.hardware
                 said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))
@@ -49,8 +59,6 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache
 def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
-    from pdvsim.sim.hardware.latency import Latency
-    from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.run import covering_profile
 
     models = pair(name)

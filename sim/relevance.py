@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import warn
 
 Rule = Callable[[Experiment], bool]
 
@@ -44,12 +43,12 @@ class Need(NamedTuple):
 
 
 def _among(*archs: Arch) -> tuple[Rule, str]:
-    return lambda e: e.arch in archs, f"--arch {' or '.join(archs)}"
+    return lambda e: e.kin in archs, f"--arch {' or '.join(archs)}"
 
 
-_DRAFTS: tuple[Rule, str] = (lambda e: e.arch != "autoregressive", "an architecture that drafts")
+_DRAFTS: tuple[Rule, str] = (lambda e: e.kin != "autoregressive", "an architecture that drafts")
 _STREAMS: tuple[Rule, str] = (
-    lambda e: e.arch not in ("autoregressive", "baseline", "colocated"),
+    lambda e: e.kin not in ("autoregressive", "baseline", "colocated"),
     "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive)",
 )
 _VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive")
@@ -89,7 +88,7 @@ NEEDS: tuple[Need, ...] = (
          "--controller feedback and --acceptance-temperature-slope"),
     Need("server.draft_temperature", lambda e: e.acceptance.acceptance_temperature_slope > 0,
          "--acceptance-temperature-slope"),
-    Need("server.max_prompts_per_forward", lambda e: e.arch not in ("baseline", "pdv-unified"),
+    Need("server.max_prompts_per_forward", lambda e: e.kin not in ("baseline", "pdv-unified"),
          "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
     Need("server.num_workers", *_among("baseline")),
     Need("server.max_decode_queue", *_VERIFY_LANE),
@@ -106,13 +105,6 @@ NEEDS: tuple[Need, ...] = (
     Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
     Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),
 )  # fmt: skip
-
-
-def vet(experiments: Iterable[Experiment]) -> None:
-    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
-    given = list(experiments)
-    refuse_idle(given)
-    warn(given)
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:
@@ -140,7 +132,7 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
     longest: dict[tuple[float, ...], int] = {}
     for experiment in experiments:
         rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
-        if not rates or experiment.arch == "autoregressive":
+        if not rates or experiment.kin == "autoregressive":
             continue
         if len(rates) < k:
             raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and drafts have up to {k}")

@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import Acceptance, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
@@ -26,9 +26,10 @@ from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Node
 from pdvsim.sim.metrics.streaming import Tally
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import make_controller
+from pdvsim.sim.policies.controllers import Controller, Goodput
+from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.relevance import refuse_idle
@@ -146,6 +147,27 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
     )
 
 
+def make_controller(settings: Server, planner: Planner) -> Controller:
+    """The draft-length controller that the settings name."""
+    if settings.controller == "feedback":
+        return Feedback(settings)
+    if settings.controller == "goodput":
+        return Goodput(settings, planner)
+    return Controller(settings)
+
+
+def make_planner(experiment: Experiment, profile: Profile) -> Planner:
+    """The latency model of an experiment's GPU, to plan with."""
+    pair, settings = named_pair(experiment.server.pair), experiment.server
+    models: dict[Role, Latency] = {"target": Latency(pair.target, profile.fit(pair.target))}
+    if experiment.speculates:
+        models["draft"] = Latency(pair.draft, profile.fit(pair.draft))
+    shares = dict(zip(PARTITIONED, settings.partition, strict=True))
+    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares)
+    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
+    return Planner(models, sharing, peak, host_times(experiment, profile), policy_of(experiment.arch).hands_over)
+
+
 def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
     """Tokens of KV cache that a server has, of whichever GPU has the least room."""
     hardware = experiment.hardware
@@ -223,24 +245,17 @@ class Site:
     def _server(self, env: Clock, replica: int) -> Policy:
         experiment, profile = self.experiment, self.profile
         settings, hardware = experiment.server, experiment.hardware
-        times = host_times(experiment, profile)
-        host = SimulatedHost(times)
-        models: dict[Role, Latency] = {"target": Latency(self.pair.target, profile.fit(self.pair.target))}
-        if experiment.speculates:
-            models["draft"] = Latency(self.pair.draft, profile.fit(self.pair.draft))
-        peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
-        shares = dict(zip(PARTITIONED, settings.partition, strict=True))
-        sharing = Sharing(hardware.contention, settings.priority, profile.contention, shares)
+        planner = make_planner(experiment, profile)
+        host = SimulatedHost(host_times(experiment, profile))
         verdict = partial(drawn_verdict, experiment.acceptance)
         gpus = [
             SimulatedGPU(
-                env, host, models, sharing, self.log.launches, verdict, peak,
+                env, host, planner.models, planner.sharing, self.log.launches, verdict, planner.peak,
                 replica, gpu, hardware.transfer_s if gpu else 0.0,
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip
         self.gpus += gpus
-        planner = Planner(models, sharing, peak, times, POLICIES[experiment.arch].hands_over)
         context = Context(
             env=env,
             device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
@@ -251,7 +266,7 @@ class Site:
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )
-        return POLICIES[experiment.arch](context)
+        return policy_of(experiment.arch)(context)
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""

@@ -34,17 +34,18 @@ from test_laws import (
     _settled,
     arrivals,
     assert_same,
-    check_books,
     check_gpus,
     check_littles_law,
     measured_like,
     write,
 )
 
-from pdvsim.sim.config import ARCHS, Arch
+from pdvsim.sim.config import Arch
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import covering_profile
+from pdvsim.testing import check_books
 
 # Sums in another order, and quantiles from a sketch.
 EXACT = ("completed", "total_input", "total_output", "duration", "request_throughput", "output_throughput")
@@ -101,7 +102,7 @@ def experiment(rng: random.Random, profiles: tuple[str | None, ...], done: Count
     except ValueError:  # a vector of another length, a request beyond the context, no room for the weights: refused
         done["refused experiments"] += 1
         return
-    check_books(scenario, result)
+    check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
     check_littles_law(scenario, result)
     if scenario.experiment.hardware.gpu == "h200":  # predicted times may be a little less than a card's ceilings allow
         check_gpus(result, covering_profile(scenario.experiment))

@@ -30,10 +30,11 @@ from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.race import Race, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import SIMPLEST_FIRST, Space, complexity
-from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens, walltime_improvement
 from pdvsim.study.sweep import SweepInterrupted

@@ -15,7 +15,8 @@ import pytest
 from deadly import deadly, deadly_once
 
 from pdvsim.cli import main
-from pdvsim.study.backends import DIED, Backend, Outcome, attempt, finished
+from pdvsim.common.outcomes import DIED, Outcome, attempt
+from pdvsim.study.backends import Backend, finished
 
 SWEEP = ["--arch", "pdv,colocated", "--concurrency", "2,8", "--num-runs", "2", "--vary", "num-speculative-tokens=2,4"]
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]

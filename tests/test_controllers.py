@@ -21,14 +21,14 @@ from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies.base import Context
-from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput, make_controller
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.heat import TemperatureSearch
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle, suited
-from pdvsim.sim.run import drawn_verdict, simulate
+from pdvsim.sim.run import drawn_verdict, make_controller, simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.sim.workload.requests import Workload
 

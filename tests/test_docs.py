@@ -1,17 +1,20 @@
-"""The README and the guides: every command and Python block in them runs, every link leads somewhere.
+"""The README and the pages of docs: every command and Python block runs, what is shown comes out, links lead somewhere.
 
-A block's commands run in order in one empty folder, on a reduced budget. A block under `<!-- needs a GPU -->` or
-`<!-- needs your file -->` cannot run here: each of its commands must say so in one line, with exit code 2.
+A block's commands run in order in one empty folder, on a reduced budget. A block of `text` right behind one is its
+output: then it runs as it stands, and every number must come out within 2%; a line of dots stands for lines left out.
+A block under `<!-- needs a GPU -->` or `<!-- needs your file -->` cannot run here: each of its commands must say so in
+one line, with exit code 2.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -27,11 +30,14 @@ from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.realrun import main as realrun
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget-s": 0.1, "jobs": 1}  # at most, where a command has the flag
+FILE_NAME = re.compile(r"# (\w+\.py)\n")
 MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
+TOLERANCE = 0.02  # of a number shown, besides one unit of its last digit: another machine adds up otherwise
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -44,6 +50,7 @@ class Block:
     language: str
     text: str
     mark: str
+    output: str = ""
 
     @property
     def commands(self) -> list[str]:
@@ -52,13 +59,19 @@ class Block:
         return [line.split(" # ")[0] for line in lines if line.startswith(PROGRAMS)]
 
 
-def blocks(page: str, text: str) -> Iterator[Block]:
-    mark = ""
+def blocks(page: str, text: str) -> list[Block]:
+    """The blocks of a page, each with what is shown as its output."""
+    found: list[Block] = []
+    mark, shown = "", False
     for token in MARKDOWN.parse(text):
-        if token.type in ("fence", "code_block"):
+        code = token.type in ("fence", "code_block")
+        if code and shown and token.info.strip() == "text":
+            found[-1] = replace(found[-1], output=token.content)
+        elif code:
             assert token.map is not None
-            yield Block(page, token.map[0] + 1, token.info.strip(), token.content, mark)
-        mark = token.content.strip() if token.type == "html_block" else ""
+            found.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, mark))
+        mark, shown = token.content.strip() if token.type == "html_block" else "", code
+    return found
 
 
 def inline(text: str, kind: str) -> Iterator[Any]:
@@ -127,14 +140,39 @@ WITH_COMMANDS = [block for block in BLOCKS if block.commands]
 IN_PYTHON = [block for block in BLOCKS if block.language == "python"]
 
 
+def comes_out(shown: list[str], printed: list[str]) -> bool:
+    """Whether lines are as shown; three dots stand for any number of them."""
+    if not shown:
+        return not printed
+    if shown[0] == "...":
+        return any(comes_out(shown[1:], printed[at:]) for at in range(len(printed) + 1))
+    return bool(printed) and alike(shown[0], printed[0]) and comes_out(shown[1:], printed[1:])
+
+
+def alike(shown: str, printed: str) -> bool:
+    """Whether two lines say the same in numbers as near as TOLERANCE; how wide their columns are does not matter."""
+    texts = [re.sub(r"\s+|--+|==+", " ", NUMBER.sub("#", line)).strip() for line in (shown, printed)]
+    numbers = [NUMBER.findall(line) for line in (shown, printed)]
+    return texts[0] == texts[1] and all(near(*pair) for pair in zip(*numbers, strict=True))
+
+
+def near(shown: str, printed: str) -> bool:
+    unit = 10.0 ** -len(shown.partition(".")[2])
+    value = float(shown.replace(",", ""))
+    return abs(float(printed.replace(",", "")) - value) <= TOLERANCE * value + 1.001 * unit
+
+
 def named(block: Block) -> str:
     return f"{block.page}:{block.line}"
 
 
-def cards(page: str) -> dict[str, str]:
-    """The cards that a page describes in TOML, as files by name."""
-    found = [block.text for block in BLOCKS if (block.page, block.language) == (page, "toml")]
-    return {f"{tomllib.loads(text)['name']}.toml": text for text in found}
+def files(page: str) -> dict[str, str]:
+    """The files that a page shows, by name: cards in TOML, and Python that begins with `# NAME.py`."""
+    shown = [block for block in BLOCKS if block.page == page]
+    cards = [block.text for block in shown if block.language == "toml"]
+    modules = [block.text for block in shown if block.language == "python" and FILE_NAME.match(block.text)]
+    named = {str(FILE_NAME.match(text)[1]): text for text in modules}  # type: ignore[index]
+    return named | {f"{tomllib.loads(text)['name']}.toml": text for text in cards}
 
 
 @pytest.fixture(scope="session")
@@ -156,8 +194,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to run in that holds nothing else."""
+def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, block: Block) -> Path:
+    """A folder to run in that holds nothing but the files that the page shows."""
+    for name, text in files(block.page).items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
@@ -167,11 +207,12 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch) -> P
 @pytest.mark.usefixtures("quick_plots")
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
 def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for name, text in cards(block.page).items():
-        (folder / name).write_text(text, encoding="utf-8")
     for line in block.commands:
-        assert run(reduced(shlex.split(line))) == 0, capfd.readouterr().err
-    assert capfd.readouterr().out
+        argv = shlex.split(line)
+        assert run(argv if block.output else reduced(argv)) == 0, capfd.readouterr().err
+    printed = capfd.readouterr().out
+    assert printed
+    assert not block.output or comes_out(block.output.splitlines(), printed.splitlines()), printed
 
 
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark in (GPU, FILE)], ids=named)
@@ -189,14 +230,20 @@ def test_what_cannot_run_here_says_so(block: Block, folder: Path, capfd: pytest.
         assert "error: " in captured.err
         missing = ["CUDA"] if block.mark == GPU else [word for word in argv[2:] if not word.startswith("-")]
         assert any(word in captured.err for word in missing), captured.err
-        assert [path.name for path in folder.iterdir()] == ["calibration"], "it wrote something"
+        there = {path.name for path in folder.iterdir()}
+        assert there == {"calibration", *files(block.page)}, "it wrote something"
 
 
 @pytest.mark.parametrize("block", IN_PYTHON, ids=named)
-def test_python_runs(block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("run", "sweep", "capacity", "advise", "winner_map"):
+def test_python_runs(
+    block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in () if block.output else ("run", "sweep", "capacity", "advise", "winner_map"):
         monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
+    monkeypatch.syspath_prepend(folder)
     exec(compile(block.text, named(block), "exec"), {})
+    printed = capfd.readouterr().out
+    assert not block.output or comes_out(block.output.splitlines(), printed.splitlines()), printed
 
 
 def _with_budget(call: Any, name: str) -> Any:
@@ -232,14 +279,23 @@ def test_commands_are_found() -> None:
     """The reader of pages, on a page made by hand."""
     text = (
         "    pdvsim run --arch pd \\\n        --seed 1   # why\n    make test\n\n"
-        f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n"
+        f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n```text\n8\n```\n"
     )
-    found = list(blocks("page", text))
-    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands]) for b in found] == [
-        ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]]),
-        ("console", FILE, [["realrun", "--tiny"]]),
-        ("python", "", []),
+    found = blocks("page", text)
+    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands], b.output) for b in found] == [
+        ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]], ""),
+        ("console", FILE, [["realrun", "--tiny"]], ""),
+        ("python", "", [], "8\n"),
     ]
+
+
+def test_what_is_shown_must_come_out() -> None:
+    printed = ["arch  tok/s", "-----------", "pd   1,000.0", "pdv   980.0 ±1.2", "saved"]
+    assert comes_out(printed, printed)
+    assert comes_out(["arch tok/s", "...", "pdv 965.0 ±1.3", "..."], printed)
+    assert not comes_out(["arch tok/s", "...", "pdv 950.0 ±1.2", "..."], printed)
+    assert not comes_out(printed[:-1], printed)
+    assert not comes_out(["...", "pd 1,000.0 ±1.2", "..."], printed)
 
 
 def test_the_budget_is_a_ceiling() -> None:

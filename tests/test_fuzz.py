@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.common.files import read_sealed, sealed
-from pdvsim.sim.config import ARCHS, Experiment, Hardware, Traffic
+from pdvsim.sim.config import Experiment, Hardware, Traffic
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 
 fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

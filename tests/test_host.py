@@ -7,8 +7,9 @@ from itertools import pairwise
 import pytest
 
 import pdvsim
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Host, Traffic
+from pdvsim.sim.config import Arch, Experiment, Host, Traffic
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 
 P, C, LOOK = 10e-6, 30e-6, 1e-6

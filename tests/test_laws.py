@@ -24,11 +24,12 @@ from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
 from pdvsim.sim.workload.acceptance import draw_streams
+from pdvsim.testing import check_books
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
 
@@ -200,49 +201,6 @@ def profiles(profile_folder: Path) -> tuple[str | None, ...]:
     return (None, write(measured_like(), profile_folder))
 
 
-def check_books(scenario: Scenario, result: Result) -> None:
-    """Every request finishes once, with its tokens, its timestamps in order, its rounds accounted for."""
-    requests, deliveries, launches = result.requests, result.deliveries, result.launches
-    count = len(scenario.workload.outputs)
-    assert requests["id"].tolist() == list(range(count))
-    assert requests["output_tokens"].tolist() == list(scenario.workload.outputs)
-    assert np.bincount(deliveries["request"], deliveries["tokens"], count).tolist() == list(scenario.workload.outputs)
-    assert np.all(deliveries["tokens"] >= 1)
-
-    assert np.all(requests["arrival_s"] >= scenario.workload.arrival_s)
-    assert np.all(requests["admitted_s"] >= requests["arrival_s"])
-    assert np.all(requests["first_token_s"] > requests["admitted_s"])
-    assert np.all(requests["finish_s"] >= requests["first_token_s"])
-    for id in range(count):
-        times = deliveries["time_s"][deliveries["request"] == id]
-        assert np.all(np.diff(times) > 0)
-        assert times[0] == requests["first_token_s"][id]
-        assert times[-1] == requests["finish_s"][id]
-
-    rounds, drafted, accepted = requests["rounds"], requests["drafted"], requests["accepted"]
-    resumed = requests["resumptions"]
-    assert np.all(resumed <= requests["preemptions"])
-    assert np.all(np.bincount(deliveries["request"], minlength=count) == rounds + 1 + resumed)
-    assert np.all(accepted + requests["refused"] <= drafted)
-    assert np.all(requests["refused"] <= requests["drafts"])
-    # accepted drafts, one token of the target's a round, a reading's: all but what the last round had too many of
-    surplus = 1 + rounds + resumed + accepted - requests["output_tokens"]
-    assert np.all(surplus >= 0)
-    assert np.all(surplus[rounds == 0] == 0)
-
-    # the GPU's books agree with the requests' books
-    drafts, checks = launches["kind"] == DRAFT, (launches["kind"] == VERIFY) | (launches["kind"] == DECODE)
-    assert np.sum(launches["rows"][checks]) == np.sum(rounds)
-    assert np.sum(launches["rows"][launches["kind"] == VERIFY]) == np.sum(requests["drafts"])
-    assert np.sum(launches["rows"][drafts] * launches["steps"][drafts]) == np.sum(drafted)
-    spent = launches["rows"] * (launches["end_s"] - launches["start_s"])
-    rounding_s = 2e-9 * (np.sum(launches["rows"]) + 1)  # requests keep whole nanoseconds
-    assert np.sum(spent[drafts]) == pytest.approx(np.sum(requests["draft_s"]), abs=rounding_s)
-    assert np.sum(spent[checks]) == pytest.approx(np.sum(requests["verify_s"]), abs=rounding_s)
-    after_first_s = requests["draft_s"] + requests["wait_s"] + requests["verify_s"]
-    assert np.all(after_first_s <= requests["finish_s"] - requests["first_token_s"] + 1e-9 * (rounds + 1))
-
-
 def came_and_went(scenario: Scenario, result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """When each request came and when it left, from what was asked and the tokens that left the server alone.
 
@@ -352,7 +310,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
                 assert busy_s >= np.sum(solo[period]) - slack
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     """Requests, tokens, time, KV cache and GPU capacity are conserved."""
 
@@ -360,7 +318,7 @@ def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     @settings(max_examples=25)
     def check(scenario: Scenario) -> None:
         result = scenario.run()
-        check_books(scenario, result)
+        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         check_gpus(result, profile_of(scenario.experiment))
         assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
@@ -381,7 +339,7 @@ def assert_same(one: Result, other: Result) -> None:
     assert one.meta == other.meta
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_direct_way_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     """Going straight to a completion gives the same records, to the last bit, as the event queue."""
 
@@ -393,13 +351,13 @@ def test_the_direct_way_changes_nothing(arch: Arch, profiles: tuple[str | None, 
     check()
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_second_run_is_the_first(arch: Arch) -> None:
     scenario = Scenario(_settled(arch, {"hardware.replicas": 2, "hardware.router": "random"}), light_load(2))
     assert_same(scenario.run(), scenario.run())
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
     """The same where it goes furthest, few requests with long outputs, and arrivals cut it at every stage."""
 
@@ -445,7 +403,7 @@ def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
     check()
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_direct_way_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 
@@ -471,7 +429,7 @@ def test_the_direct_way_is_cut_at_an_instant(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize("host_s", [None, 0.0])
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_direct_way_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
     """The same where replicas are in lockstep, so that one sends a new request to another at a round's very end."""
     host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
@@ -487,7 +445,7 @@ def test_the_direct_way_with_replicas_in_lockstep(arch: Arch, host_s: float | No
 
 
 @pytest.mark.parametrize("verify_gpu", [0, 1])
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
     """Of one request alone, each work after the first token starts when the one before has ended, wherever it runs."""
     options = {"traffic.max_concurrency": 1, "hardware.verify_gpu": verify_gpu}
@@ -499,7 +457,7 @@ def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
     assert np.all(works["start_s"][order][1:] >= works["end_s"][order][:-1])
 
 
-@pytest.mark.parametrize("arch", sorted(set(POLICIES) - {"adaptive"}))
+@pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"adaptive"}))
 def test_rounds_are_leviathans(arch: Arch) -> None:
     """With a fixed draft length, a request's deliveries follow from its coins alone, whatever else goes on.
 
@@ -533,7 +491,7 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
 
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive", "partition"])
 @pytest.mark.parametrize("contention", ["fluid", "serial", "max"])
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     """In a saturated closed loop of equal requests all finish, and none is overtaken by more than two loops' worth.
 
@@ -598,7 +556,7 @@ def test_more_bandwidth_never_hurts_anyone_in_a_queue_of_one_server(
     assert np.all(finish_s[1] <= finish_s[0] * (1 + 1e-12))
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_more_bandwidth_never_hurts_the_mean(arch: Arch, profile_folder: Path) -> None:
     """Averaged over seeds: with batches, a single request may well do worse on a faster card (a scheduling anomaly)."""
     means = []
@@ -609,7 +567,7 @@ def test_more_bandwidth_never_hurts_the_mean(arch: Arch, profile_folder: Path) -
 
 
 @pytest.mark.parametrize("controller", ["fixed", "feedback", "goodput"])
-@pytest.mark.parametrize("arch", sorted(set(POLICIES) - {"autoregressive"}))
+@pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
 def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str) -> None:
     means = []
     for rate in (0.1, 0.5, 0.9, 0.99):
@@ -638,7 +596,7 @@ SCARCE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
     """All are served all the same, each token once, by either way; blocks never exceed the cache, and all return.
 
@@ -654,7 +612,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
         result = scenario.run(direct=False)
-        check_books(scenario, result)
+        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         assert_same(scenario.run(), result)
         assert result.meta["kv_peak_tokens"] <= room
@@ -686,7 +644,7 @@ def test_verify_never_waits_for_a_request_that_was_preempted(arch: Arch) -> None
         assert np.all(requests["finish_s"] > 0)
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_paging_changes_nothing_where_there_is_room(arch: Arch) -> None:
     runs = [Scenario(_settled(arch, {"server.kv_cache": kv}), light_load(2)).run() for kv in ("paged", "reserved")]
     paged, reserved = (run.meta.pop("kv_peak_tokens") for run in runs)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from pdvsim.sim import run as run_module
+import pdvsim
 from pdvsim.sim.config import Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.policies import named, policy_of
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
+from pdvsim.testing import check_policy
 
 ROWS = 8
 
@@ -40,28 +48,138 @@ class UntilTheEnd(Patient):
         return min(ROWS, max(1, self.in_flight - len(self.prefilling)))
 
 
-def run(monkeypatch: pytest.MonkeyPatch, policy: type[PDV], concurrency: int, direct: bool) -> Result:
-    monkeypatch.setattr(run_module, "POLICIES", {**POLICIES, "pdv": policy})
+def run(policy: type[PDV], concurrency: int, direct: bool) -> Result:
     traffic = Traffic("random", input_len=64, output_len=40, num_prompts=64, max_concurrency=concurrency)
-    return simulate(Experiment("pdv", traffic, server=Server(verify_gather="never")), direct=direct)
+    return simulate(Experiment(named(policy), traffic, server=Server(verify_gather="never")), direct=direct)
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_changed_line_acts(monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
-    result = run(monkeypatch, UntilTheEnd, 32, direct)
+def test_a_changed_line_acts(direct: bool) -> None:
+    result = run(UntilTheEnd, 32, direct)
     verifies = result.launches["rows"][result.launches["kind"] == KINDS.index("verify")]
     ending = result.requests["finish_s"].max() - 0.2
     ends = result.launches["end_s"][result.launches["kind"] == KINDS.index("verify")]
     assert len(verifies) > 20
     assert verifies[ends < ending].min() >= ROWS
-    assert run(monkeypatch, PDV, 32, direct).launches["rows"].min() < ROWS
+    assert run(PDV, 32, direct).launches["rows"].min() < ROWS
 
 
 @pytest.mark.parametrize("direct", [True, False])
-def test_a_deadlock_says_who_waits(monkeypatch: pytest.MonkeyPatch, direct: bool) -> None:
+def test_a_deadlock_says_who_waits(direct: bool) -> None:
     with pytest.raises(RuntimeError) as stuck:
-        run(monkeypatch, Patient, 4, direct)
+        run(Patient, 4, direct)
     said = str(stuck.value)
     assert said.startswith("deadlock at 0.0")
     assert "lanes that wait: decode, prefill, verify" in said
     assert "requests inside: 0, 1, 2, 3 (4 in all, 64 of 64 not served)" in said
+
+
+OWN = """
+from pdvsim.sim.policies.colocated import Colocated
+from pdvsim.sim.policies.base import Policy
+
+class Same(Colocated):
+    pass
+
+class Lost(Colocated):
+    def settle(self, rows, verdict):
+        return super().settle(rows, verdict)[:-1] if self.env.now > 0.5 else super().settle(rows, verdict)
+
+class Greedy(Colocated):
+    def settle(self, rows, verdict):
+        for row in rows[:1]:
+            row.emitted += 1
+        return super().settle(rows, verdict)
+
+class NotOne:
+    pass
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    (tmp_path / "own.py").write_text(OWN, encoding="utf-8")
+    return str(tmp_path / "own.py")
+
+
+def test_a_policy_from_a_file_is_what_it_is_derived_from(own: str) -> None:
+    traffic = Traffic(num_prompts=30, max_concurrency=8)
+    mine, theirs = simulate(Experiment(f"{own}:Same", traffic)), simulate(Experiment("colocated", traffic))
+    for table in ("requests", "launches", "deliveries"):
+        for name, column in getattr(mine, table).items():
+            np.testing.assert_array_equal(column, getattr(theirs, table)[name])
+    assert Experiment(f"{own}:Same").kin == "colocated"
+    assert Experiment(f"{own}:Same").paged
+    assert own in Experiment(f"{own}:Same").files
+
+
+@pytest.mark.parametrize(
+    ("arch", "says"),
+    [
+        ("{own}:Missing", "has no policy Missing, a class derived from Policy; it has Same, Lost, Greedy"),
+        ("{own}:NotOne", "has no policy NotOne"),
+        ("/no/such.py:Mine", "cannot read /no/such.py: No such file"),
+        ("own.txt:Mine", "unknown arch 'own.txt:Mine'; known: autoregressive"),
+        ("pdv-hybird", r"unknown arch 'pdv-hybird' \(did you mean pdv-hybrid\?\)"),
+    ],
+)
+def test_what_is_no_policy_is_refused_in_one_line(own: str, arch: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says) as refused:
+        Experiment(arch.format(own=own))
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_does_not_run_says_why(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="ModuleNotFoundError: No module named 'nothing_of_that_name'"):
+        Experiment(f"{tmp_path}/bad.py:Mine")
+
+
+def test_a_changed_file_is_another_policy(own: str) -> None:
+    before = policy_of(f"{own}:Same")
+    assert policy_of(f"{own}:Same") is before
+    Path(own).write_text(OWN + "\n# changed\n", encoding="utf-8")
+    assert policy_of(f"{own}:Same") is not before
+
+
+def test_the_laws_hold_for_a_good_policy_and_name_what_a_bad_one_breaks(own: str) -> None:
+    check_policy(f"{own}:Same", real=False)
+    with pytest.raises(AssertionError, match="deadlock at"):
+        check_policy(f"{own}:Lost", real=False)
+    with pytest.raises(AssertionError, match="one at a time: broken: a request gets exactly the tokens"):
+        check_policy(f"{own}:Greedy", real=False)
+
+
+def test_it_is_served_in_real_time(own: str) -> None:
+    check_policy(f"{own}:Same", real=True)
+
+
+def test_a_sweep_takes_a_class_from_a_notebook() -> None:
+    """One that no worker could import: it travels with the points."""
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec("from pdvsim.sim.policies.pd import PD\nclass Mine(PD):\n    pass", space)
+    load = {"concurrency": [1, 4], "num_prompts": 6, "output_len": 8}
+    mine = pdvsim.sweep(arch=space["Mine"], jobs=2, **load)
+    theirs = pdvsim.sweep(arch="pd", jobs=1, **load)
+    assert mine["arch"].tolist() == ["Mine", "Mine"]
+    assert mine["output_throughput"].tolist() == theirs["output_throughput"].tolist()
+
+
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_wait_ends_at_its_deadline_or_when_woken(direct: bool) -> None:
+    env, log = Clock(direct), []
+    lane = Lane(env, SimulatedHost(HostTimes()), "main")
+
+    def consumer() -> Process:
+        for _ in range(3):
+            yield lane.wait(1.0)
+            log.append((env.now, len(lane.take(9))))
+
+    def producer() -> Process:
+        yield env.timeout(1.5)
+        lane.put([Request(0, 0.0, 1, 1, b"")])
+
+    env.process(consumer())
+    env.process(producer())
+    env.run(until=10)
+    assert log == [(1.0, 0), (1.5, 1), (2.5, 0)]

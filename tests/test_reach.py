@@ -14,7 +14,7 @@ import pdvsim
 from pdvsim.calibration.fit import build
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.sim.config import ARCHS, Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS, Work
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import builtin, load, roofline
@@ -22,6 +22,7 @@ from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.metrics import streaming
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
 from pdvsim.view.table import comparison_table

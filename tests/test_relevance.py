@@ -14,8 +14,9 @@ from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import ARCHS, Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import NEEDS, refuse_idle, suited
 from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import Sweep

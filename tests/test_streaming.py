@@ -19,7 +19,7 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.sketch import ERROR, Spread
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload, make_requests
 from pdvsim.study.sweep import flatten
@@ -96,7 +96,7 @@ def check_same(experiment: Experiment) -> None:
             assert found[name] == value, name
 
 
-@pytest.mark.parametrize("arch", POLICIES)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """For every policy, however the run is cut into parts."""
 

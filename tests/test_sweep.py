@@ -10,8 +10,8 @@ import pytest
 
 from pdvsim.cli import main
 from pdvsim.cli.args import axes
+from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.study.backends import Row
 from pdvsim.study.stats import interval, over_replications, paired_differences, varied
 from pdvsim.study.sweep import Point, PointFailed, Sweep, SweepInterrupted, flatten, run_point, run_sweep
 from pdvsim.view.table import comparison_table

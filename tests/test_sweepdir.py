@@ -22,11 +22,11 @@ from deadly import doomed
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY, read_sealed, unsealed
+from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.run import simulate
-from pdvsim.study.backends import Row
 from pdvsim.study.folder import SweepDir
 from pdvsim.study.sweep import Point, Sweep, run_point
 

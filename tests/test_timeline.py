@@ -5,21 +5,18 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 from synthetic import result, served_alone
 
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.metrics.timeline import write_trace
+from pdvsim.sim.metrics.timeline import trace
 from pdvsim.sim.records import Result
 
 
-def events_of(run: Result, folder: Path) -> list[dict[str, Any]]:
-    path = folder / "t.json"
-    write_trace(run, path)
-    document = json.loads(path.read_text())
+def events_of(run: Result) -> list[dict[str, Any]]:
+    document = json.loads(b"".join(trace(run)))
     assert document["otherData"]["foundation"] == "made up for a test"
     events: list[dict[str, Any]] = document["traceEvents"]
     return events
@@ -31,8 +28,8 @@ def sparse() -> Result:
     return served_alone(Experiment(traffic=Traffic(num_prompts=30, request_rate=0.05, seed=3)), replicas=2)
 
 
-def test_one_named_track_per_lane_and_gpu(sparse: Result, tmp_path: Path) -> None:
-    events = events_of(sparse, tmp_path)
+def test_one_named_track_per_lane_and_gpu(sparse: Result) -> None:
+    events = events_of(sparse)
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["decode", "decode", "prefill", "prefill", "verify", "verify"]
     gpus = [e["args"]["name"] for e in events if e["name"] == "process_name"]
@@ -40,8 +37,8 @@ def test_one_named_track_per_lane_and_gpu(sparse: Result, tmp_path: Path) -> Non
     assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X"} == set(names)
 
 
-def test_every_launch_is_there_and_none_overlap(sparse: Result, tmp_path: Path) -> None:
-    launches = [e for e in events_of(sparse, tmp_path) if e["ph"] == "X"]
+def test_every_launch_is_there_and_none_overlap(sparse: Result) -> None:
+    launches = [e for e in events_of(sparse) if e["ph"] == "X"]
     assert len(launches) == len(sparse.launches["start_s"])
     tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in launches:
@@ -54,9 +51,9 @@ def test_every_launch_is_there_and_none_overlap(sparse: Result, tmp_path: Path) 
     assert set(launches[0]["args"]) == {"rows", "tokens", "steps", "queue_depth", "solo_us"}
 
 
-def test_requests_in_flight_rise_and_return_to_zero(sparse: Result, tmp_path: Path) -> None:
+def test_requests_in_flight_rise_and_return_to_zero(sparse: Result) -> None:
     counts: dict[int, list[int]] = defaultdict(list)
-    for event in events_of(sparse, tmp_path):
+    for event in events_of(sparse):
         if event["ph"] == "C" and event["name"] == "requests in flight":
             counts[event["pid"]].append(event["args"]["requests"])
     assert len(counts) == 2
@@ -66,5 +63,5 @@ def test_requests_in_flight_rise_and_return_to_zero(sparse: Result, tmp_path: Pa
         assert max(series) > 0
 
 
-def test_an_empty_run_is_still_a_trace(tmp_path: Path) -> None:
-    assert [e["ph"] for e in events_of(result(Experiment(), []), tmp_path)] == ["M", "M"]
+def test_an_empty_run_is_still_a_trace() -> None:
+    assert [e["ph"] for e in events_of(result(Experiment(), []))] == ["M", "M"]

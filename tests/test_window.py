@@ -11,7 +11,7 @@ import pytest
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.study.stats import interval
@@ -103,7 +103,7 @@ def test_an_open_loop_is_measured_to_its_last_finish() -> None:
     assert 40 < metrics["completed"] < 40 + in_flight
 
 
-@pytest.mark.parametrize("arch", sorted(set(POLICIES) - {"autoregressive"}))
+@pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
 def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
     """Within four standard deviations of a binomial; vLLM's, over all drafted, is another figure."""
     alpha = 0.6

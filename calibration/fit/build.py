@@ -13,8 +13,8 @@ from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
-from pdvsim.calibration.fit.workers import in_workers
 from pdvsim.common.files import write_whole
+from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import Latency
@@ -23,7 +23,7 @@ from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.profiler.samples import Header, Samples
+    from pdvsim.profiler.samples import Samples, SamplesHeader
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
     return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
 
 
-def gpu_spec(header: Header, name: str) -> GpuSpec:
+def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
     """The card with the ceilings measured beside the samples."""
     card = header.device
     if card.bandwidth_bytes_per_s is None or card.flops_per_s is None or card.memory_bytes is None:
@@ -90,7 +90,7 @@ def gpu_spec(header: Header, name: str) -> GpuSpec:
     )
 
 
-def kernels(header: Header, spec: ModelSpec) -> Kernels:
+def kernels(header: SamplesHeader, spec: ModelSpec) -> Kernels:
     """How the engine that was measured runs a model on this card."""
     largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
     # up to so many tokens its own small kernels do all of a model's products; the library's fill the card
@@ -116,7 +116,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     if not measured:
         raise ValueError("samples hold no model measured alone: --models measures them")
     todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
-    solos = dict(zip(measured, in_workers(fit_solo, todo, progress), strict=True))
+    solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
     header = samples.header
     profile = Profile(

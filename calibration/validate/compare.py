@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -16,12 +17,15 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
-from pdvsim.calibration.validate.runs import Load
-from pdvsim.sim.config import Contention
+from pdvsim.calibration.validate.runs import Scenario
+from pdvsim.common.outcomes import Row
+from pdvsim.common.workers import finished_here
+from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text, said
 from pdvsim.sim.relevance import suited
-from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
+from pdvsim.sim.run import simulate
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 METRICS = (
@@ -35,7 +39,7 @@ CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 class Checked:
     """One real run and its prediction."""
 
-    load: Load
+    load: Scenario
     measured: dict[str, float]
     predicted: dict[str, float]
 
@@ -67,7 +71,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         for line in text.splitlines():
             number += 1
             run = parse_json(line)
-            Load(**run["load"]).experiment()
+            Scenario(**run["load"]).experiment()
             if not run["metrics"]["output_throughput"] > 0:
                 raise ValueError("output_throughput is not above 0")
             lines.append(run)
@@ -79,7 +83,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def experiments(lines: Sequence[dict[str, Any]]) -> list[Load]:
+def experiments(lines: Sequence[dict[str, Any]]) -> list[Scenario]:
     """What was run, each once, however often it was repeated."""
     return list(dict.fromkeys(_experiment(line) for line in lines))
 
@@ -93,35 +97,43 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     distinct = experiments(lines)
-    points: list[Point] = []
-    for contention in contentions:
-        for load in distinct:
-            experiment = load.experiment()
-            hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
-            experiment = suited(replace(experiment, hardware=hardware))
-            closed = load.concurrency is not None
-            at = load.concurrency if closed else load.request_rate
-            points.append(Point("concurrency" if closed else "request_rate", float(at or 0), len(points), experiment))
-    complete = True
-    try:
-        rows = run_sweep(points, jobs, progress)
-    except SweepInterrupted as stop:
-        rows, complete = stop.points, False
-    by_number = {int(row["run"]): row for row in rows.to_dict("records")}
+    wanted = [_at(load, contention, profile) for contention in contentions for load in distinct]
+    rows: dict[int, Row] = {}
+    outcomes = finished_here(_predicted, list(enumerate(wanted)), jobs)
+    with closing(outcomes), suppress(KeyboardInterrupt):
+        for outcome in outcomes:
+            if outcome.row is None:
+                load = distinct[outcome.index % len(distinct)]
+                raise ValueError(f"{load.arch} of {load.pair}: {outcome.reason}")
+            rows[outcome.index] = outcome.row
+            if progress:
+                progress(len(rows), len(wanted))
     checked: dict[Contention, list[Checked]] = {contention: [] for contention in contentions}
     for i, contention in enumerate(contentions):
         for line in lines:
-            row = by_number.get(i * len(distinct) + distinct.index(_experiment(line)))
+            row = rows.get(i * len(distinct) + distinct.index(_experiment(line)))
             if row is not None:
                 predicted = {name: float(row[name]) for name in METRICS}
-                checked[contention].append(Checked(Load(**line["load"]), line["metrics"], predicted))
-    foundation = "; ".join(map(str, rows["foundation"].unique())) if len(rows) else ""
-    return Validation(checked, foundation, complete)
+                checked[contention].append(Checked(Scenario(**line["load"]), line["metrics"], predicted))
+    foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
+    return Validation(checked, foundation, len(rows) == len(wanted))
+
+
+def _at(load: Scenario, contention: Contention, profile: str | None) -> Experiment:
+    """What is simulated for a load."""
+    experiment = load.experiment()
+    hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
+    return suited(replace(experiment, hardware=hardware))
+
+
+def _predicted(index: int, experiment: Experiment) -> Row:
+    result = simulate(experiment)
+    return {"foundation": result.meta["foundation"]} | summarise(result)
 
 
 def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """By metric, each repeated run against the mean of the other runs of its experiment, less one."""
-    groups: dict[Load, list[dict[str, Any]]] = {}
+    groups: dict[Scenario, list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault(_experiment(line), []).append(line["metrics"])
     found = []
@@ -157,8 +169,8 @@ def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, An
     }
 
 
-def _experiment(line: dict[str, Any]) -> Load:
-    return replace(Load(**line["load"]), repeat=0)
+def _experiment(line: dict[str, Any]) -> Scenario:
+    return replace(Scenario(**line["load"]), repeat=0)
 
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:

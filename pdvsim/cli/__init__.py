@@ -6,11 +6,13 @@ this package with a `main(argv)`; only the one asked for is imported, and only i
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
 from pdvsim.common.console import guarded
+from pdvsim.common.version import __version__
 
 COMMANDS = {  # module of this package: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
@@ -41,13 +43,9 @@ def _dispatch(argv: list[str]) -> int:
         sys.stdout.write(help_text())
         return 0
     if first == "--version":
-        from pdvsim import __version__
-
         print(f"pdvsim {__version__}")
         return 0
     if first is None or first not in COMMANDS:
-        import difflib
-
         what = "no command" if first is None else f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
         close = difflib.get_close_matches(first or "", COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"

@@ -229,7 +229,7 @@ def from_mapping(values: Mapping[str, Any], known: Mapping[str, Any], unknown: s
     for key, value in values.items():
         name = key.replace("_", "-")
         if name not in known:
-            raise ValueError(f"{unknown} {key}{_nearest(name, known).replace('--', '').replace('-', '_')}")
+            raise ValueError(f"{unknown} {key}{nearest(name, known).replace('--', '').replace('-', '_')}")
         if value is None:
             continue
         many = not isinstance(value, str) and isinstance(value, Iterable)
@@ -267,7 +267,7 @@ def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
         if equals:
             name = _name(flag)
             if name not in known:
-                raise ValueError(f"vary: unknown flag {flag}{_nearest(name, known).replace('--', '')}")
+                raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('--', '')}")
             if name in OWN_LISTS:
                 raise ValueError(f"vary: {flag} has an option of its own, {OWN_LISTS[name]}")
             if name in texts:
@@ -327,7 +327,7 @@ def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: float = 0) ->
                 splits = _is_list(known[name])
                 room, missing = (math.inf if splits else 1), f"--{name}"
             else:
-                raise ValueError(f"unknown option {spelt}{_nearest(name, known)}")
+                raise ValueError(f"unknown option {spelt}{nearest(name, known)}")
             tokens.append(f"--{name}")
             if not equals:
                 continue
@@ -362,7 +362,8 @@ def _is_number(token: str) -> bool:
     return True
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question that names the known flag that is most like `name`; nothing if none is."""
     close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean --{close[0]}?" if close else ""
 

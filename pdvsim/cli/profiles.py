@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pdvsim.cli.args import ProfilesCommand, parse
+from pdvsim.sim.hardware.models import GPUS, MODELS
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ProfilesCommand, argv, "pdvsim profiles")
 
-    from pdvsim.profiler.header import shipped
-    from pdvsim.sim.hardware.models import GPUS, MODELS
+    from pdvsim.calibration.shipped import shipped
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table

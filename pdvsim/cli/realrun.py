@@ -15,7 +15,8 @@ import tyro
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import guarded, say
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.doubts import vet
+from pdvsim.view.run import Run
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ def _run(argv: list[str]) -> int:
     if args.machine.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
-    from pdvsim import Run
+    from pdvsim.cli.runfiles import RunFiles
     from pdvsim.realrun.site import Interrupted, serve
-    from pdvsim.study.output import DETAILS, RunFiles
+    from pdvsim.study.output import DETAILS
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     try:

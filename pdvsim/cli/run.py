@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pdvsim.cli.args import RunCommand, parse
-from pdvsim.common.console import forewarn, say
+from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
+from pdvsim.study.estimate import forewarn
+from pdvsim.study.inputs import checked
+from pdvsim.study.sweep import Point
+from pdvsim.view.run import Run
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(RunCommand, argv, "pdvsim run")
 
-    from pdvsim import Run
-    from pdvsim.common.progress import Progress
+    from pdvsim.cli.runfiles import RunFiles
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends, wanted
-    from pdvsim.study.inputs import checked
-    from pdvsim.study.output import RunFiles
-    from pdvsim.study.sweep import Point
 
     requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
     files = RunFiles.checked(args)

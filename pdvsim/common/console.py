@@ -14,18 +14,16 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdvsim.common.files import write_whole
+from pdvsim.common.version import __version__
 from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.reading import printable
-
-if TYPE_CHECKING:
-    from pdvsim.study.sweep import Point
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
@@ -61,14 +59,6 @@ def guarded(program: str, command: Callable[[], int]) -> int:
         return _crashed(program, error)
 
 
-def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
-    """Say beforehand that runs may take long, or much memory."""
-    from pdvsim.study.estimate import forewarning
-
-    if text := forewarning(points, jobs):
-        say("pdvsim", text)
-
-
 def one_line(text: str) -> str:
     """Any text as one printable line of a bounded length."""
     line = printable(text)
@@ -101,8 +91,6 @@ def _refused(program: str, reason: str) -> int:
 
 def _crashed(program: str, error: Exception) -> int:
     """The last net: what nobody foresaw is one line, and a file to report."""
-    from pdvsim import __version__
-
     what = one_line(f"{type(error).__name__}: {error}")[:200]
     about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
     said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]

@@ -7,22 +7,16 @@ clusters are asked directly (`clusters`).
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
-import time
-import warnings
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
+from pdvsim.common.outcomes import Item, Notice, Outcome, Row, Task
+from pdvsim.common.workers import cores, finished_here
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import clusters
-from pdvsim.study.outcomes import DIED, Item, Notice, Outcome, Row, Task, attempt, version_here
 
-__all__ = ["DIED", "Backend", "BackendName", "Outcome", "Row", "attempt", "check_reachable", "cores", "finished"]
+__all__ = ["Backend", "BackendName", "Row", "check_reachable", "cores", "finished"]
 
 BackendName = Literal["loky", "dask", "ray"]
 
@@ -59,96 +53,7 @@ def finished(
         return clusters.on_dask(task, items, str(backend.scheduler), notice)
     if backend.name == "ray" and items:
         return clusters.on_ray(task, items, backend.scheduler, notice)
-    jobs = min(backend.jobs or cores(), len(items))
-    return _in_process(task, items) if jobs <= 1 else _in_workers(task, items, jobs)
-
-
-def cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, None]:
-    version = version_here()
-    for index, point in items:
-        yield attempt(task, index, point, version)
-
-
-def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outcome, None, None]:
-    """joblib on loky. When a worker dies, the points it may have been at are run one by one, each in a process alone.
-
-    So a point that kills its worker is told from those that were beside it; it is given up after the second death.
-    """
-    from joblib.externals.loky import get_reusable_executor
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    version, left = version_here(), dict(items)
-    try:
-        while left:
-            started: set[int] = set()
-            outcomes = _pool(task, list(left.items()), jobs, version, started)
-            try:
-                for outcome in outcomes:
-                    del left[outcome.index]
-                    yield outcome
-            except BrokenProcessPool:  # joblib's TerminatedWorkerError is one
-                for index in sorted(started & set(left)):
-                    yield _alone(task, index, left.pop(index), version)
-            finally:
-                with warnings.catch_warnings(action="ignore"):  # joblib warns of the points given up
-                    outcomes.close()
-    except (KeyboardInterrupt, GeneratorExit):
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
-        raise
-
-
-def _pool(
-    task: Task, items: Sequence[Item], jobs: int, version: str, started: set[int]
-) -> Generator[Outcome, None, None]:
-    from joblib import Parallel, delayed
-
-    def calls() -> Iterator[Any]:
-        for index, point in items:
-            started.add(index)
-            yield delayed(_in_child)(os.getpid(), task, index, point, version)
-
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    with _deaf_to_ctrl_c():  # workers inherit it: a terminal's Ctrl-C reaches every process, the parent answers it
-        outcomes = pool(calls())
-    yield from outcomes
-
-
-def _in_child(parent: int, task: Task, index: int, point: Any, version: str) -> Outcome:
-    _die_with(parent)
-    return attempt(task, index, point, version)
-
-
-@cache
-def _die_with(parent: int) -> None:
-    """End this worker once the process that started it is gone, even by kill -9; it would idle on for minutes."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def _alone(task: Task, index: int, point: Any, version: str) -> Outcome:
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.process_executor import BrokenProcessPool
-
-    pool = ProcessPoolExecutor(max_workers=1)
-    try:
-        with _deaf_to_ctrl_c():
-            running = pool.submit(_in_child, os.getpid(), task, index, point, version)
-        outcome: Outcome = running.result()
-    except BrokenProcessPool:
-        return Outcome(index, None, DIED)
-    finally:
-        pool.shutdown(kill_workers=True)
-    return outcome
+    return finished_here(task, items, backend.jobs)
 
 
 def check_reachable(backend: Backend) -> None:
@@ -157,15 +62,3 @@ def check_reachable(backend: Backend) -> None:
         clusters.check_dask(str(backend.scheduler))
     elif backend.name == "ray":
         clusters.ray_connected(backend.scheduler)
-
-
-@contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -22,7 +22,8 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pdvsim.study.outcomes import DIED, Item, Notice, Outcome, Task, attempt, version_here
+from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt
+from pdvsim.common.version import __version__
 
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
     from distributed import Client
 
     lost = ClusterLost(f"--scheduler {address}: the Dask scheduler went away")
-    version, points, watch = version_here(), dict(items), Watch(f"the Dask cluster at {address}", notice)
+    points, watch = dict(items), Watch(f"the Dask cluster at {address}", notice)
     ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with _quiet("distributed"):
         try:
@@ -118,7 +119,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
         running: dict[Any, int] = {}
 
         def submit(index: int) -> None:
-            future = client.submit(attempt, task, index, points[index], version, pure=False)
+            future = client.submit(attempt, task, index, points[index], __version__, pure=False)
             running[future] = index
             future.add_done_callback(ready.put)
 
@@ -212,7 +213,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
     ray = ray_connected(address)
     head = address if address and address.startswith("ray://") else ray.get_runtime_context().gcs_address
     lost = ClusterLost(f"--backend ray: the cluster at {head} went away")
-    version, waiting, watch = version_here(), deque(items), Watch("the Ray cluster", notice)
+    waiting, watch = deque(items), Watch("the Ray cluster", notice)
     running: dict[Any, int] = {}
     try:
         remote = ray.remote(max_retries=1)(attempt)
@@ -220,7 +221,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
         while waiting or running:
             while waiting and len(running) < most:
                 index, point = waiting.popleft()
-                running[remote.remote(task, index, point, version)] = index
+                running[remote.remote(task, index, point, __version__)] = index
             done, _ = ray.wait(list(running), num_returns=1, timeout=TICK_S)
             if not done:
                 if not _ray_alive(head):

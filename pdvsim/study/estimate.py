@@ -10,9 +10,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from pdvsim.common.console import say
+from pdvsim.common.workers import cores
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
-from pdvsim.study.backends import cores
 from pdvsim.study.sweep import with_settings
 
 if TYPE_CHECKING:
@@ -75,6 +76,12 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
     tables = (result.requests, result.deliveries, result.launches)
     held = HELD * sum(column.nbytes for table in tables for column in table.values())
     return spent_s * times / count, held * times / count
+
+
+def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
+    """Say beforehand that runs may take long, or much memory."""
+    if text := forewarning(points, jobs):
+        say("pdvsim", text)
 
 
 def forewarning(points: Sequence[Point], jobs: int | None) -> str:

@@ -23,10 +23,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim import Run, __version__
+from filelock import FileLock, Timeout
+
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
+from pdvsim.common.outcomes import Outcome, Row
+from pdvsim.common.version import __version__
+from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.run import simulate
-from pdvsim.study.backends import Backend, Outcome, Row, finished
+from pdvsim.study.backends import Backend, finished
 from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey
@@ -157,7 +161,7 @@ class SweepDir:
         failures = 0
         progress(done)
         folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
-        outcomes = finished(partial(made, folder), missing, backend, notice)
+        outcomes = finished(partial(run_and_save, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, done + 1):
                 row = self.keep(outcome, points[outcome.index])
@@ -201,23 +205,21 @@ class SweepDir:
         return frame, saved
 
 
-def made(folder: Path | None, index: int, point: Point) -> Row:
+def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
     """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
     if folder is None:
         return {"row": run_point(index, point), "details": {}}
-    run = Run(simulate(point.experiment))
+    result = simulate(point.experiment)
     (folder / "details").mkdir(exist_ok=True)
-    content = {name: parquet(getattr(run, name)) for name in DETAILS}
+    content = {name: parquet(frame) for name, frame in zip(DETAILS, frames(result), strict=True)}
     write_all({detail_file(folder, index, name): data for name, data in content.items()})
     digests = {name: sha256(data) for name, data in content.items()}
-    return {"row": row_of(index, point, run.result), "details": digests}
+    return {"row": row_of(index, point, result), "details": digests}
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder until the end of the block, or of the process, however that comes."""
-    from filelock import FileLock, Timeout
-
     file = path / ".lock"
     if file.is_symlink():
         raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import json
 import math
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim import Run, __version__
 from pdvsim.common.console import say
-from pdvsim.common.files import check_writable, sealed, sha256, write_all
+from pdvsim.common.files import check_writable, write_all
+from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Result
 from pdvsim.study.stats import Interval
@@ -22,8 +21,6 @@ from pdvsim.study.stats import Interval
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
-
-    from pdvsim.cli.args import RunCommand
 
 DETAILS = ("requests", "launches", "deliveries")
 
@@ -113,22 +110,15 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     """
     if stopped and any(path.exists() for path in files):
         files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
-    made = [path for path, data in files.items() if data is not None]
-    if stopped and not made:
+    written = [path for path, data in files.items() if data is not None]
+    if stopped and not written:
         say("pdvsim", f"interrupted: {stopped}; nothing is saved")
         return 130
     write_all(files)
-    say("pdvsim", f"saved {', '.join(map(str, made))}")
+    say("pdvsim", f"saved {', '.join(map(str, written))}")
     if stopped:
-        say("pdvsim", f"interrupted: {stopped} saved in {made[0].parent}")
+        say("pdvsim", f"interrupted: {stopped} saved in {written[0].parent}")
     return 130 if stopped else 0
-
-
-def result_name(experiment: Experiment, label: str, date: str) -> str:
-    """The file name vLLM would give, with the architecture for the model."""
-    traffic = experiment.traffic
-    concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
-    return f"{label}-{traffic.request_rate}qps{concurrency}-{experiment.arch}-{date}.json"
 
 
 def check_file(path: Path) -> Path:
@@ -144,51 +134,3 @@ def check_folder(path: Path) -> Path:
     path.mkdir(parents=True, exist_ok=True)
     check_writable(path / ".pdvsim")
     return path
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """Where one run is written: results, records and timeline."""
-
-    label: str
-    date: str
-    results: tuple[Path, ...]
-    details: dict[str, Path]
-    traces: tuple[Path, ...]
-
-    @classmethod
-    def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
-        """The files a command asks for, each of which can be written; an OSError otherwise."""
-        date = now()
-        results = [Path(args.output)] if args.output else []
-        if args.save_result or (args.save_detailed and not results):
-            results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
-        stem = results[0].with_suffix("") if args.save_detailed else None
-        beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
-        traces = (Path(args.trace_out),) if args.trace_out else ()
-        files = cls(args.label, date, tuple(results), beside, traces)
-        taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
-        for path in files.paths:
-            check_file(path)
-            place = os.path.realpath(path)
-            if place in taken:
-                raise ValueError(f"{path} cannot be written: {taken[place]}")
-            taken[place] = "it is named for two files"
-        return files
-
-    @property
-    def paths(self) -> tuple[Path, ...]:
-        return (*self.results, *self.details.values(), *self.traces)
-
-    def write(self, run: Run) -> str:
-        """Write everything, the result and its records together; returns the result as a JSON document."""
-        content = {path: parquet(getattr(run, name)) for name, path in self.details.items()}
-        document = plain(run_document(run.result, run.metrics, self.date, self.label))
-        records = {path.name: sha256(data) for path, data in content.items()}
-        text = dumps(sealed({**document, "records_sha256": records}))
-        write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
-        for path in self.traces:
-            from pdvsim.sim.metrics.timeline import write_trace
-
-            write_trace(run.result, path)
-        return text

@@ -13,10 +13,12 @@ from functools import cache, cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.sim.relevance import suited, vet
-from pdvsim.study.backends import Backend, Outcome, Row, finished
+from pdvsim.sim.relevance import suited
+from pdvsim.study.backends import Backend, finished
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,4 +1,4 @@
-"""One model on one device: what a forward pass, a verify and a k-step draft compute, and the lanes that launch them.
+"""One model on one device: what a forward pass, a verify and a k-step draft compute.
 
 Everything a launch needs besides a few integers per row is already on the device (`Sequences`), so a draft can feed a
 verify without its tokens visiting the host.
@@ -7,7 +7,6 @@ verify without its tokens visiting the host.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,6 @@ from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.sampling import Sampler
-
-if TYPE_CHECKING:
-    from pdvsim.realrun.engine.graphs import Lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ class DraftShape:
     catch_up: bool = False
 
 
-Shape = ForwardShape | DraftShape
+LaunchShape = ForwardShape | DraftShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +77,7 @@ class Engine:
     def device(self) -> torch.device:
         return self.model.device
 
-    def lane(self, priority: int = 0, stream: torch.cuda.Stream | None = None) -> Lane:
-        """A new lane: its own stream (higher `priority` goes first; or the one given), buffers and graphs."""
-        from pdvsim.realrun.engine.graphs import Lane
-
-        return Lane(self, priority, stream)
-
-    def run(self, shape: Shape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def run(self, shape: LaunchShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         """Do a shape's work; returns the integers the host wants, flattened. Capturable: nothing here waits."""
         if isinstance(shape, DraftShape):
             return self._draft(shape, inputs, sampler)
@@ -158,7 +148,7 @@ class Engine:
         return torch.where(final, ids, -1)
 
 
-def output_size(shape: Shape) -> int:
+def output_size(shape: LaunchShape) -> int:
     """How many integers `Engine.run` returns for a shape."""
     if isinstance(shape, DraftShape):
         return shape.rows * shape.steps

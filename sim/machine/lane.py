@@ -47,13 +47,19 @@ class Lane:
             return taken
         return [queue.popleft() for _ in range(limit)]
 
-    def wait(self) -> Event:
-        """Happens when the consumer should look again."""
+    def wait(self, at_most_s: float | None = None) -> Event:
+        """Happens when the consumer should look again, after `at_most_s` seconds at the latest."""
         assert self._waiter is None, f"lane {self.name} has one consumer"
-        self._waiter = Event(self.env)
+        self._waiter = waiter = Event(self.env)
         self._idle_since_s = self.env.now
         self.host.idle(+1)
-        return self._waiter
+        if at_most_s is not None:
+            self.env.timeout(at_most_s).callbacks.append(lambda _: self._look(waiter))
+        return waiter
+
+    def _look(self, waiter: Event) -> None:
+        if self._waiter is waiter:
+            self.wake(self.env.now)
 
     def wake(self, time_s: float) -> None:
         """Let a waiting consumer look at `time_s`, or when it polls next or is awake."""

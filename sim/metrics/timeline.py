@@ -1,43 +1,33 @@
 """A run as a timeline for ui.perfetto.dev: Chrome's trace format, one process a GPU, one track a lane.
 
 Launches are complete events ("X", microseconds); requests in flight and the queue behind each lane are counters
-("C"). Written line by line: the file is as long as the run, the memory is not.
+("C"). Comes piece by piece: the trace is as long as the run, the memory is not.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, BinaryIO
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
-from pdvsim.common.files import whole
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, ROLES, Columns, Result, Table, parts
 
 GPUS_PER_REPLICA = 16  # room between the process numbers of two replicas
 
 
-def write_trace(result: Result, path: Path | str) -> None:
-    """Write `result` to `path` as Chrome trace JSON."""
-    with whole(Path(path)) as out:
-        header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
-        out.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode())
-        out.write(",\n".join(_names(result.launches)).encode())
-        for block in _launches(result.launches):
-            _put(out, block)
-        for block in _queues(result.launches):
-            _put(out, block)
-        for block in _in_flight(result.requests):
-            _put(out, block)
-        out.write(b"\n]}\n")
-
-
-def _put(out: BinaryIO, lines: list[str]) -> None:
-    if lines:
-        out.write((",\n" + ",\n".join(lines)).encode())
+def trace(result: Result) -> Iterator[bytes]:
+    """`result` as Chrome trace JSON, piece by piece."""
+    header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
+    yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
+    yield ",\n".join(_names(result.launches)).encode()
+    for lines in chain(_launches(result.launches), _queues(result.launches), _in_flight(result.requests)):
+        if lines:
+            yield (",\n" + ",\n".join(lines)).encode()
+    yield b"\n]}\n"
 
 
 def _names(launches: Table) -> list[str]:

@@ -1,23 +1,135 @@
-"""The serving architectures by name."""
+"""The one table of serving architectures, and the way to a policy of the user's own.
+
+An architecture is named, `pdv`, or is a class in a file of the user's, `path/to/mine.py:Mine`. What a command must know
+of it before it runs (lanes, whether it drafts, which options act) it shares with its kin: the named architecture that
+it is derived from, or has the same lanes as.
+"""
 
 from __future__ import annotations
 
-from pdvsim.sim.config import Arch
-from pdvsim.sim.policies.base import Policy
-from pdvsim.sim.policies.baseline import Baseline
-from pdvsim.sim.policies.colocated import Autoregressive, Colocated
-from pdvsim.sim.policies.hybrid import Adaptive, Hybrid
-from pdvsim.sim.policies.pd import PD
-from pdvsim.sim.policies.pdv import PDV
-from pdvsim.sim.policies.unified import Unified
+import difflib
+import inspect
+import sys
+from functools import cache
+from hashlib import sha256
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-POLICIES: dict[Arch, type[Policy]] = {
-    "autoregressive": Autoregressive,
-    "baseline": Baseline,
-    "colocated": Colocated,
-    "pd": PD,
-    "pdv": PDV,
-    "pdv-unified": Unified,
-    "pdv-hybrid": Hybrid,
-    "adaptive": Adaptive,
+if TYPE_CHECKING:
+    from pdvsim.sim.policies.base import Policy
+
+
+class Architecture(NamedTuple):
+    """A named architecture; its place in the table is its rank, by which it is coloured."""
+
+    policy: str  # module:class
+    lanes: tuple[str, ...]  # streams of its own
+
+
+_PACKAGE = __name__
+_THREE = ("prefill", "decode", "verify")
+
+ARCHITECTURES: dict[str, Architecture] = {
+    "autoregressive": Architecture("colocated:Autoregressive", ("main",)),
+    "baseline": Architecture("baseline:Baseline", ("main",)),
+    "colocated": Architecture("colocated:Colocated", ("main",)),
+    "pd": Architecture("pd:PD", ("prefill", "decode")),
+    "pdv": Architecture("pdv:PDV", _THREE),
+    "pdv-unified": Architecture("unified:Unified", _THREE),
+    "pdv-hybrid": Architecture("hybrid:Hybrid", _THREE),
+    "adaptive": Architecture("hybrid:Adaptive", _THREE),
 }
+ARCHS = tuple(ARCHITECTURES)
+
+
+class OwnArch(str):
+    """The name of an architecture that is a class at hand, not one to be found by its name."""
+
+    policy: type[Policy]
+
+    def __new__(cls, policy: type[Policy], name: str | None = None) -> OwnArch:
+        self = super().__new__(cls, name or policy.__name__)
+        self.policy = policy
+        return self
+
+    def __reduce__(self) -> Any:
+        return OwnArch, (self.policy, str(self))
+
+
+def named(arch: str | type[Policy]) -> str:
+    """The name of an architecture given by its name or as a class: `file:Class`, where it can be found that way."""
+    if isinstance(arch, str):
+        return arch
+    if not is_policy(arch):
+        raise ValueError(f"arch is a name or a class derived from Policy, got {arch!r}")
+    return OwnArch(arch)
+
+
+def is_policy(found: Any) -> TypeGuard[type[Policy]]:
+    """Whether it is a class derived from `Policy`, without importing that."""
+    ancestors = found.__mro__[1:] if inspect.isclass(found) else ()
+    return any((base.__module__, base.__name__) == (f"{_PACKAGE}.base", "Policy") for base in ancestors)
+
+
+def file_of(arch: str) -> str | None:
+    """The file that an architecture of the user's own is in."""
+    return None if arch in ARCHITECTURES or isinstance(arch, OwnArch) else arch.rpartition(":")[0] or None
+
+
+def policy_of(arch: str) -> type[Policy]:
+    """The policy of an architecture; a ValueError of one line if there is none."""
+    if isinstance(arch, OwnArch):
+        return arch.policy
+    if arch in ARCHITECTURES:
+        module, _, name = ARCHITECTURES[arch].policy.partition(":")
+        found: type[Policy] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
+        return found
+    path, colon, name = arch.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        close = difflib.get_close_matches(arch, ARCHS, n=1, cutoff=0.5)
+        guess = f" (did you mean {close[0]}?)" if close else ""
+        raise ValueError(f"unknown arch {arch!r}{guess}; known: {', '.join(ARCHS)}, or your own as file.py:Class")
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"arch {arch}: cannot read {path}: {error.strerror or error}") from None
+    return _loaded(str(Path(path).resolve()), sha256(source).hexdigest(), name)
+
+
+@cache
+def _loaded(path: str, digest: str, name: str) -> type[Policy]:
+    """A class of a file with that content."""
+    module_name = f"pdvsim_own_{Path(path).stem}_{digest[:12]}"
+    spec = spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[module_name] = module  # where dataclasses and pickle look for it
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[module_name]
+        raise ValueError(f"arch {path}:{name}: {type(error).__name__}: {error}") from error
+    found: Any = getattr(module, name, None)
+    if not is_policy(found):
+        own = [c.__name__ for c in vars(module).values() if is_policy(c) and c.__module__ == module_name]
+        there = f"; it has {', '.join(own)}" if own else ""
+        raise ValueError(f"{path} has no policy {name}, a class derived from Policy{there}")
+    return found
+
+
+def kin(arch: str) -> str:
+    """The named architecture whose lanes, options and needs an architecture shares: itself, or its nearest ancestor."""
+    if arch in ARCHITECTURES:
+        return arch
+    own = policy_of(arch)
+    for base in own.__mro__:
+        for name in ARCHS:
+            if base is policy_of(name):
+                return name
+    if not own.speculates:
+        return "autoregressive"
+    lanes = {own.prefill_lane, own.draft_lane, own.verify_lane}
+    return "colocated" if len(lanes) == 1 else "pd" if own.draft_lane == own.verify_lane else "pdv"

@@ -223,14 +223,3 @@ class Goodput(Learner):
         tokens = rows * expected_tokens(rate, k)
         reading_s = tokens * prompts * self.planner.prompt_token_s if k else 0.0
         return tokens / (self.planner.turn_s(rows, context, k, rate) + reading_s)
-
-
-def make_controller(settings: Server, planner: Planner) -> Controller:
-    """The controller that the settings name."""
-    if settings.controller == "feedback":
-        from pdvsim.sim.policies.feedback import Feedback
-
-        return Feedback(settings)
-    if settings.controller == "goodput":
-        return Goodput(settings, planner)
-    return Controller(settings)

@@ -41,6 +41,7 @@ class Planner:
     ) -> None:
         self.models = models
         self.sharing = sharing
+        self.peak = peak
         self.flops_per_s, self.bytes_per_s = peak
         self.host_s = host.launch_s + host.completion_s
         self.handoff_s = host.handoff_s

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from pdvsim.cli import main as pdvsim
+from pdvsim.common.outcomes import Row
 from pdvsim.study import sweep
-from pdvsim.study.backends import Row
 from pdvsim.study.sweep import Point
 
 real = sweep.run_point

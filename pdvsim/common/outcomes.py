@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from pdvsim.common.version import __version__
+
 Row = dict[str, Any]
 Task = Callable[[int, Any], Row]
 Item = tuple[int, Any]  # a point's number, and the point
@@ -27,8 +29,6 @@ class Outcome:
 
 def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
     """Run a point; whatever goes wrong is an outcome, not an exception that ends the sweep."""
-    from pdvsim import __version__
-
     if version != __version__:
         return Outcome(index, None, f"the worker runs pdvsim {__version__}, the sweep was started by {version}")
     try:
@@ -37,9 +37,3 @@ def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
         return Outcome(index, None, " ".join(str(error).split()))
     except Exception as error:
         return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc())
-
-
-def version_here() -> str:
-    from pdvsim import __version__
-
-    return __version__

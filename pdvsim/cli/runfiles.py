@@ -1,0 +1,68 @@
+"""The files of one run: which a command asks for, whether they can be written, and what is in them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from pdvsim.cli.args import RunCommand
+from pdvsim.common.files import sealed, sha256, whole, write_all
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.timeline import trace
+from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, run_document
+from pdvsim.view.run import Run
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where one run is written: results, records and timeline."""
+
+    label: str
+    date: str
+    results: tuple[Path, ...]
+    details: dict[str, Path]
+    traces: tuple[Path, ...]
+
+    @classmethod
+    def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
+        """The files a command asks for, each of which can be written; an OSError otherwise."""
+        date = now()
+        results = [Path(args.output)] if args.output else []
+        if args.save_result or (args.save_detailed and not results):
+            results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
+        stem = results[0].with_suffix("") if args.save_detailed else None
+        beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
+        traces = (Path(args.trace_out),) if args.trace_out else ()
+        files = cls(args.label, date, tuple(results), beside, traces)
+        taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
+        for path in files.paths:
+            check_file(path)
+            place = os.path.realpath(path)
+            if place in taken:
+                raise ValueError(f"{path} cannot be written: {taken[place]}")
+            taken[place] = "it is named for two files"
+        return files
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (*self.results, *self.details.values(), *self.traces)
+
+    def write(self, run: Run) -> str:
+        """Write everything, the result and its records together; returns the result as a JSON document."""
+        content = {path: parquet(getattr(run, name)) for name, path in self.details.items()}
+        document = plain(run_document(run.result, run.metrics, self.date, self.label))
+        records = {path.name: sha256(data) for path, data in content.items()}
+        text = dumps(sealed({**document, "records_sha256": records}))
+        write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
+        for path in self.traces:
+            with whole(path) as file:
+                file.writelines(trace(run.result))
+        return text
+
+
+def result_name(experiment: Experiment, label: str, date: str) -> str:
+    """The file name vLLM would give, with the architecture for the model."""
+    traffic, arch = experiment.traffic, experiment.arch.rpartition(":")[2]
+    concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
+    return f"{label}-{traffic.request_rate}qps{concurrency}-{arch}-{date}.json"

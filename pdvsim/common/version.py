@@ -1,0 +1,3 @@
+"""The version of pdvsim: written in results, read by the build."""
+
+__version__ = "0.1.0"

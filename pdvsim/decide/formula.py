@@ -1,0 +1,124 @@
+"""Draft lengths by formula: what the planner's latency model and the traffic's means predict, without a simulation.
+
+A round of k drafts for n rows takes T(n, k) and yields g(k) tokens a row. In a closed loop n is the number at once; at
+a request rate n follows from Little's law. Prompts take their share of the GPU. It is a first sieve: which few draft
+lengths are worth simulating, and, in `pdvsim draft-table`, which is best at each batch size.
+
+Left out: queueing, the spread of lengths, and how works on other streams slow a round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.run import covering_profile, make_planner
+from pdvsim.sim.workload.requests import make_requests
+
+SAMPLE = 256  # requests that the means are taken over
+LONGEST = 15  # drafts of a round, of those that the model is asked for
+
+
+class Predicted(NamedTuple):
+    """One draft length at the experiment's load."""
+
+    k: int
+    rows: float  # decoding at once; more than the batch limit where it cannot keep up
+    seconds_a_token: float  # of one request
+    tokens_per_s: float
+    keeps_up: bool
+
+
+@dataclass(frozen=True)
+class Formula:
+    """The rounds of one experiment by formula."""
+
+    experiment: Experiment
+    drafter: float = 1.0  # the draft model's times are multiplied by this
+
+    @cached_property
+    def planner(self) -> Planner:
+        """Of both models, whatever the draft length."""
+        server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=1)
+        drafting = replace(self.experiment, server=server)
+        planner = make_planner(drafting, covering_profile(drafting))
+        if self.drafter != 1:
+            draft = planner.models["draft"]
+            planner.models["draft"] = Latency(draft.spec, draft.fit.scaled(self.drafter))
+        return planner
+
+    @cached_property
+    def requests(self) -> list[Request]:
+        """A sample of the traffic, all there at once."""
+        traffic = self.experiment.traffic
+        few = min(SAMPLE, traffic.num_prompts)
+        return make_requests(replace(traffic, num_prompts=few), self.experiment.acceptance)
+
+    @cached_property
+    def output_tokens(self) -> float:
+        return float(np.mean([request.output_tokens for request in self.requests]))
+
+    @cached_property
+    def context(self) -> float:
+        """Mean cached tokens of a row while it decodes."""
+        lengths = [(r.output_tokens, r.prompt_tokens + r.output_tokens / 2) for r in self.requests]
+        return sum(n * at for n, at in lengths) / sum(n for n, _ in lengths)
+
+    def tokens_a_round(self, k: int) -> float:
+        """Mean tokens that a round of k drafts yields a row, by the coins drawn for these requests."""
+        if not k:
+            return 1.0
+        runs = np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
+        return 1.0 + float(np.minimum(runs, k).mean())
+
+    @cached_property
+    def acceptance(self) -> float:
+        """Chance that a first draft is accepted."""
+        return self.tokens_a_round(1) - 1.0
+
+    def round_s(self, rows: int, k: int) -> float:
+        """A round of `rows`, with the drafter's catching up and hand-overs."""
+        return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
+
+    def prompt_s(self, k: int) -> float:
+        """Reading one prompt, by both models where anything is drafted."""
+        tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
+        chunk = (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
+        roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
+        return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
+
+    def at(self, k: int) -> Predicted:
+        """What a draft length does at the experiment's load."""
+        traffic, most = self.experiment.traffic, self.experiment.server.max_num_seqs
+        rounds, prompt_s = self.output_tokens / self.tokens_a_round(k), self.prompt_s(k)
+        servers = self.experiment.hardware.replicas
+        if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
+            at_once = traffic.max_concurrency or traffic.num_prompts
+            rows = max(1, min(-(-at_once // servers), most))
+            whole_s = rounds * self.round_s(rows, k) + rows * prompt_s
+            return Predicted(k, rows, whole_s / self.output_tokens, servers * rows * self.output_tokens / whole_s, True)
+        rate = traffic.request_rate / servers
+        left = 1 - rate * prompt_s  # of the GPU, beside prompts
+        rows, need = 1, float("inf")
+        while left > 0 and rows <= most:
+            need = rate * rounds * self.round_s(rows, k) / left
+            if need <= rows:
+                break
+            rows = max(rows + 1, min(int(need) + 1, rows + max(1, rows // 8)))
+        keeps_up = left > 0 and need <= min(rows, most)
+        rows = min(rows, most)
+        pace_s = self.round_s(rows, k) / self.tokens_a_round(k) / max(left, 1e-3)
+        return Predicted(k, need if keeps_up else rows, pace_s, servers * rows / pace_s, keeps_up)
+
+    def ranked(self, lengths: Iterable[int]) -> list[Predicted]:
+        """Draft lengths, the most promising first: those that keep up by their pace, the others by their speed."""
+        found = [self.at(k) for k in lengths]
+        return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_a_token if p.keeps_up else -p.tokens_per_s))

@@ -1,0 +1,354 @@
+"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise` and `winner_map`, for editors and checkers.
+
+Made from the commands' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
+`pdvsim run --help` and its like.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from pdvsim.sim.policies.base import Policy
+
+
+class RunKeywords(TypedDict, total=False):
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy]
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"]
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_memory_utilization: float
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    input_len: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_speculative_tokens: int
+    num_workers: int
+    output_len: int | None
+    pair: str
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+
+
+class SweepKeywords(TypedDict, total=False):
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    backend: Literal["loky", "dask", "ray"]
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    concurrency: int | Sequence[int]
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"]
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_memory_utilization: float
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int
+    num_workers: int
+    output_len: int | None
+    pair: str
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float | Sequence[float]
+    router: Literal["round-robin", "least-loaded", "random"]
+    scheduler: str | None
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    use_trace_timestamps: bool
+    vary: Mapping[str, Sequence[Any]]
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+
+
+class CapacityKeywords(TypedDict, total=False):
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    attainment: float
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_hour_usd: float | None
+    gpu_memory_utilization: float
+    gpus: int | Sequence[int]
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int | None
+    num_workers: int
+    output_len: int | None
+    pair: str
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    tolerance: float
+    transfer_s: float
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+    warmup_share: float
+
+
+class AdviseKeywords(TypedDict, total=False):
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    attainment: float
+    band: bool
+    budget: int
+    burstiness: float
+    completion_s: float | None
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_hour_usd: float | None
+    gpu_memory_utilization: float
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    indifference: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int | None
+    num_workers: int
+    objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
+    output_len: int | None
+    pair: str
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    try_controllers: Literal["fixed", "feedback", "goodput"] | Sequence[Literal["fixed", "feedback", "goodput"]]
+    try_draft_lengths: int | Sequence[int]
+    try_max_num_batched_tokens: int | Sequence[int]
+    try_max_num_seqs: int | Sequence[int]
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+    warmup_share: float
+
+
+class MapKeywords(TypedDict, total=False):
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    acceptances: float | Sequence[float]
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    attainment: float
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    concurrency: int | Sequence[int]
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    family: Literal["map", "cell"]
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_memory_utilization: float
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    indifference: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int | None
+    num_workers: int
+    objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
+    output_len: int | None
+    pair: str
+    pairs: str | Sequence[str]
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float | Sequence[float]
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+    warmup_share: float
+    y: Literal["acceptance", "size"]

@@ -1,0 +1,89 @@
+"""One finished run as a person looks at it: metrics, frames of its rows, and its table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from pdvsim.sim.records import Result
+
+
+class Run:
+    """One finished run. Metrics and frames are made from its rows when first asked for."""
+
+    def __init__(self, result: Result, ends: Sequence[dict[str, Any]] = ()) -> None:
+        self.result = result
+        self.ends = ends  # metrics at both ends of the profile's error bar; none where forwards were measured
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """Every metric, under the names of `vllm bench serve` where it has one.
+
+        Where forward times are predicted the main ones also have a `NAME_low` and `NAME_high`.
+        """
+        from pdvsim.sim.metrics.summary import summarise
+        from pdvsim.study.band import spanned
+
+        return spanned(summarise(self.result), self.ends)
+
+    @cached_property
+    def _frames(self) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+        from pdvsim.sim.metrics.summary import frames
+
+        return frames(self.result)
+
+    @property
+    def requests(self) -> pd.DataFrame:
+        """One row a request."""
+        return self._frames[0]
+
+    @property
+    def launches(self) -> pd.DataFrame:
+        """One row a work that ran on a GPU."""
+        return self._frames[1]
+
+    @property
+    def deliveries(self) -> pd.DataFrame:
+        """One row a chunk of tokens that reached a request."""
+        return self._frames[2]
+
+    @property
+    def telemetry(self) -> pd.DataFrame:
+        """One row a sample of the real GPU's counters; empty for a simulated one."""
+        import pandas as pd
+
+        return pd.DataFrame(self.result.meta.get("telemetry", []))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The metrics as one level, with what was run: what the tables print."""
+        from pdvsim.study.sweep import flatten
+
+        experiment = self.result.experiment
+        load = {"request_rate": experiment.traffic.request_rate, "max_concurrency": experiment.traffic.max_concurrency}
+        return {"arch": experiment.arch, "pair": experiment.server.pair, **load, **self.result.meta} | flatten(
+            self.metrics
+        )
+
+    def table(self) -> str:
+        """The metrics as `vllm bench serve` prints them."""
+        from pdvsim.view.table import serving_table
+
+        scoring = self.result.experiment.scoring
+        return serving_table(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+
+    def _repr_html_(self) -> str:
+        from pdvsim.view.table import serving_html
+
+        scoring = self.result.experiment.scoring
+        return serving_html(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+
+    def __repr__(self) -> str:
+        experiment = self.result.experiment
+        return (
+            f"Run({experiment.arch}, {self.metrics['completed']} requests, {self.result.meta.get('foundation', '?')})"
+        )

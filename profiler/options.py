@@ -1,0 +1,29 @@
+"""What is to be measured: options that the command and the module form share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to measure, where to, and for how long."""
+
+    models: tuple[str, ...]
+    pairs: tuple[str, ...]
+    output: Path
+    budget_s: float = 100.0  # a model
+    pair_budget_s: float = 60.0
+    quick: bool = False
+    seed: int = 0
+    device: str = "cuda"
+    jobs: int = 0  # processes that compile kernels ahead
+    command: str = ""
+
+    @property
+    def drafts(self) -> set[str]:
+        return {pair.partition(":")[0] for pair in self.pairs}

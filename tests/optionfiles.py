@@ -1,0 +1,70 @@
+"""`pdvsim/options.py`, made from the commands' own fields: `python tests/optionfiles.py` writes it anew."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.args import SweepOptions, flags
+from pdvsim.cli.capacity import CapacityOptions
+from pdvsim.cli.map import MapOptions
+from pdvsim.sim.config import Experiment
+
+FILE = Path(__file__).parents[1] / "pdvsim" / "options.py"
+COMMANDS: dict[str, type] = {
+    "RunKeywords": Experiment,
+    "SweepKeywords": SweepOptions,
+    "CapacityKeywords": CapacityOptions,
+    "AdviseKeywords": AdviseOptions,
+    "MapKeywords": MapOptions,
+}
+HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise` and `winner_map`, for editors and checkers.
+
+Made from the commands\' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
+`pdvsim run --help` and its like.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypedDict
+
+from pdvsim.sim.policies.base import Policy
+'''
+
+
+def spelt(name: str, hint: Any) -> str:
+    """A keyword's type as it is written."""
+    origin, inside = get_origin(hint), get_args(hint)
+    if name == "arch":
+        one = "str | type[Policy]"
+        return f"{one} | Sequence[{one}]" if origin is tuple else one
+    if name == "vary":
+        return "Mapping[str, Sequence[Any]]"
+    if origin is tuple:
+        one = spelt("", inside[0])
+        return f"{one} | Sequence[{one}]"
+    if origin in (Union, types.UnionType):
+        return " | ".join(dict.fromkeys("None" if part is type(None) else spelt(name, part) for part in inside))
+    if origin is Literal:
+        return f"Literal[{', '.join(map(repr, inside))}]".replace("'", '"')
+    if hint is str and name.endswith(("path", "profile", "tokenizer", "trace")):
+        return "str | os.PathLike[str]"
+    return str(hint.__name__)
+
+
+def source() -> str:
+    """The file as it should be, before formatting."""
+    parts = [HEAD]
+    for name, command in COMMANDS.items():
+        parts.append(f"\n\nclass {name}(TypedDict, total=False):\n")
+        known = {flag.replace("-", "_"): hint for flag, hint in flags(command).items()}
+        parts += [f"    {keyword}: {spelt(keyword, hint)}\n" for keyword, hint in sorted(known.items())]
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(source(), encoding="utf-8")
