@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.policies import POLICIES
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, PackedColumn, PackedTable, parts
 from pdvsim.sim.run import simulate
 
@@ -43,7 +43,7 @@ def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarr
 
 def test_how_often_a_log_is_emptied_changes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = Traffic("random", num_prompts=40, input_len=200, output_len=30, random_range_ratio=0.9, request_rate=40.0)
-    for arch in POLICIES:
+    for arch in ARCHS:
         monkeypatch.setattr("pdvsim.sim.records.REQUESTS", 4096)
         whole = simulate(Experiment(arch, traffic))
         monkeypatch.setattr("pdvsim.sim.records.REQUESTS", 1)
