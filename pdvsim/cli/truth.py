@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -22,16 +23,17 @@ from typing import Any
 from pdvsim.cli.args import parse
 from pdvsim.common.files import write_whole
 from pdvsim.decide.commandline import command_line
-from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space, complexity, described
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
+from pdvsim.study.stats import interval
 from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
 
@@ -39,7 +41,9 @@ ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"
 # controllers are left out: graphs of every draft length take long to capture
 SPACE = Space(ARCHS, controllers=("fixed",), max_num_seqs=(64, 128), max_num_batched_tokens=(256, 512, 2048))
 SEEDS = 5
-REPEATED = 2  # entries of a trial that are served twice
+WARMUP = 0.1
+LONGER = 3  # a decision at a rate rests on runs so many times as long as those served
+REPEATED = 1  # entries of a trial that are served twice
 SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
 GEMMA, LARGE = "gemma-2b:gemma-7b", "tinyllama-1.1b:codellama-34b"
 
@@ -59,11 +63,16 @@ class Trial:
     def goal(self) -> Goal:
         return Goal(self.objective, self.levels)
 
-    def experiment(self) -> Experiment:
-        """As the engine serves it."""
+    def experiment(self, times: int = 1) -> Experiment:
+        """As the engine serves it, with so many times the requests."""
         server = Server(pair=self.pair, max_prompts_per_forward=4, kv_cache="reserved")
-        base = Experiment("colocated", self.traffic, Acceptance(acceptance_rate=self.acceptance), server)
-        return self.goal.prepared(base, 0.1)
+        traffic = replace(self.traffic, num_prompts=times * self.traffic.num_prompts)
+        base = Experiment("colocated", traffic, Acceptance(acceptance_rate=self.acceptance), server)
+        return self.goal.prepared(base, WARMUP)
+
+    def served(self, candidate: Experiment) -> Experiment:
+        """A candidate in a run of the length that is served."""
+        return suited(self.goal.prepared(replace(candidate, traffic=self.traffic), WARMUP))
 
 
 def chat(rate: float, prompts: int) -> Traffic:
@@ -82,13 +91,13 @@ TRIALS = (
     Trial("ShareGPT, 6 req/s", SMALL, chat(6.0, 90), "e2el"),
     Trial("ShareGPT, 20 req/s, levels", SMALL, chat(20.0, 240), "headroom", ("ttft:300", "tpot:15")),
     Trial("batch, 64 at once", QWEN, fixed(128, 128, 320, 64), "throughput"),
-    Trial("ShareGPT, 10 req/s, acceptance 0.8", QWEN, chat(10.0, 130), "e2el", acceptance=0.8),
-    Trial("ShareGPT, 8 req/s, levels", LLAMA3, chat(8.0, 110), "headroom", ("ttft:300", "tpot:30")),
+    Trial("ShareGPT, 10 req/s, acceptance 0.8", QWEN, chat(10.0, 70), "e2el", acceptance=0.8),
+    Trial("ShareGPT, 8 req/s, levels", LLAMA3, chat(8.0, 60), "headroom", ("ttft:300", "tpot:30")),
     Trial(
-        "long prompts, 4 req/s, levels", LLAMA3, fixed(1500, 128, 60, None, 4.0), "headroom", ("ttft:500", "tpot:20")
+        "long prompts, 4 req/s, levels", LLAMA3, fixed(1500, 128, 32, None, 4.0), "headroom", ("ttft:500", "tpot:20")
     ),
     Trial("short chat, 32 at once", GEMMA, fixed(64, 200, 128, 32), "throughput"),
-    Trial("ShareGPT, 6 req/s, acceptance 0.75", GEMMA, chat(6.0, 90), "e2el", acceptance=0.75),
+    Trial("ShareGPT, 6 req/s, acceptance 0.75", GEMMA, chat(6.0, 50), "e2el", acceptance=0.75),
     Trial("long prompts, 8 at once", LARGE, fixed(1500, 100, 32, 8), "e2el"),
     Trial("short chat, 16 at once", LARGE, fixed(128, 128, 64, 16), "throughput"),
 )
@@ -96,46 +105,36 @@ TRIALS = (
 
 def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """What is decided, and what is to be served."""
-    base, goal = trial.experiment(), trial.goal
-    [best] = tuned(Search(goal, SPACE, 0.1), [base], bench, kept=2)
-    figures, runs = {}, {}
-    for arch, candidate in best.items():
-        rows = bench.rows(replications(candidate, SEEDS))
-        figures[arch], runs[arch] = [goal.value(row) for row in rows], rows
-    able = {arch: mine for arch, mine in figures.items() if goal.met(runs[arch])} or figures
-    held = contest(able, goal.sign, threshold=max(0.01, lead_error(base, goal.objective)))
-    chosen = min((held.best, *held.unsure), key=lambda arch: complexity(best[arch], base))
-    default = suited(replace(base, server=replace(base.server, num_speculative_tokens=4)))
-    entries = [
-        {
-            "role": "recommended" if arch == chosen else "rival",
-            "described": described(candidate),
-            "command": command_line("realrun", suited(candidate)),
-            "predicted": figures[arch][0],
-            "predicted_mean": sum(figures[arch]) / SEEDS,
-            "not_told_apart": arch in (held.best, *held.unsure) and arch != chosen,
-        }
-        for arch, candidate in best.items()
-    ]
+    base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
+    [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench, kept=2)
+    threshold = max(0.01, lead_error(base, goal.objective))
+    finals = replicated(list(best.values()), goal, bench, SEEDS, threshold)
+    tied = finals.tied()
+    chosen = min(tied, key=lambda candidate: complexity(candidate, base)).arch
+    means = {candidate: interval(map(goal.value, rows)).mean for candidate, rows in finals.rows.items()}
     server = best[chosen].server
     longer = server.num_speculative_tokens + 1 if best[chosen].speculates else 1
-    neighbour = replace(
-        best[chosen if best[chosen].speculates else "colocated"],
-        server=replace(server, num_speculative_tokens=longer),
-    )
-    for role, other in (("usual", default), ("neighbour", neighbour)):
-        values = [goal.value(row) for row in bench.rows(replications(other, SEEDS))]
+    drafting = best[chosen if best[chosen].speculates else "colocated"]
+    others = {
+        "usual": replace(base, server=replace(base.server, num_speculative_tokens=4)),
+        "neighbour": replace(drafting, server=replace(drafting.server, num_speculative_tokens=longer)),
+    }
+    roles = [("recommended" if arch == chosen else "rival", candidate) for arch, candidate in best.items()]
+    entries: list[dict[str, Any]] = []
+    for role, candidate in [*roles, *others.items()]:
+        served = trial.served(candidate)
+        [row] = bench.rows([served])
         entries.append(
             {
                 "role": role,
-                "described": described(other),
-                "command": command_line("realrun", suited(other)),
-                "predicted": values[0],
-                "predicted_mean": sum(values) / SEEDS,
-                "not_told_apart": False,
+                "described": described(candidate),
+                "command": command_line("realrun", served),
+                "predicted": goal.value(row),
+                "decided_by": means.get(candidate),  # the mean over seeds, at a rate of longer runs
+                "not_told_apart": role == "rival" and candidate in tied,
             }
         )
-    entries.sort(key=lambda entry: -goal.sign * entry["predicted_mean"])
+    entries.sort(key=lambda entry: -goal.sign * float(entry["predicted"]))
     entries.sort(key=_turn(entries))
     return {
         "name": trial.name, "pair": trial.pair, "objective": trial.objective, "levels": trial.levels,
@@ -198,7 +197,9 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
             pair = trial["pair"]
             rig = prepare(experiment, machine, requests, models=models)
             models = (models or {}) | rig.models
-            few = replace(experiment.traffic, num_prompts=min(24, experiment.traffic.num_prompts))
+            few = replace(
+                experiment.traffic, num_prompts=min(16, experiment.traffic.num_prompts), request_rate=math.inf
+            )
             scoring = replace(experiment.scoring, warmup_requests=0)
             serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
             for repeat in range(len(mine), wanted):
