@@ -12,16 +12,16 @@ import time
 
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
-from pdvsim.decide.contest import contest
+from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry, find_flips
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate
 from pdvsim.decide.space import complexity
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch, Experiment
 
 FINALISTS = 4  # beside plain decoding
 KEPT = 2  # settings of an architecture that go on from one kind of setting to the next
-SEARCH_SHARE, FLIPS_SHARE = 0.5, 0.95  # of the budget: how much may be spent when the search and the flips end
+SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
 LOADS = (0.25, 0.5, 2.0, 4.0)  # times the rate asked about
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
@@ -49,13 +49,10 @@ def _finals(advice: Advice, best: dict[Arch, Experiment], bench: Bench) -> None:
     found = list(best.values())[:FINALISTS]
     found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
     chosen = [ask.goal.prepared(candidate, ask.warmup_share) for candidate in found]
-    rows = bench.rows([run for candidate in chosen for run in replications(candidate, ask.num_runs)])
-    advice.finals = {c: rows[i * ask.num_runs : (i + 1) * ask.num_runs] for i, c in enumerate(chosen)}
-    able = {c: mine for c, mine in advice.finals.items() if ask.goal.met(mine)} or advice.finals
-    figures = {str(c.arch): [ask.goal.value(row) for row in mine] for c, mine in able.items()}
-    held = advice.held = contest(figures, ask.goal.sign, threshold=ask.threshold)
-    tied = [advice.finalist(arch) for arch in (held.best, *held.unsure)]
-    advice.recommended = min(tied, key=lambda c: complexity(c, ask.base))
+    budget = int(FINALS_SHARE * ask.budget)
+    finals = replicated(chosen, ask.goal, bench, ask.num_runs, ask.threshold, budget)
+    advice.finals, advice.held = finals.rows, finals.held
+    advice.recommended = min(finals.tied(), key=lambda c: complexity(c, ask.base))
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
@@ -69,7 +66,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, len(advice.rows), ask.threshold, max(1, len(rivals)), lengths)
+    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths)
     advice.memory = hazards.memory(best)
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
