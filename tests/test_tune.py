@@ -15,6 +15,7 @@ import pdvsim
 from pdvsim.cli import main
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.advice import Advice, advice_document
+from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
@@ -128,6 +129,37 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
             pdvsim.advise(**options)
 
 
+@pytest.mark.parametrize(
+    ("lead", "scatter", "budget", "seeds"),
+    [
+        (0.30, 0.01, None, 5),  # told apart at once
+        (0.02, 0.01, None, 5),  # too small to count, however many
+        (0.30, 3.00, None, 20),  # scatters too much: four times as many at the most
+        (0.30, 0.30, None, 10),  # ten tell it apart
+        (0.30, 0.30, 19, 5),  # as long as the budget has room for all of them
+    ],
+)
+def test_seeds_are_added_while_that_would_tell(
+    lead: float, scatter: float, budget: int | None, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two candidates by made-up figures: the one leads, more in every other seed."""
+
+    class Made(Bench):
+        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+            self.runs = len(experiments)
+            return [
+                {"output_throughput": 1 + (lead + scatter * (-1) ** e.traffic.seed) * (e.arch == "pd")}
+                for e in experiments
+            ]
+
+    monkeypatch.setattr("pdvsim.decide.goal.kept_up", lambda rows: True)
+    both = [LOOP, replace(LOOP, arch="pdv")]
+    finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
+    assert {len(rows) for rows in finals.rows.values()} == {seeds}
+    assert finals.held.seeds == seeds
+    assert finals.held.best == "pd"
+
+
 # ---- what the user gave ----------------------------------------------------------------------------------------------
 
 GIVEN = ["--num-speculative-tokens", "3"]
@@ -173,7 +205,9 @@ def test_what_is_left_open_is_searched_on_seeds_of_its_own(
     tried = [run for run in asked if run.traffic.seed >= APART]
     final = [run for run in asked if run.traffic.seed < APART]
     assert {run.traffic.seed for run in tried} == {APART, APART + 1}
-    assert {run.traffic.seed for run in final} == set(range(5 if command == "advise" else 2))
+    seeds = {run.traffic.seed for run in final}
+    assert seeds == set(range(len(seeds)))
+    assert len(seeds) in ((5, 10, 20) if command == "advise" else (2,))  # advice adds seeds while that would tell
     drafting = [run.server for run in tried if run.arch != "autoregressive"]
     assert {server.controller for server in drafting} == set(CONTROLLERS)
     assert len({server.num_speculative_tokens for server in drafting}) > 1
