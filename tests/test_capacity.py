@@ -24,6 +24,7 @@ from pdvsim.decide.capacity import Bisection, Bracket, Capacities, Plan, find_ca
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
+from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
@@ -222,6 +223,18 @@ def test_each_architecture_holds_what_it_can_at_its_own_best() -> None:
     assert given.summary()[0]["settings"].startswith("k=8, ")
     assert min(row["rate"] for row in best.rows) > 1.3 * max(row["rate"] for row in given.rows)
     assert "k=0, " in str(best)
+
+
+def test_a_batch_limit_that_binds_at_the_capacity_is_raised() -> None:
+    """Eight rows at once hold less than 64 do; a run too short to fill eight would not tell."""
+    goal, server = Goal("throughput", ("ttft:60", "tpot:20"), 0.9), Server(num_speculative_tokens=2, max_num_seqs=8)
+    traffic = Traffic("random", num_prompts=60, input_len=64, output_len=16)
+    space = Space(("colocated",), (2,), ("fixed",), (8, 64), (2048,))
+    plan = Plan(Experiment("colocated", traffic, server=server), ("colocated",), (1,), 2, goal, 0.1, space=space)
+    tuned = find_capacities(plan, Bench(1))
+    assert tuned.plan.servers["colocated"].max_num_seqs == 64
+    given = find_capacities(replace(plan, space=None), Bench(1))
+    assert min(row["rate"] for row in tuned.rows) > 1.2 * max(row["rate"] for row in given.rows)
 
 
 def test_attainment_is_the_share_in_time() -> None:
