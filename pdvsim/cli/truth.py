@@ -170,6 +170,7 @@ def plan(output: Path, jobs: int | None) -> int:
 def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
     """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
     from pdvsim.realrun.machine import Machine
+    from pdvsim.realrun.memory import Needs
     from pdvsim.realrun.site import prepare, serve
     from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests
@@ -195,13 +196,17 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
             requests = make_requests(experiment.traffic, experiment.acceptance)
             models = models if pair == trial["pair"] else None
             pair = trial["pair"]
-            rig = prepare(experiment, machine, requests, models=models)
+            try:
+                rig = prepare(experiment, machine, requests, models=models)
+                few = replace(experiment.traffic, num_prompts=min(16, len(requests)), request_rate=math.inf)
+                scoring = replace(experiment.scoring, warmup_requests=0)
+                serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
+                if not rig.serves(experiment.server, Needs.of(experiment, requests)):
+                    raise ValueError(f"{rig.needs.slots} KV slots fit, of {Needs.of(experiment, requests).slots}")
+            except ValueError as error:
+                print(f"{monotonic() - begin:6.1f} s  {trial['name']}: {entry['described']}: {error}", flush=True)
+                continue
             models = (models or {}) | rig.models
-            few = replace(
-                experiment.traffic, num_prompts=min(16, experiment.traffic.num_prompts), request_rate=math.inf
-            )
-            scoring = replace(experiment.scoring, warmup_requests=0)
-            serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
             for repeat in range(len(mine), wanted):
                 result = serve(experiment, machine, rig=rig)
                 metrics = flatten(summarise(result)) | {"load": experiment.traffic.request_rate}
