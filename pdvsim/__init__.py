@@ -19,7 +19,7 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.decide.advise import Advice
+    from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import AdviseKeywords, CapacityKeywords, MapKeywords, RunKeywords, SweepKeywords

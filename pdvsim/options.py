@@ -154,7 +154,7 @@ class CapacityKeywords(TypedDict, total=False):
     burstiness: float
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -176,8 +176,8 @@ class CapacityKeywords(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -185,7 +185,7 @@ class CapacityKeywords(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
     pair: str
@@ -219,11 +219,11 @@ class AdviseKeywords(TypedDict, total=False):
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
-    budget_s: float
+    budget: int
     burstiness: float
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -245,8 +245,8 @@ class AdviseKeywords(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -254,7 +254,7 @@ class AdviseKeywords(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
@@ -297,7 +297,7 @@ class MapKeywords(TypedDict, total=False):
     completion_s: float | None
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -319,8 +319,8 @@ class MapKeywords(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -328,7 +328,7 @@ class MapKeywords(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None

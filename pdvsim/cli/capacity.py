@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.progress import Progress
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
+from pdvsim.decide.figures import capacity_figure
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
-
-if TYPE_CHECKING:
-    from pdvsim.decide.capacity import Plan
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class CapacityOptions:
     """Runs side by side; default: one per core."""
     traffic: OpenTraffic = field(default_factory=OpenTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
+    server: TunedServer = field(default_factory=TunedServer)
     hardware: ServerHardware = field(default_factory=ServerHardware)
     host: Host = field(default_factory=Host)
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
@@ -60,15 +61,13 @@ class CapacityOptions:
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        from pdvsim.decide.capacity import Plan
-        from pdvsim.decide.goal import Goal
-
         traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
         scoring = plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server, hardware, self.host, scoring)
+        base = Experiment(arch, traffic, self.acceptance, self.server.given(), hardware, self.host, scoring)
         goal = Goal("throughput", scoring.goodput, self.attainment)
-        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share)
+        space = self.server.space(self.arch) if self.arch else None
+        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share, space)
 
 
 @dataclass(frozen=True)
@@ -91,11 +90,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CapacityCommand, argv, "pdvsim capacity")
     plan = args.options.plan()
-
-    from pdvsim.decide.capacity import find_capacities
-    from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.tables import capacity_document, capacity_table
-    from pdvsim.study import output
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.decide.advise import Advice
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
-from pdvsim.decide.tables import alike_text, margin_text, place_text
-from pdvsim.decide.winners import WinnerMap
+from pdvsim.decide.space import drafts_text
+from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour
@@ -166,7 +166,8 @@ def map_figure(found: WinnerMap) -> Figure:
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     whose = "the whole map" if grid.family == "map" else "each cell alone"
-    note = f"Lead over the second. {grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+    note = "Draft length of the winner and its lead over the second, each at its own best settings. "
+    note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
@@ -179,7 +180,7 @@ def map_figure(found: WinnerMap) -> Figure:
                     texts[i, j] = "" if cell is None else "nobody\nkeeps up"
                     continue
                 codes[i, j] = archs.index(cell.winner)
-                texts[i, j] = margin_text(cell)
+                texts[i, j] = f"{drafts_text(cell.settings[cell.winner])}\n{margin_text(cell)}".strip()
                 if not cell.sure:
                     texts[i, j] += "\n" + alike_text(cell)
                     unsure.append((j, i))
