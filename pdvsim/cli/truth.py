@@ -28,10 +28,13 @@ from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.space import Space, complexity, described
 from pdvsim.decide.tune import Search, tuned
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
 
@@ -170,10 +173,7 @@ def plan(output: Path, jobs: int | None) -> int:
 
 def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
     """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import prepare, serve
-    from pdvsim.sim.metrics.summary import summarise
-    from pdvsim.sim.workload.requests import make_requests
 
     begin, machine = monotonic(), Machine()
     trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
