@@ -1,4 +1,4 @@
-"""Broken files and command lines from a seed, and the law they are held to, for `tests/test_fuzz.py` and `make fuzz`.
+"""Broken files and command lines from a seed, and the law they are held to: for `test_fuzz` and `make fuzz`.
 
 The law: a loader returns or raises a ValueError or OSError of one line. A command ends with 0, 1 or 2; with 2 its last
 line begins `pdvsim: error:`; every line of its standard error begins `pdvsim:`; there is no traceback, no crash file

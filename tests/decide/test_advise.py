@@ -14,6 +14,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdvsim.decide.race import Race, race
 
 import pdvsim
 from pdvsim.calibration.fit.build import save
@@ -27,7 +28,6 @@ from pdvsim.decide.contest import contest
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
-from pdvsim.decide.race import Race, race
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import SIMPLEST_FIRST, Space, complexity
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
