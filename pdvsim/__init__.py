@@ -20,16 +20,23 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.decide.advise import Advice
+    from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
     from pdvsim.decide.winners import WinnerMap
-    from pdvsim.options import AdviseOptions, CapacityOptions, DraftTableOptions, MapOptions, RunOptions, SweepOptions
+    from pdvsim.options import (
+        AdviseKeywords,
+        CapacityKeywords,
+        DraftTableKeywords,
+        MapKeywords,
+        RunKeywords,
+        SweepKeywords,
+    )
 
 __all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "run", "sweep", "winner_map"]
 
 
-def run(**options: Unpack[RunOptions]) -> Run:
+def run(**options: Unpack[RunKeywords]) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
     from pdvsim.cli.build import build
     from pdvsim.sim.config import Experiment
@@ -41,61 +48,61 @@ def run(**options: Unpack[RunOptions]) -> Run:
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
-def sweep(**options: Unpack[SweepOptions]) -> pd.DataFrame:
+def sweep(**options: Unpack[SweepKeywords]) -> pd.DataFrame:
     """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
 
     `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
     """
-    from pdvsim.cli.args import SweepOptions as Options
+    from pdvsim.cli.args import SweepOptions
     from pdvsim.cli.build import build
     from pdvsim.study.sweep import run_sweep
 
-    chosen = build(Options, options)
+    chosen = build(SweepOptions, options)
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
 
 
-def capacity(**options: Unpack[CapacityOptions]) -> Capacities:
+def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
     from pdvsim.cli.build import build
-    from pdvsim.cli.capacity import CapacityOptions as Options
+    from pdvsim.cli.capacity import CapacityOptions
     from pdvsim.decide.capacity import find_capacities
     from pdvsim.decide.runs import Bench
 
-    chosen = build(Options, options)
+    chosen = build(CapacityOptions, options)
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
 
 
-def advise(**options: Unpack[AdviseOptions]) -> Advice:
+def advise(**options: Unpack[AdviseKeywords]) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
-    from pdvsim.cli.advise import AdviseOptions as Options
+    from pdvsim.cli.advise import AdviseOptions
     from pdvsim.cli.build import build
     from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
-    chosen = build(Options, options)
+    chosen = build(AdviseOptions, options)
     return answer(chosen.question(), Bench(chosen.jobs))
 
 
-def draft_table(**options: Unpack[DraftTableOptions]) -> DraftTable:
+def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
     from pdvsim.cli.build import build
-    from pdvsim.cli.draft_table import DraftTableOptions as Options
-    from pdvsim.decide.draft_table import confirm, find_table
+    from pdvsim.cli.draft_table import DraftTableOptions
+    from pdvsim.decide.draft_lengths import confirm, find_table
     from pdvsim.decide.runs import Bench
 
-    chosen = build(Options, options)
+    chosen = build(DraftTableOptions, options)
     table = find_table(chosen.question())
     if chosen.confirm:
         confirm(table, Bench(chosen.jobs))
     return table
 
 
-def winner_map(**options: Unpack[MapOptions]) -> WinnerMap:
+def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
     from pdvsim.cli.build import build
-    from pdvsim.cli.map import MapOptions as Options
+    from pdvsim.cli.map import MapOptions
     from pdvsim.decide.runs import Bench
     from pdvsim.decide.winners import draw_map
 
-    chosen = build(Options, options)
+    chosen = build(MapOptions, options)
     return draw_map(chosen.grid(), Bench(chosen.jobs))

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypedDict
 from pdvsim.sim.policies.base import Policy
 
 
-class RunOptions(TypedDict, total=False):
+class RunKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -74,7 +74,7 @@ class RunOptions(TypedDict, total=False):
     warmup_requests: int
 
 
-class SweepOptions(TypedDict, total=False):
+class SweepKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -141,7 +141,7 @@ class SweepOptions(TypedDict, total=False):
     warmup_requests: int
 
 
-class CapacityOptions(TypedDict, total=False):
+class CapacityKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -154,7 +154,7 @@ class CapacityOptions(TypedDict, total=False):
     burstiness: float
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -176,8 +176,8 @@ class CapacityOptions(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -185,7 +185,7 @@ class CapacityOptions(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
     pair: str
@@ -209,7 +209,7 @@ class CapacityOptions(TypedDict, total=False):
     warmup_share: float
 
 
-class AdviseOptions(TypedDict, total=False):
+class AdviseKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -219,11 +219,11 @@ class AdviseOptions(TypedDict, total=False):
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
-    budget_s: float
+    budget: int
     burstiness: float
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -245,8 +245,8 @@ class AdviseOptions(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -254,7 +254,7 @@ class AdviseOptions(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
@@ -282,7 +282,7 @@ class AdviseOptions(TypedDict, total=False):
     warmup_share: float
 
 
-class DraftTableOptions(TypedDict, total=False):
+class DraftTableKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -345,7 +345,7 @@ class DraftTableOptions(TypedDict, total=False):
     verify_gpu: int
 
 
-class MapOptions(TypedDict, total=False):
+class MapKeywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -360,7 +360,7 @@ class MapOptions(TypedDict, total=False):
     completion_s: float | None
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
-    controller: Literal["fixed", "feedback", "goodput"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
@@ -382,8 +382,8 @@ class MapOptions(TypedDict, total=False):
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
-    max_num_batched_tokens: int
-    max_num_seqs: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     metric_percentiles: float | Sequence[float]
@@ -391,7 +391,7 @@ class MapOptions(TypedDict, total=False):
     notify_s: float
     num_prompts: int
     num_runs: int
-    num_speculative_tokens: int
+    num_speculative_tokens: int | None
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import named
@@ -140,7 +141,6 @@ def _check_alike(direct: Result, queued: Result) -> None:
 
 
 def _check_in_real_time(arch: str) -> None:
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import serve
 
     traffic = Traffic("random", num_prompts=9, input_len=30, output_len=10, random_range_ratio=0.9)

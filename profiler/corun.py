@@ -19,14 +19,14 @@ import numpy as np
 import torch
 
 from pdvsim.profiler import grid, overlap
-from pdvsim.profiler.grid import Point
+from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.cache import HEADROOM, Sequences
-from pdvsim.realrun.engine.engine import Engine, Shape
-from pdvsim.realrun.engine.graphs import Lane, Ticket
+from pdvsim.realrun.engine.engine import Engine, LaunchShape
+from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 
 CONTEXT = 512
@@ -40,17 +40,17 @@ SHORTEST_S, LONGEST_S = 0.04, 0.3
 STALLED_S = 10.0
 SETTINGS = {"equal": {"draft": 0, "verify": 0, "prefill": 0}, "ordered": {"draft": 2, "verify": 1, "prefill": 0}}
 
-Group = tuple[int, str, tuple[Point, ...]]  # number, priority setting, members
+GroupPlan = tuple[int, str, tuple[GridPoint, ...]]  # number, priority setting, members
 Span = tuple[float, float, int]  # start, end, cached tokens
 
 
-def groups(quick: bool = False) -> list[Group]:
+def groups(quick: bool = False) -> list[GroupPlan]:
     """All groups in the order to measure them: both settings of one group in a row, group kinds interleaved."""
     draft = {r: grid.draft(r, STEPS, CONTEXT) for r in (1, 8, 32, 64)}
     verify = {r: grid.decode(r, STEPS + 1, CONTEXT) for r in (1, 8, 32, 64)}
     prompt = {n: grid.prefill(n) for n in (128, 512, 1024)}
     sizes = ((1, 1), (8, 8), (32, 32), (64, 64), (8, 32), (32, 8), (64, 8), (8, 64))
-    kinds: list[list[tuple[Point, ...]]] = [
+    kinds: list[list[tuple[GridPoint, ...]]] = [
         [(draft[a], verify[b]) for a, b in sizes],
         [(draft[r], prompt[n]) for r, n in ((8, 512), (32, 128), (1, 512), (32, 1024), (64, 512), (8, 128))],
         [(verify[r], prompt[n]) for r, n in ((8, 512), (32, 128), (1, 512), (32, 1024), (64, 512), (8, 128))],
@@ -91,7 +91,7 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
     return spans
 
 
-def _common_start(lanes: Sequence[Lane]) -> Any:
+def _common_start(lanes: Sequence[GraphLane]) -> Any:
     if not lanes[0].gpu:
         return None
     torch.cuda.synchronize(lanes[0].engine.device)
@@ -107,7 +107,13 @@ class Duo:
     """A draft and a target model on one device, with a lane for each kind of work and priority."""
 
     def __init__(
-        self, pair: str, draft: Architecture, target: Architecture, device: torch.device, seed: int, quick: bool = False
+        self,
+        pair: str,
+        draft: ModelArchitecture,
+        target: ModelArchitecture,
+        device: torch.device,
+        seed: int,
+        quick: bool = False,
     ) -> None:
         self.pair, self.quick = pair, quick
         self.rng = np.random.default_rng(seed)
@@ -124,8 +130,8 @@ class Duo:
             engine.cache.randomize(seed)
             self.engines |= dict.fromkeys(roles, engine)
         self.device = device
-        self.lanes: dict[tuple[str, int], Lane] = {}
-        self.solos: dict[tuple[Point, int], tuple[float, Shape]] = {}
+        self.lanes: dict[tuple[str, int], GraphLane] = {}
+        self.solos: dict[tuple[GridPoint, int], tuple[float, LaunchShape]] = {}
 
     def run(self, part: Part, budget_s: float, say: Callable[[str], None]) -> None:
         """Host costs, then groups until the budget is spent; what a part already has is skipped."""
@@ -153,22 +159,22 @@ class Duo:
                 part.header["left_out"].append({"label": label, "reason": reason})
             part.save()
 
-    def launcher(self, point: Point, priority: int = 0) -> Launcher:
+    def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
         """What launches a point on the lane of its kind, on slots no other kind touches."""
         key = (point.kind, priority)
         if key not in self.lanes:
-            self.lanes[key] = lane = Lane(self.engines[point.kind], priority)
+            self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)
             lane.timing = lane.gpu
         first = {"draft": 0, "verify": self.rows, "mixed": self.rows, "prefill": 2 * self.rows}[point.kind]
         room = {"prefill": PROMPT_SLOTS, "mixed": self.rows + PROMPT_SLOTS}.get(point.kind, self.rows)
         return Launcher(self.lanes[key], point, self.rng, range(first, first + room))
 
-    def _refusal(self, members: Sequence[Point], spent_s: float, budget_s: float) -> str | None:
+    def _refusal(self, members: Sequence[GridPoint], spent_s: float, budget_s: float) -> str | None:
         if max(p.rows for p in members) > self.rows:
             return "does not fit into memory"
         return f"budget of {budget_s:g} s spent" if spent_s > budget_s else None
 
-    def _solo(self, part: Part, point: Point, priority: int) -> tuple[float, Shape]:
+    def _solo(self, part: Part, point: GridPoint, priority: int) -> tuple[float, LaunchShape]:
         """Median seconds of a point alone on its lane, measured once."""
         key = (point, priority)
         if key not in self.solos:
@@ -181,7 +187,7 @@ class Duo:
         return self.solos[key]
 
     def _group(
-        self, part: Part, number: int, setting: str, members: Sequence[Point], say: Callable[[str], None]
+        self, part: Part, number: int, setting: str, members: Sequence[GridPoint], say: Callable[[str], None]
     ) -> None:
         priorities = [SETTINGS[setting][point.kind] for point in members]
         solos = [self._solo(part, *member) for member in zip(members, priorities, strict=True)]
@@ -197,7 +203,7 @@ class Duo:
                 )  # fmt: skip
         say(f"{self.pair} {setting}: {_summary(members, found, [solo for solo, _ in solos])}")
 
-    def add(self, part: Part, section: str, point: Point, shape: Shape, **values: Any) -> None:
+    def add(self, part: Part, section: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
         """A row of a point measured on this pair."""
         part.add(
             section=section, pair=self.pair, model=self.engines[point.kind].model.arch.spec.name,
@@ -205,7 +211,7 @@ class Duo:
         )  # fmt: skip
 
 
-def _summary(members: Sequence[Point], found: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
+def _summary(members: Sequence[GridPoint], found: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
     spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in found]
     within = overlap.window(spans)
     parts = []

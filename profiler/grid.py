@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-Kind = Literal["decode", "verify", "draft", "prefill", "mixed"]
+PointKind = Literal["decode", "verify", "draft", "prefill", "mixed"]
 
-KINDS: tuple[Kind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
+KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 BETWEEN_BUCKETS = (3, 12, 40, 100)  # padded up by the engine: the stairs
 TOKENS = (1, 2, 3, 5, 7, 9)
@@ -26,14 +26,14 @@ SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class GridPoint:
     """One shape of work. `tokens` a row enter the first forward; `context` a row are cached before it, on average.
 
     `chunk_tokens` is the sum over `chunks` equal prompt stretches, each behind `chunk_start` cached tokens; `emits`
     says whether they end a prompt and yield first tokens.
     """
 
-    kind: Kind
+    kind: PointKind
     rows: int = 0
     tokens: int = 0
     steps: int = 1
@@ -70,27 +70,27 @@ class Point:
         return asdict(self)
 
 
-def decode(rows: int, tokens: int, context: int) -> Point:
+def decode(rows: int, tokens: int, context: int) -> GridPoint:
     """One forward of `tokens` new tokens a row: plain decoding for one, a verify for more."""
-    return Point("decode" if tokens == 1 else "verify", rows, tokens, context=context)
+    return GridPoint("decode" if tokens == 1 else "verify", rows, tokens, context=context)
 
 
-def draft(rows: int, steps: int, context: int, catch_up: bool = False) -> Point:
+def draft(rows: int, steps: int, context: int, catch_up: bool = False) -> GridPoint:
     """A k-step draft graph."""
-    return Point("draft", rows, 2 if catch_up else 1, steps, catch_up, context)
+    return GridPoint("draft", rows, 2 if catch_up else 1, steps, catch_up, context)
 
 
-def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> Point:
+def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> GridPoint:
     """`chunks` stretches of `tokens` prompt tokens each."""
-    return Point("prefill", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks, emits=emits)
+    return GridPoint("prefill", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks, emits=emits)
 
 
-def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> Point:
+def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> GridPoint:
     """A verify that carries a prompt chunk, as continuous batching does."""
-    return Point("mixed", rows, tokens, 1, False, context, chunk, start, 1, True)
+    return GridPoint("mixed", rows, tokens, 1, False, context, chunk, start, 1, True)
 
 
-def design(drafts: bool) -> list[list[Point]]:
+def design(drafts: bool) -> list[list[GridPoint]]:
     """All points in classes of falling importance; no point twice."""
     core = [decode(r, t, 512) for r in (1, 8, 32, 64) for t in (1, 5)]
     core += [prefill(n) for n in (128, 512, 1024)] + [mixed(8, 5, 512, 256), mixed(32, 5, 512, 512)]
@@ -108,7 +108,7 @@ def design(drafts: bool) -> list[list[Point]]:
         rest += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (2, 6)]
         rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(128, 4, 512), draft(40, 4, 512)]
         rest += [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))] + [draft(8, 8, 512, True)]
-    seen: set[Point] = set()
+    seen: set[GridPoint] = set()
     return [[p for p in points if not (p in seen or seen.add(p))] for points in (core, more, rest)]  # type: ignore[func-returns-value]
 
 
@@ -120,13 +120,13 @@ def _contexts(rows: int, tokens: int) -> tuple[int, ...]:
     return CONTEXTS[odd::2]
 
 
-def ordered(classes: Sequence[Sequence[Point]], seed: int) -> list[Point]:
+def ordered(classes: Sequence[Sequence[GridPoint]], seed: int) -> list[GridPoint]:
     """The order to measure in: class after class, kinds interleaved in each, shuffled within a kind."""
     return [point for number, points in enumerate(classes) for point in _interleaved(points, seed + number)]
 
 
-def _interleaved(points: Sequence[Point], seed: int) -> Iterator[Point]:
-    placed: list[tuple[float, int, Point]] = []
+def _interleaved(points: Sequence[GridPoint], seed: int) -> Iterator[GridPoint]:
+    placed: list[tuple[float, int, GridPoint]] = []
     for number, kind in enumerate(KINDS):
         family = [p for p in points if p.kind == kind]
         random.Random(f"{seed} {kind}").shuffle(family)

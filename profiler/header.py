@@ -67,7 +67,7 @@ class PartHeader(_Strict):
     points: int = Field(0, ge=0)
 
 
-class Header(_Strict):
+class SamplesHeader(_Strict):
     """All parts, on one card with one set of versions."""
 
     schema_version: int
@@ -86,7 +86,7 @@ class Header(_Strict):
         }
 
 
-def load_header(folder: str | Path) -> Header:
+def load_header(folder: str | Path) -> SamplesHeader:
     """The header of the samples in a folder, checked."""
     path = Path(folder) / HEADER
     try:
@@ -97,7 +97,7 @@ def load_header(folder: str | Path) -> Header:
     if version != SCHEMA:
         raise refusal(path, "schema_version", f"is {quoted(version)}, this version reads {SCHEMA}")
     try:
-        header = Header.model_validate(data)
+        header = SamplesHeader.model_validate(data)
         header.specs()
     except ValidationError as error:
         first = error.errors()[0]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
 from pdvsim.profiler import grid
-from pdvsim.profiler.grid import Point
+from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.rig import Launcher, settle
-from pdvsim.realrun.engine.engine import Shape
+from pdvsim.realrun.engine.engine import LaunchShape
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
@@ -21,7 +21,7 @@ AHEAD = 2  # launches that keep the device busy
 WARM_UP = 3
 
 
-def host_points(rows: int) -> list[Point]:
+def host_points(rows: int) -> list[GridPoint]:
     """The works whose launches are timed, up to so many rows."""
     points = [grid.prefill(n) for n in (128, 512)]
     for r in (r for r in ROWS if r <= rows):
@@ -30,8 +30,8 @@ def host_points(rows: int) -> list[Point]:
 
 
 def host_costs(
-    rows: int, launcher: Callable[[Point], Launcher], repeats: int
-) -> Iterator[tuple[Point, Shape, str, int, float]]:
+    rows: int, launcher: Callable[[GridPoint], Launcher], repeats: int
+) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
     """(point, shape, what, repeat, seconds) of every kind of work's calls, up to so many rows."""
     for point in host_points(rows):
         launch = launcher(point)

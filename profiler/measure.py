@@ -19,14 +19,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.profiler import provenance
-from pdvsim.profiler.grid import SMALL_PARAMS, Point, design, ordered
+from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
 from pdvsim.profiler.precompile import precompile
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
-    from pdvsim.realrun.engine.arch import Architecture
+    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
@@ -38,7 +38,7 @@ class Profiler:
     """Runs the options, part by part. `say` gets a line a result, `step` how many points are dealt with."""
 
     def __init__(
-        self, options: Options, lookup: Callable[[str], Architecture], say: Say, step: Step = lambda done: None
+        self, options: Options, lookup: Callable[[str], ModelArchitecture], say: Say, step: Step = lambda done: None
     ) -> None:
         import torch
 
@@ -67,7 +67,7 @@ class Profiler:
             self._release()
         return failed
 
-    def points(self, arch: Architecture) -> list[Point]:
+    def points(self, arch: ModelArchitecture) -> list[GridPoint]:
         """The points of a model in the order to measure them."""
         name, options = arch.spec.name, self.options
         classes = design(drafts=name in options.drafts or arch.spec.params <= SMALL_PARAMS)
@@ -138,7 +138,7 @@ class Profiler:
         part.save()
         self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
 
-    def header(self, name: str, archs: Sequence[Architecture]) -> dict[str, Any]:
+    def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
         """How a part came about."""
         options = self.options
         return {
@@ -159,7 +159,7 @@ class Profiler:
             "seconds": 0.0,
         }
 
-    def _refusal(self, rig: Rig, point: Point, spent_s: float, failures: int) -> str | None:
+    def _refusal(self, rig: Rig, point: GridPoint, spent_s: float, failures: int) -> str | None:
         if rig.tier(point) is None:
             return "does not fit into memory"
         if spent_s > self.options.budget_s:
@@ -168,7 +168,7 @@ class Profiler:
             return f"{failures} points before it failed"
         return None
 
-    def _solo(self, part: Part, rig: Rig, point: Point, effort: Any) -> None:
+    def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
         for repeat, sample in enumerate(samples):
@@ -200,7 +200,7 @@ class Profiler:
             torch.cuda.empty_cache()
 
 
-def medians(part: Part, points: Sequence[Point]) -> str:
+def medians(part: Part, points: Sequence[GridPoint]) -> str:
     """Median milliseconds of some points, for people."""
     found: dict[tuple[Any, ...], list[float]] = {}
     for row in part.rows:

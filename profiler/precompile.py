@@ -15,14 +15,14 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import IO
 
-from pdvsim.profiler.grid import Point, design
+from pdvsim.profiler.grid import GridPoint, design
 from pdvsim.profiler.options import Options, Say
 
 SHARES = 3  # workers a model
 LIMIT_S = 120.0  # for all of them; kernels missing then are compiled when first measured
 
 
-def shares(points: list[Point], count: int) -> list[list[Point]]:
+def shares(points: list[GridPoint], count: int) -> list[list[GridPoint]]:
     """Points dealt to workers so that those with kernels in common go to the same one."""
     alike = sorted(points, key=lambda p: (p.chunks > 0, p.tokens, p.catch_up, p.rows, p.chunk_tokens))
     size = -(-len(alike) // count)
@@ -43,7 +43,7 @@ def precompile(options: Options, say: Say) -> None:
         say(f"compiling ahead: {reason}")
 
 
-def _work_off(tasks: list[tuple[str, list[Point]]], jobs: int, until_s: float) -> list[str]:
+def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: float) -> list[str]:
     """Run the tasks, `jobs` at a time; what is not finished in time is ended, never left behind on the card."""
     waiting = deque(tasks)
     running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
@@ -67,7 +67,7 @@ def _work_off(tasks: list[tuple[str, list[Point]]], jobs: int, until_s: float) -
     return failed + [f"{name}: not started in time" for name, _ in waiting]
 
 
-def _start(name: str, points: list[Point]) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
+def _start(name: str, points: list[GridPoint]) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
     errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the worker)
     command = [sys.executable, "-m", "pdvsim.profiler.precompile", name]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
@@ -85,7 +85,7 @@ def main() -> int:
     from pdvsim.realrun.engine.arch import preset
 
     arch = preset(sys.argv[1])
-    points = [Point(**entry) for entry in json.load(sys.stdin)]
+    points = [GridPoint(**entry) for entry in json.load(sys.stdin)]
     shallow = replace(arch, spec=replace(arch.spec, layers=1))
     rig = Rig(shallow, torch.device("cuda"), 0, slots_of=arch.spec)
     for point in points:

@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.version import __version__
+
 if TYPE_CHECKING:
     import torch
 
@@ -40,8 +42,6 @@ def version(package: str) -> str | None:
 def software() -> dict[str, str | None]:
     """Versions that decide how fast a kernel is."""
     import torch
-
-    from pdvsim.common.version import __version__
 
     return {
         "pdvsim": __version__,

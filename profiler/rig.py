@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdvsim.profiler.grid import CONTEXTS, SPREAD, Point
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.profiler.grid import CONTEXTS, SPREAD, GridPoint
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.cache import HEADROOM, KVCache, Sequences
-from pdvsim.realrun.engine.engine import Engine, ForwardShape, Shape
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.sim.core import ModelSpec
@@ -110,7 +110,9 @@ def usable_bytes(device: torch.device) -> float:
 class Rig:
     """A model, its engines of several slot lengths, and the lane each is launched on."""
 
-    def __init__(self, arch: Architecture, device: torch.device, seed: int, slots_of: ModelSpec | None = None) -> None:
+    def __init__(
+        self, arch: ModelArchitecture, device: torch.device, seed: int, slots_of: ModelSpec | None = None
+    ) -> None:
         self.arch, self.device = arch, device
         self.rng = np.random.default_rng(seed)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -125,24 +127,24 @@ class Rig:
         memory = torch.empty(size, device=device, dtype=dtype)
         _fill(memory, seed)
         stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.lanes: dict[int, Lane] = {}
+        self.lanes: dict[int, GraphLane] = {}
         for capacity, slots in self.slots.items():
             model = SharingTransformer(arch, weights, capacity)
             model.memory = memory
             sequences = Sequences(slots, capacity, device)
             sequences.tokens.random_(0, spec.vocab)
-            self.lanes[capacity] = lane = Lane(Engine(model, sequences, seed=seed), stream=stream)
+            self.lanes[capacity] = lane = GraphLane(Engine(model, sequences, seed=seed), stream=stream)
             lane.timing = lane.gpu
             lane.prepare([ANCHOR])
 
-    def tier(self, point: Point) -> int | None:
+    def tier(self, point: GridPoint) -> int | None:
         """The shortest slots that hold the point, or None where none do."""
         for capacity, slots in self.slots.items():
             if point.positions + HEADROOM <= capacity and point.slots <= slots:
                 return capacity
         return None
 
-    def launcher(self, point: Point) -> Launcher:
+    def launcher(self, point: GridPoint) -> Launcher:
         """What launches a point: on other slots every time."""
         capacity = self.tier(point)
         if capacity is None:
@@ -150,7 +152,7 @@ class Rig:
         lane = self.lanes[capacity]
         return Launcher(lane, point, self.rng, range(lane.engine.sequences.slots))
 
-    def measure(self, point: Point, effort: Effort) -> tuple[list[Sample], Shape]:
+    def measure(self, point: GridPoint, effort: Effort) -> tuple[list[Sample], LaunchShape]:
         """Samples of one point and the shape it was padded to; its graph is freed afterwards."""
         launch = self.launcher(point)
         try:
@@ -162,7 +164,7 @@ class Rig:
 class Launcher:
     """Launches of one point on slots drawn from `slots`, whose lengths are set again before each."""
 
-    def __init__(self, lane: Lane, point: Point, rng: np.random.Generator, slots: range) -> None:
+    def __init__(self, lane: GraphLane, point: GridPoint, rng: np.random.Generator, slots: range) -> None:
         self.lane, self.point, self.slots, self._rng = lane, point, slots, rng
         low, high = int(point.context * (1 - SPREAD)), int(point.context * (1 + SPREAD))
         self._cached = rng.integers(low, high + 1, len(slots))
@@ -199,7 +201,7 @@ class Launcher:
         return self.lane.prefill(drawn.chunks)
 
 
-def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], Shape]:
+def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]:
     """Device seconds of repeated launches with the queue kept full; on the CPU, seconds by the host's clock."""
     samples: list[Sample] = []
     waiting: deque[tuple[Ticket, int, float]] = deque()
@@ -216,13 +218,13 @@ def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], Shape]:
     return samples[effort.warm_up :], ticket.shape
 
 
-def settle(lane: Lane) -> None:
+def settle(lane: GraphLane) -> None:
     """Wait until the lane has nothing under way."""
     if lane.stream is not None:
         lane.stream.synchronize()
 
 
-def free(lane: Lane) -> None:
+def free(lane: GraphLane) -> None:
     """Wait, then let go of the lane's graphs: most are used for one point only, and caches need the memory."""
     settle(lane)
     for shape in [shape for shape in lane.graphs if shape != ANCHOR]:

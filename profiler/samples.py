@@ -19,14 +19,14 @@ import numpy as np
 
 from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS
-from pdvsim.profiler.header import HEADER, Header, load_header, refusal
+from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
 from pdvsim.sim.reading import read_table, said
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["HEADER", "SAMPLES", "Header", "Samples", "check", "load", "load_header", "merge"]
+__all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge"]
 
 SAMPLES = "samples.parquet"
 LONGEST_S = 60.0  # no launch takes longer
@@ -40,7 +40,7 @@ _FLOATS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "f")
 class Samples:
     """What was measured: its header and one row a sample."""
 
-    header: Header
+    header: SamplesHeader
     frame: pd.DataFrame
 
 
@@ -67,7 +67,7 @@ def load(folder: str | Path) -> Samples:
     return Samples(header, frame.astype({name: np.int64 for name, dtype, _ in COLUMNS if dtype[0] == "i"}))
 
 
-def check(path: Path, frame: pd.DataFrame, header: Header) -> None:
+def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
     """Refuse rows that cannot be measurements of these models on this card."""
     if len(frame) != header.samples:
         raise refusal(path, "samples", f"has {len(frame)} rows, its header says {header.samples}")
@@ -98,7 +98,7 @@ def check(path: Path, frame: pd.DataFrame, header: Header) -> None:
     _check_against_card(path, frame, header)
 
 
-def _check_against_card(path: Path, frame: pd.DataFrame, header: Header) -> None:
+def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
     """Medians between what the card's ceilings allow and a large multiple: other units lie far outside."""
     bandwidth, flops = header.device.bandwidth_bytes_per_s, header.device.flops_per_s
     if bandwidth is None or flops is None:

@@ -23,7 +23,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.realrun.engine.arch import PRESETS, preset
 from pdvsim.realrun.engine.cache import HEADROOM, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
 
@@ -41,7 +41,7 @@ class Ceilings:
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ForwardTiming:
     """One forward's time against its floor."""
 
     model: str
@@ -98,7 +98,7 @@ def floor_s(
     return linear(spec.layer_params, tokens) + linear(spec.head_params, head_tokens) + attention
 
 
-class Bench:
+class ForwardBench:
     """One preset on the card, with as many slots as its rows need and memory allows."""
 
     def __init__(self, name: str, ceilings: Ceilings, rows: Sequence[int], contexts: Sequence[int], seed: int) -> None:
@@ -114,8 +114,8 @@ class Bench:
         self.engine = Engine(self.model, self.sequences, row_buckets=tuple(rows), chunk_buckets=(PROMPT_TOKENS,))
         self.engine.cache.randomize(seed)
 
-    def measure(self, rows: Sequence[int], contexts: Sequence[int], repeats: int) -> Iterator[Result]:
-        lane = Lane(self.engine)
+    def measure(self, rows: Sequence[int], contexts: Sequence[int], repeats: int) -> Iterator[ForwardTiming]:
+        lane = GraphLane(self.engine)
         lane.timing = True
         for context in contexts:
             for count in (r for r in rows if r <= self.slots):
@@ -124,7 +124,7 @@ class Bench:
                 yield self._rows("draft", lane, count, 1, context, repeats)
         yield self._prefill(lane, max(5, repeats // 3))
 
-    def _rows(self, work: str, lane: Lane, rows: int, tokens: int, context: int, repeats: int) -> Result:
+    def _rows(self, work: str, lane: GraphLane, rows: int, tokens: int, context: int, repeats: int) -> ForwardTiming:
         lengths = self.rng.integers(int(context * 0.9), int(context * 1.1), self.slots).astype(np.int32)
         settled = torch.from_numpy(lengths).to(self.sequences.device)
         chosen: list[np.ndarray[tuple[int, ...], np.dtype[np.intp]]] = []
@@ -142,7 +142,7 @@ class Bench:
         floor = floor_s(self.arch.spec, self.ceilings, rows * tokens, rows * tokens, known * tokens, known)
         return self._result(work, rows, context, times_ms, floor)
 
-    def _prefill(self, lane: Lane, repeats: int) -> Result:
+    def _prefill(self, lane: GraphLane, repeats: int) -> ForwardTiming:
         def launch() -> Ticket:
             slot = int(self.rng.integers(self.slots))
             return lane.prefill([PromptChunk(slot, 0, PROMPT_TOKENS, True)])
@@ -151,9 +151,9 @@ class Bench:
         floor = floor_s(self.arch.spec, self.ceilings, PROMPT_TOKENS, 1, pairs, PROMPT_TOKENS)
         return self._result("prefill", 1, PROMPT_TOKENS, _times_ms(launch, repeats), floor)
 
-    def _result(self, work: str, rows: int, context: int, times_ms: list[float], floor: float) -> Result:
+    def _result(self, work: str, rows: int, context: int, times_ms: list[float], floor: float) -> ForwardTiming:
         p10, median, p90 = (float(v) for v in np.percentile(times_ms, (10, 50, 90)))
-        return Result(self.arch.spec.name, work, rows, context, median, p10, p90, floor * 1000)
+        return ForwardTiming(self.arch.spec.name, work, rows, context, median, p10, p90, floor * 1000)
 
 
 def _times_ms(launch: Callable[[], Ticket], repeats: int) -> list[float]:
@@ -182,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     results = []
     for name in options.models:
         torch.cuda.empty_cache()
-        bench = Bench(name, ceilings, options.rows, options.contexts, options.seed)
+        bench = ForwardBench(name, ceilings, options.rows, options.contexts, options.seed)
         for r in bench.measure(options.rows, options.contexts, options.repeats):
             results.append(r)
             print(

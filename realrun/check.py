@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdvsim.realrun.engine import gpu, twins
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.speculative import generate
 from pdvsim.sim.core import ModelSpec
@@ -83,7 +83,7 @@ def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, flo
         shapes = [(8, 2, 32, 1), (4, 4, 64, 5)]  # float32 tiles of long heads compile slowly, and serve tests only
     for heads, kv_heads, dim, width in shapes:
         capacity, slots = 700, 6
-        arch = Architecture(ModelSpec("c", "llama", 1, 64, 64, heads, kv_heads, dim, 64), 1e4, 1e-5)
+        arch = ModelArchitecture(ModelSpec("c", "llama", 1, 64, 64, heads, kv_heads, dim, 64), 1e4, 1e-5)
         cache = KVCache(arch, slots, capacity, DEVICE, dtype)
         cache.randomize(width)
         angles = torch.outer(torch.arange(capacity).float(), arch.rope_frequencies())
@@ -150,8 +150,8 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
 
 def check_generation() -> Iterator[tuple[str, float, float]]:
     """Counts of wrong tokens, in float32 so that no tie is decided by rounding."""
-    target_arch = Architecture(ModelSpec("t", "llama", 3, 256, 512, 8, 2, 32, 499), 1e4, 1e-5)
-    draft_arch = Architecture(ModelSpec("d", "llama", 1, 128, 256, 4, 4, 32, 499), 1e4, 1e-5)
+    target_arch = ModelArchitecture(ModelSpec("t", "llama", 3, 256, 512, 8, 2, 32, 499), 1e4, 1e-5)
+    draft_arch = ModelArchitecture(ModelSpec("d", "llama", 1, 128, 256, 4, 4, 32, 499), 1e4, 1e-5)
     sequences = Sequences(12, 256, DEVICE)
     buckets: dict[str, Any] = {"row_buckets": (1, 4, 8, 16), "chunk_buckets": (16, 64)}
     target = Engine(Transformer.random(target_arch, 256, DEVICE, torch.float32, 1), sequences, **buckets)
@@ -159,7 +159,7 @@ def check_generation() -> Iterator[tuple[str, float, float]]:
     same = Engine(Transformer.random(target_arch, 256, DEVICE, torch.float32, 1), sequences, **buckets)
     generator = torch.Generator().manual_seed(4)
     prompts = [torch.randint(0, 499, (n,), generator=generator).tolist() for n in (3, 40, 17, 1, 60, 9, 33)]
-    lane = Lane(target)
+    lane = GraphLane(target)
     plain = generate(lane, prompts, 40, chunk_tokens=64)
 
     def wrong(other: list[list[int]]) -> float:
@@ -167,9 +167,9 @@ def check_generation() -> Iterator[tuple[str, float, float]]:
 
     for name, engine in (("weak drafter", weak), ("perfect drafter", same)):
         for k in (2, 5):
-            got = generate(lane, prompts, 40, draft=Lane(engine), drafts=k, chunk_tokens=13)
+            got = generate(lane, prompts, 40, draft=GraphLane(engine), drafts=k, chunk_tokens=13)
             yield f"greedy speculation, {name}, k={k}: wrong tokens", wrong(got), 0.0
-    alone = [generate(lane, [p], 40, draft=Lane(weak), drafts=3, chunk_tokens=64)[0] for p in prompts[:3]]
+    alone = [generate(lane, [p], 40, draft=GraphLane(weak), drafts=3, chunk_tokens=64)[0] for p in prompts[:3]]
     yield (
         "ragged batch against one by one: wrong tokens",
         float(sum(a != b for a, b in zip(alone, plain[:3], strict=True))),
@@ -185,11 +185,11 @@ def check_generation() -> Iterator[tuple[str, float, float]]:
 
 def check_sampling() -> Iterator[tuple[str, float, float]]:
     """Through graphs: pinned counts are obeyed, tokens are in range, and replays draw afresh."""
-    arch = Architecture(ModelSpec("t", "llama", 2, 128, 256, 4, 4, 32, 300), 1e4, 1e-5)
+    arch = ModelArchitecture(ModelSpec("t", "llama", 2, 128, 256, 4, 4, 32, 300), 1e4, 1e-5)
     sequences = Sequences(8, 128, DEVICE)
     sequences.keep_proposals(4, 300, torch.bfloat16)
     target, draft = (
-        Lane(Engine(Transformer.random(arch, 128, DEVICE, torch.bfloat16, s), sequences, temperature=1.0))
+        GraphLane(Engine(Transformer.random(arch, 128, DEVICE, torch.bfloat16, s), sequences, temperature=1.0))
         for s in (1, 2)
     )
     prompts = [[5, 6, 7], [8, 9]]

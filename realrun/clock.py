@@ -21,7 +21,7 @@ from simpy.events import NORMAL, Event, EventPriority
 from pdvsim.sim.machine.clock import Clock
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Something outside that makes events happen."""
 
     def poll(self) -> bool:
@@ -36,7 +36,7 @@ class WallClock(Clock):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sources: list[Source] = []
+        self.sources: list[EventSource] = []
         self._origin_s = perf_counter()
         self._interrupted = False
 

@@ -23,11 +23,11 @@ from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
-from pdvsim.realrun.memory import PLACES, Needs, Place, Slots, packed
+from pdvsim.realrun.memory import PLACES, LaneRole, Needs, Slots, packed
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Role, Work
@@ -51,17 +51,17 @@ def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
 
 
 @dataclass
-class Rig:
+class ServingRig:
     """Models, lanes and their graphs, ready for every run that needs no more than `needs`."""
 
     needs: Needs
     server: Server
-    lanes: dict[Place, Lane]
+    lanes: dict[LaneRole, GraphLane]
     models: dict[Role, Transformer]
     sequences: Sequences
 
     @classmethod
-    def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> Rig:
+    def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:
         """Capture everything and run it once."""
         vocab = min(model.arch.spec.vocab for model in models.values())
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
@@ -140,7 +140,7 @@ class CudaGPU:
         self,
         env: WallClock,
         host: SimulatedHost,
-        lanes: dict[Place, Lane],
+        lanes: dict[LaneRole, GraphLane],
         slots: Slots,
         prompts: dict[int, Tensor],
         books: Books,
@@ -198,7 +198,7 @@ class CudaGPU:
         limits = [row.k for row in work.rows]
         return [lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)]
 
-    def _draft(self, work: Work, lane: Lane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
+    def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = [lane.prefill(chunks)] if chunks else []
         if slots:
             behind = [
@@ -211,7 +211,7 @@ class CudaGPU:
             tickets.append(lane.draft(slots, work.steps, catch_up=any(row.owed == 1 for row in work.rows)))
         return tickets
 
-    def _chunk(self, chunk: Chunk, lane: Lane, role: Role) -> PromptChunk:
+    def _chunk(self, chunk: Chunk, lane: GraphLane, role: Role) -> PromptChunk:
         request = chunk.request
         if request in self.slots:
             [slot] = self.slots.of([request])

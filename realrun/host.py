@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane
-from pdvsim.realrun.memory import Place
+from pdvsim.realrun.engine.graphs import GraphLane
+from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
@@ -48,17 +48,17 @@ class RealHost(SimulatedHost):
         return now_s
 
 
-def open_lanes(engines: dict[Role, Engine], places: Sequence[Place], server: Server) -> dict[Place, Lane]:
+def open_lanes(engines: dict[Role, Engine], places: Sequence[LaneRole], server: Server) -> dict[LaneRole, GraphLane]:
     """A lane for each place; those of the same name share a stream of the priority, or the part of the GPU, it has."""
     device = next(iter(engines.values())).device
     streams: dict[str, torch.cuda.Stream] = {}
     if server.priority == "partition":
         shares = dict(zip(PARTITIONED, server.partition, strict=True))
         streams = partitioned(device, {name: shares[name] for name in dict.fromkeys(lane for lane, _ in places)})
-    lanes: dict[Place, Lane] = {}
+    lanes: dict[LaneRole, GraphLane] = {}
     for name, role in places:
         level = PRIORITY[name] if server.priority == "stream" else 0
-        lane = lanes[name, role] = Lane(engines[role], level, streams.get(name))
+        lane = lanes[name, role] = GraphLane(engines[role], level, streams.get(name))
         if lane.stream is not None:
             streams[name] = lane.stream
     return lanes

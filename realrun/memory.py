@@ -14,21 +14,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM
-from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, Shape
+from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.machine.kv import KvCache
 
-Place = tuple[str, Role]
+LaneRole = tuple[str, Role]
 
-_PREFILL: tuple[Place, ...] = (("prefill", "target"), ("prefill", "draft"))
-_LANES: tuple[Place, ...] = (*_PREFILL, ("decode", "draft"), ("verify", "target"))
-PLACES: dict[Arch, tuple[Place, ...]] = {  # which model runs on which lane
+_PREFILL: tuple[LaneRole, ...] = (("prefill", "target"), ("prefill", "draft"))
+_LANES: tuple[LaneRole, ...] = (*_PREFILL, ("decode", "draft"), ("verify", "target"))
+PLACES: dict[Arch, tuple[LaneRole, ...]] = {  # which model runs on which lane
     "autoregressive": (("main", "target"),),
     "baseline": (("main", "draft"), ("main", "target")),
     "colocated": (("main", "draft"), ("main", "target")),
@@ -184,10 +184,10 @@ class Needs:
         """Whether the drafter may fall behind: plain rounds among others."""
         return self.arch == "adaptive" or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
-    def shapes(self, place: Place) -> list[Shape]:
+    def shapes(self, place: LaneRole) -> list[LaunchShape]:
         """The graphs that one model on one lane will need, the largest first: later ones fit into its memory."""
         lane, role = place
-        shapes: set[Shape] = set()
+        shapes: set[LaunchShape] = set()
         if lane in ("prefill", "main"):
             shapes.update(self._prompts(role))
         if lane != "prefill":
@@ -198,7 +198,7 @@ class Needs:
         least, most = self.prompt_tokens
         return [b for b in buckets_for(self.chunk_buckets, most) if b >= least]
 
-    def _prompts(self, role: Role) -> Iterator[Shape]:
+    def _prompts(self, role: Role) -> Iterator[LaunchShape]:
         for chunk in self._chunks():
             if role == "draft" or self._unfinished(chunk):
                 yield ForwardShape(0, 0, chunk, False)
@@ -209,7 +209,7 @@ class Needs:
         """Whether a forward of so many prompt tokens may end no prompt: only one that is cut fills all its room."""
         return self.splits_from is not None and chunk >= self.splits_from
 
-    def _drafts(self, lane: str) -> Iterator[Shape]:
+    def _drafts(self, lane: str) -> Iterator[LaunchShape]:
         for rows in self.row_buckets:
             for k in self.draft_lengths:
                 if k:
@@ -219,7 +219,7 @@ class Needs:
             for chunk in self.chunk_buckets:
                 yield ForwardShape(0, 0, chunk, False)
 
-    def _verifies(self, lane: str) -> Iterator[Shape]:
+    def _verifies(self, lane: str) -> Iterator[LaunchShape]:
         lengths = {0, *self.draft_lengths} if self.arch == "adaptive" and lane == "decode" else set(self.draft_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
@@ -227,7 +227,7 @@ class Needs:
         if self.arch in ("colocated", "autoregressive"):
             yield from self._mixed()
 
-    def _mixed(self) -> Iterator[Shape]:
+    def _mixed(self) -> Iterator[LaunchShape]:
         for k in self.draft_lengths:
             for fewer, rows in zip((0, *self.row_buckets), self.row_buckets, strict=False):
                 room = self.batched_tokens - (fewer + 1) * (k + 1)
@@ -238,7 +238,7 @@ class Needs:
                             yield ForwardShape(rows, k + 1, chunk, False)
 
 
-def _size(shape: Shape) -> tuple[int, int, int]:
+def _size(shape: LaunchShape) -> tuple[int, int, int]:
     if isinstance(shape, DraftShape):
         return shape.rows * (1 + shape.catch_up), shape.steps, 0
     return shape.rows * shape.tokens_per_row + shape.chunk, shape.chunk, int(shape.emit)
@@ -274,7 +274,7 @@ def weight_bytes(spec: ModelSpec, item: int) -> float:
     return float(spec.params + (spec.head_params if spec.tied_embeddings else 0)) * item
 
 
-def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
+def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     """Room for the largest forward: its widest activations twice over, and its logits."""
     judged = needs.rows * (max(needs.draft_lengths) + 1)
     widest = 2 * arch.spec.intermediate + arch.qkv_width + 2 * arch.spec.hidden
@@ -282,7 +282,7 @@ def forward_bytes(arch: Architecture, needs: Needs, item: int) -> float:
 
 
 def fitted(
-    models: dict[Role, Architecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
+    models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
 ) -> Needs:
     """The needs with as many slots as `room` bytes hold; a ValueError with what to lower if those are under `FEWEST`.
 

@@ -18,8 +18,8 @@ import torch
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.device import CudaGPU, Rig
-from pdvsim.realrun.engine.arch import Architecture, from_config, preset
+from pdvsim.realrun.device import CudaGPU, ServingRig
+from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, preset
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
@@ -51,8 +51,8 @@ from pdvsim.sim.run import (
 from pdvsim.sim.workload.requests import make_requests
 
 TINY = {
-    "draft": Architecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
-    "target": Architecture(ModelSpec("tiny", "llama", 2, 64, 128, 4, 2, 16, 512), 1e4, 1e-5),
+    "draft": ModelArchitecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
+    "target": ModelArchitecture(ModelSpec("tiny", "llama", 2, 64, 128, 4, 2, 16, 512), 1e4, 1e-5),
 }
 
 
@@ -75,12 +75,12 @@ class Lines(Progress):
 # models --------------------------------------------------------------------------------------------------------------
 
 
-def architectures(experiment: Experiment, machine: Machine) -> dict[Role, Architecture]:
+def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelArchitecture]:
     """The models a run needs, by role; a pair shares the smaller one's vocabulary."""
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
     roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
     named = None if machine.tiny or machine.target_path else named_pair(experiment.server.pair)
-    found: dict[Role, Architecture] = {}
+    found: dict[Role, ModelArchitecture] = {}
     for role in roles:
         path = paths[role]
         if path is not None:
@@ -96,7 +96,7 @@ def dtype_of(machine: Machine) -> torch.dtype:
 
 
 def make_models(
-    archs: dict[Role, Architecture], machine: Machine, capacity: int, dtype: torch.dtype, seed: int
+    archs: dict[Role, ModelArchitecture], machine: Machine, capacity: int, dtype: torch.dtype, seed: int
 ) -> dict[Role, Transformer]:
     """The models on the device: checkpoints where paths are given, else random weights."""
     device = torch.device(machine.device)
@@ -120,7 +120,13 @@ class RealSite:
     """The one server, on the real device."""
 
     def __init__(
-        self, env: WallClock, experiment: Experiment, profile: Profile, rig: Rig, requests: Sequence[Request], own: bool
+        self,
+        env: WallClock,
+        experiment: Experiment,
+        profile: Profile,
+        rig: ServingRig,
+        requests: Sequence[Request],
+        own: bool,
     ) -> None:
         self.env, self.experiment, self.profile, self.rig, self.log = env, experiment, profile, rig, Log()
         self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
@@ -177,7 +183,7 @@ class RealSite:
         self.on_finish(request)
 
 
-def prompts(requests: Sequence[Request], rig: Rig, seed: int) -> dict[int, torch.Tensor]:
+def prompts(requests: Sequence[Request], rig: ServingRig, seed: int) -> dict[int, torch.Tensor]:
     """Random prompts, on the device before the clock starts."""
     vocab = rig.models["target"].arch.spec.vocab
     lengths = [request.prompt_tokens for request in requests]
@@ -193,7 +199,7 @@ def prepare(
     requests: Sequence[Request],
     quiet: bool = True,
     models: dict[Role, Transformer] | None = None,
-) -> Rig:
+) -> ServingRig:
     """All that must be ready before the clock starts; `models` saves making them. Refuses what does not fit."""
     refuse(experiment, machine)
     experiment = as_served(experiment)
@@ -208,7 +214,7 @@ def prepare(
         needs = fitted(archs, needs, dtype.itemsize, room, there=models.keys())
         new = {role: arch for role, arch in archs.items() if role not in models}
         models |= make_models(new, machine, needs.capacity, dtype, experiment.traffic.seed)
-        return Rig.build(experiment, models, needs, quiet)
+        return ServingRig.build(experiment, models, needs, quiet)
     except RuntimeError as error:  # torch's own class for it, and CUDA's errors
         if "out of memory" not in str(error):
             raise
@@ -224,7 +230,7 @@ def serve(
     *,
     requests: list[Request] | None = None,
     quiet: bool = True,
-    rig: Rig | None = None,
+    rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.

@@ -17,7 +17,7 @@ from pdvsim.sim.policies import file_of, kin, policy_of
 
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
-Controller = Literal["fixed", "feedback", "goodput"]
+ControllerName = Literal["fixed", "feedback", "goodput"]
 Priority = Literal["none", "stream", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
@@ -106,7 +106,7 @@ class Server:
     """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
-    controller: Controller = "fixed"
+    controller: ControllerName = "fixed"
     """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
     min_speculative_tokens: int = 0
     """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""

@@ -10,7 +10,7 @@ from typing import Literal
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
-Family = Literal["llama", "qwen2", "gemma"]
+ModelFamily = Literal["llama", "qwen2", "gemma"]
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode")
 
@@ -20,7 +20,7 @@ class ModelSpec:
     """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
 
     name: str
-    family: Family
+    family: ModelFamily
     layers: int
     hidden: int
     intermediate: int

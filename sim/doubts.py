@@ -9,6 +9,8 @@ from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
@@ -57,8 +59,6 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache
 def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
-    from pdvsim.sim.hardware.latency import Latency
-    from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.run import covering_profile
 
     models = pair(name)

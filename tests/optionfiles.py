@@ -15,12 +15,12 @@ from pdvsim.sim.config import Experiment
 
 FILE = Path(__file__).parents[1] / "pdvsim" / "options.py"
 COMMANDS: dict[str, type] = {
-    "RunOptions": Experiment,
-    "SweepOptions": SweepOptions,
-    "CapacityOptions": CapacityOptions,
-    "AdviseOptions": AdviseOptions,
-    "DraftTableOptions": DraftTableOptions,
-    "MapOptions": MapOptions,
+    "RunKeywords": Experiment,
+    "SweepKeywords": SweepOptions,
+    "CapacityKeywords": CapacityOptions,
+    "AdviseKeywords": AdviseOptions,
+    "DraftTableKeywords": DraftTableOptions,
+    "MapKeywords": MapOptions,
 }
 HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise`, `draft_table` and `winner_map`, for editors.
 

@@ -41,7 +41,7 @@ def truth(name: str) -> ForwardFit:
     )  # fmt: skip
 
 
-def price(latency: Latency, point: grid.Point) -> Shape:
+def price(latency: Latency, point: grid.GridPoint) -> Shape:
     """A point of the profiler's design as the simulator prices it."""
     if not point.chunks:
         return latency.shape(point.rows, point.tokens, point.steps)
@@ -102,9 +102,9 @@ def test_the_profile_prices_as_the_fit_does(name: str) -> None:
     parameters = model.start + 0.1 * np.random.default_rng(0).standard_normal(len(model.start))
     latency = Latency(MODELS[name], model.result(parameters))
     predicted = model.predict(parameters, points)
-    names = [f.name for f in fields(grid.Point)]
+    names = [f.name for f in fields(grid.GridPoint)]
     for i, row in enumerate(frame.to_dict("records")):
-        shape = price(latency, grid.Point(**{name: row[name] for name in names}))
+        shape = price(latency, grid.GridPoint(**{name: row[name] for name in names}))
         assert shape.solo_0 + shape.solo_1 * row["context_total"] == pytest.approx(predicted[i], rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""The house keeps its order: what is packaged, who imports whom, what is never used."""
+"""The house keeps its order: what is packaged, who imports whom and when, what is never used."""
 
 from __future__ import annotations
 
@@ -6,65 +6,208 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
+FLOORS = (  # from the ground: an import goes down, or stays within its room
+    ("sim",),
+    ("common",),
+    ("realrun",),
+    ("profiler",),
+    ("calibration",),
+    ("study",),
+    ("view",),
+    ("decide", "published"),
+    ("cli",),
+    ("",),  # the Python API
+)
+HEAVY = {  # what takes long to import, or may not be there
+    "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray", "rich",
+    "safetensors", "scipy", "seaborn", "simpy", "torch", "transformers", "triton", "tyro",
+}  # fmt: skip
+PENDING = {  # circles that are known, and on their way out
+    ("pdvsim.sim.policies", "pdvsim.sim.policies.base"),
+    ("pdvsim.decide.advise", "pdvsim.decide.advice"),
+    ("pdvsim.decide.capacity", "pdvsim.decide.tables"),
+    ("pdvsim.decide.winners", "pdvsim.decide.tables"),
+}
 
 
-def sources(*rooms: str) -> list[Path]:
-    return [path for room in rooms for path in (ROOT / room).rglob("*.py") if not under_link(path)]
+class Import(NamedTuple):
+    """A module of ours, or a package of others', that a module imports: at once, in a function, or for its types."""
+
+    source: str
+    target: str
+    when: str
 
 
-def under_link(path: Path) -> bool:
-    """`pdvsim/` holds links to the other rooms, for tools that look names up in folders."""
-    return any(parent.is_symlink() for parent in path.parents)
+@cache
+def modules() -> dict[str, Path]:
+    """Every module of the program by its name; `pdvsim/` also holds links to the other rooms, which are left out."""
+    found = {}
+    for top in ("pdvsim", "sim", "profiler", "realrun", "calibration"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            if not any(parent.is_symlink() for parent in path.parents):
+                parts = path.relative_to(ROOT).with_suffix("").parts
+                parts = parts if top == "pdvsim" else ("pdvsim", *parts)
+                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
 
 
-def imports(path: Path) -> set[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_bytes())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
-    return names
+def under(*rooms: str) -> list[str]:
+    return [name for name in modules() if name.startswith(tuple(f"pdvsim.{room}." for room in rooms))]
+
+
+def room_of(module: str) -> str:
+    """The package under `pdvsim` that a module is in; none of those that stand in `pdvsim` itself."""
+    at = modules()[module].parent.relative_to(ROOT).parts
+    return (at[1:] or ("",))[0] if at[0] == "pdvsim" else at[0]
+
+
+def floor_of(module: str) -> int:
+    return next(number for number, rooms in enumerate(FLOORS) if room_of(module) in rooms)
+
+
+@cache
+def imports(module: str) -> tuple[Import, ...]:
+    return tuple(_imports(module, ast.parse(modules()[module].read_bytes()), "at once"))
+
+
+def _imports(module: str, node: ast.AST, when: str) -> Iterator[Import]:
+    if isinstance(node, ast.Import):
+        yield from (Import(module, alias.name, when) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            inner = f"{node.module}.{alias.name}"
+            yield Import(module, inner if inner in modules() else str(node.module), when)
+    else:
+        if isinstance(node, ast.FunctionDef):
+            when = "in a function"
+        elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            when = "for types"
+        for child in ast.iter_child_nodes(node):
+            yield from _imports(module, child, when)
+
+
+@cache
+def ours(module: str) -> frozenset[str]:
+    """The modules of ours that a module imports in any way."""
+    return frozenset(i.target for i in imports(module) if i.target in modules() and i.target != module)
+
+
+@cache
+def loaded(module: str) -> frozenset[str]:
+    """The modules of ours that importing a module loads, itself among them."""
+    found, todo = set(), [module]
+    while todo:
+        if (name := todo.pop()) not in found:
+            found.add(name)
+            todo += [i.target for i in imports(name) if i.when == "at once" and i.target in modules()]
+    return frozenset(found)
+
+
+@cache
+def weight(target: str) -> frozenset[str]:
+    """The heavy packages that an import loads."""
+    if target not in modules():
+        return frozenset({target.partition(".")[0]} & HEAVY)
+    named = (i.target for name in loaded(target) for i in imports(name) if i.when == "at once")
+    return frozenset({name.partition(".")[0] for name in named} & HEAVY)
 
 
 def test_every_package_is_listed() -> None:
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
-    found = {
-        path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for path in sources(*ROOMS)
-        if path.name == "__init__.py"
-    }
-    assert listed == {name if name.startswith("pdvsim") else f"pdvsim.{name}" for name in found}
+    assert listed == {name for name, path in modules().items() if path.name == "__init__.py"}
 
 
-@pytest.mark.parametrize("path", sources("sim"), ids=lambda p: p.name)
-def test_the_simulator_knows_no_device_and_no_picture(path: Path) -> None:
+@pytest.mark.parametrize("module", modules())
+def test_imports_go_down(module: str) -> None:
+    for target in ours(module):
+        assert floor_of(target) < floor_of(module) or room_of(target) == room_of(module), f"{module} -> {target}"
+
+
+def test_there_is_no_circle() -> None:
+    """Imports in functions and for types count: two files that need each other are one thing."""
+    left = {name: {target for target in ours(name) if (name, target) not in PENDING} for name in modules()}
+    while ends := {name for name in left if not left[name] or name not in set().union(*left.values())}:
+        left = {name: targets - ends for name, targets in left.items() if name not in ends}
+    assert not left, f"circles among {sorted(left)}"
+
+
+@pytest.mark.parametrize(("source", "target"), PENDING)
+def test_what_is_pending_is_still_there(source: str, target: str) -> None:
+    assert target in ours(source), "no such import: take it off the list"
+    reached, todo = set(), [target]
+    while todo:
+        if (name := todo.pop()) not in reached:
+            reached.add(name)
+            todo += ours(name)
+    assert source in reached, "no circle any more: take it off the list"
+
+
+@pytest.mark.parametrize("module", sorted(set(modules()) - loaded("pdvsim")))
+def test_an_import_in_a_function_spares_something(module: str) -> None:
+    """It loads a heavy package that its module does not. Only what `import pdvsim` loads may put off anything."""
+    for put_off in imports(module):
+        if put_off.when == "in a function" and put_off[:2] not in PENDING:
+            assert weight(put_off.target) - weight(module), f"{put_off.target} belongs to the top of {module}"
+
+
+def types_of(module: str) -> dict[str, str]:
+    """Names of classes, and of aliases with what they stand for."""
+    tree = ast.parse(modules()[module].read_bytes())
+    classes = {node.name: module for node in ast.walk(tree) if isinstance(node, ast.ClassDef)}
+    plain = (node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name))
+    named = ((ast.unparse(node.targets[0]), ast.unparse(node.value)) for node in plain)
+    return classes | {name: value for name, value in named if name[0].isupper() and not name.isupper()}
+
+
+def test_a_type_name_is_used_once() -> None:
+    """An alias may be written again where it stands for the same."""
+    meanings: dict[str, set[str]] = {}
+    for module in modules():
+        for name, meaning in types_of(module).items():
+            meanings.setdefault(name, set()).add(meaning)
+    assert {name for name, all_of_it in meanings.items() if len(all_of_it) > 1} == set()
+
+
+def test_importing_pdvsim_is_light() -> None:
+    assert not weight("pdvsim")
+
+
+@pytest.mark.parametrize("module", sorted(set(modules()) - {"pdvsim.view.figure"}))
+def test_figures_come_from_one_factory(module: str) -> None:
+    used = {i.target for i in imports(module) if i.when != "for types"}
+    assert not used & {"matplotlib", "matplotlib.figure", "matplotlib.pyplot"}
+
+
+@pytest.mark.parametrize("module", under("sim"))
+def test_the_simulator_knows_no_device_and_no_picture(module: str) -> None:
     """A policy that knew its device would make two programs of one; the data flows one way."""
-    for name in imports(path):
-        assert not name.startswith(("torch", "triton", "seaborn", "matplotlib", "plotly")), name
-        assert not name.startswith(("pdvsim.profiler", "pdvsim.realrun", "pdvsim.calibration")), name
+    for target in (i.target for i in imports(module)):
+        assert not target.startswith(("torch", "triton", "seaborn", "matplotlib", "plotly")), target
 
 
-@pytest.mark.parametrize("path", sources("sim/policies"), ids=lambda p: p.name)
-def test_a_policy_never_sleeps_or_asks_what_runs_it(path: Path) -> None:
-    assert not imports(path) & {"time", "threading", "asyncio", "pdvsim.sim.machine.device", "pdvsim.sim.run"}
-    text = path.read_text(encoding="utf-8")
+@pytest.mark.parametrize("module", under("sim.policies"))
+def test_a_policy_never_sleeps_or_asks_what_runs_it(module: str) -> None:
+    banned = {"time", "threading", "asyncio", "pdvsim.sim.machine.device", "pdvsim.sim.run"}
+    assert not {i.target for i in imports(module)} & banned
+    text = modules()[module].read_text(encoding="utf-8")
     assert "isinstance(self.device" not in text
     assert "type(self.device" not in text
 
 
-@pytest.mark.parametrize("path", sources(*ROOMS), ids=lambda p: p.relative_to(ROOT).as_posix())
-def test_data_is_never_run(path: Path) -> None:
-    assert not imports(path) & {"pickle", "dill", "marshal", "shelve"}
+@pytest.mark.parametrize("module", modules())
+def test_data_is_never_run(module: str) -> None:
+    assert not {i.target for i in imports(module)} & {"pickle", "dill", "marshal", "shelve"}
     called = {
         node.func.id
-        for node in ast.walk(ast.parse(path.read_bytes()))
+        for node in ast.walk(ast.parse(modules()[module].read_bytes()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert not called & {"eval", "exec"}

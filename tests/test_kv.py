@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.calibration.validate.runs import Load
+from pdvsim.calibration.validate.runs import Scenario
 from pdvsim.cli import main
 from pdvsim.realrun.machine import MAX_PROMPTS, as_served
-from pdvsim.sim.config import Arch, Controller, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
@@ -65,7 +65,7 @@ def test_blocks_by_default_where_vllm_is_modelled(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize(("controller", "drafts"), [("fixed", 1), ("feedback", 8), ("goodput", 8)])
-def test_room_is_kept_for_drafts_that_can_be_made(controller: Controller, drafts: int) -> None:
+def test_room_is_kept_for_drafts_that_can_be_made(controller: ControllerName, drafts: int) -> None:
     server = Server(num_speculative_tokens=1, controller=controller)
     assert Experiment("pd", server=server).longest_draft == drafts
     assert Experiment("autoregressive").longest_draft == 0
@@ -87,7 +87,7 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
 
 
 def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
-    compared = Load("colocated", "tinyllama-1.1b:llama-2-7b", 8, None, 48).experiment()
+    compared = Scenario("colocated", "tinyllama-1.1b:llama-2-7b", 8, None, 48).experiment()
     assert as_served(compared) == compared
     assert not compared.paged
     assert compared.server.max_prompts_per_forward == MAX_PROMPTS

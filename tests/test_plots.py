@@ -14,14 +14,14 @@ from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
 from pdvsim.cli import main
-from pdvsim.sim.config import ARCHS
+from pdvsim.sim.policies import ARCHS
 from pdvsim.study.resultfiles import Config
 from pdvsim.study.results import Results, Source
 from pdvsim.study.stats import paired_differences
 from pdvsim.view.compare_plots import comparison_figure
+from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.plots import standing
-from pdvsim.view.plots.canvas import WHITEGRID
-from pdvsim.view.plots.custom import Axis, custom_figure
+from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import cells, improvement_figure
 from pdvsim.view.plots.pictures import latency_figure, sweep_figure, throughput_figure
 from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, tail
@@ -167,9 +167,9 @@ def test_every_architecture_has_its_own_look() -> None:
 
 def test_a_picture_of_ones_own() -> None:
     results = made_up(("a:b", "c:d"))
-    figure = custom_figure(results, Axis(y="mean_ttft_ms", column="pair"))
+    figure = custom_figure(results, Layout(y="mean_ttft_ms", column="pair"))
     assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair: a:b", "pair: c:d"]
-    over_metric = custom_figure(results, Axis(x="output_throughput", y="mean_ttft_ms", row="pair"))
+    over_metric = custom_figure(results, Layout(x="output_throughput", y="mean_ttft_ms", row="pair"))
     xs, ys = over_metric.axes[0].lines[0].get_data()
     mine = results.points.query("arch == 'pd' and pair == 'a:b'").groupby("load")[["output_throughput", "mean_ttft_ms"]]
     assert list(xs) == pytest.approx(mine.mean()["output_throughput"].tolist())
@@ -179,14 +179,14 @@ def test_a_picture_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("axis", "says"),
     [
-        (Axis(), "differ in pair, which is on no axis"),  # its band would mix two models
-        (Axis(x="pair"), "differ in load"),
-        (Axis(y="mean_tttt_ms"), "--var-y mean_tttt_ms: no such column; did you mean mean_ttft_ms?"),
-        (Axis(curve="output_throughput"), "--curve-by output_throughput: no such column"),
-        (Axis(x="output_throughput", y="output_throughput"), "both output_throughput"),
+        (Layout(), "differ in pair, which is on no axis"),  # its band would mix two models
+        (Layout(x="pair"), "differ in load"),
+        (Layout(y="mean_tttt_ms"), "--var-y mean_tttt_ms: no such column; did you mean mean_ttft_ms?"),
+        (Layout(curve="output_throughput"), "--curve-by output_throughput: no such column"),
+        (Layout(x="output_throughput", y="output_throughput"), "both output_throughput"),
     ],
 )
-def test_what_would_mix_points_is_refused(axis: Axis, says: str) -> None:
+def test_what_would_mix_points_is_refused(axis: Layout, says: str) -> None:
     with pytest.raises(ValueError, match=says.replace("?", r"\?")):
         custom_figure(made_up(("a:b", "c:d")), axis)
 

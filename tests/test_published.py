@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from pdvsim.published.forwards import Cached, WholeSequence
 from pdvsim.published.job import (
-    Job,
     K,
+    PublishedJob,
     coin_for,
     drawn_rounds,
     emitted,
@@ -40,7 +40,7 @@ class Unit:
 
 
 def finishes(program: ThreeWay, rounds: list[int], config: ThreeWayConfig | None = None) -> list[float]:
-    jobs = [Job(0.0, (1,) * n) for n in rounds]
+    jobs = [PublishedJob(0.0, (1,) * n) for n in rounds]
     run_three_way(program, jobs, config or ThreeWayConfig(Unit()))
     return [job.finish_s for job in jobs]
 
@@ -123,8 +123,8 @@ def test_without_a_cache_arithmetic_grows_with_rows_and_length_and_launches_do_n
 FORWARDS = Cached(draft_s=0.1, target_s=0.2)  # a prefill takes 0.3 s, a round 0.8 s
 
 
-def served(program: Poisson, cutoff_s: float = math.inf, limit: int = 8) -> list[Job]:
-    jobs = [Job(0.0, (2, 3)), Job(0.1, (1, 4))]
+def served(program: Poisson, cutoff_s: float = math.inf, limit: int = 8) -> list[PublishedJob]:
+    jobs = [PublishedJob(0.0, (2, 3)), PublishedJob(0.1, (1, 4))]
     run_poisson(program, jobs, limit, FORWARDS, cutoff_s)
     return jobs
 
@@ -163,7 +163,7 @@ def test_the_cut_off_drops_what_an_unfinished_request_received() -> None:
 def test_where_all_complete_time_runs_to_the_last_completion() -> None:
     score = score_poisson(served("pdv-unified", cutoff_s=60), 60)
     assert score["throughput_completed_only"] == pytest.approx(10 / 3.8)
-    assert score_poisson([Job(0.0, (4,))], 60)["throughput_completed_only"] == 0
+    assert score_poisson([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
 
 
 def test_fair_scoring_counts_every_token_and_every_request() -> None:
@@ -173,7 +173,7 @@ def test_fair_scoring_counts_every_token_and_every_request() -> None:
 
 
 def test_three_way_metrics_of_a_case_by_hand() -> None:
-    jobs = [Job(0.0, (1,) * n) for n in (2, 1)]
+    jobs = [PublishedJob(0.0, (1,) * n) for n in (2, 1)]
     run_three_way("pd", jobs, ThreeWayConfig(Unit()))
     score = score_three_way(jobs)
     assert (score["total_time"], score["throughput"]) == (18, 2 / 18)

@@ -11,7 +11,7 @@ import pytest
 from pdvsim.cli import main
 from pdvsim.published.explain import explain
 from pdvsim.published.fair import Fair, score_both
-from pdvsim.published.reproduce import Cell, Reproduction, TableName, reproduce
+from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.scoring import Score
 from pdvsim.published.tables import Figure, Key, Published, load_published
 from pdvsim.published.three_way import ThreeWay
@@ -30,7 +30,7 @@ def poisson() -> Reproduction:
     return reproduce("poisson-30s", load_published(), runs=16)
 
 
-def throughput(reproduction: Reproduction, arch: str) -> list[Cell]:
+def throughput(reproduction: Reproduction, arch: str) -> list[TableCell]:
     return [c for c in reproduction.cells if c.arch == arch and c.metric == "throughput_completed_only"]
 
 

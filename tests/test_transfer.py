@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import gpu_spec, save
-from pdvsim.calibration.fit.transfer import (
+from pdvsim.calibration.fit.efficiency import (
     DATA_SHEET_BANDWIDTH,
     DATA_SHEET_FLOPS,
     Measured,
@@ -57,7 +57,7 @@ def h200(samples: Samples) -> GpuSpec:
 
 
 def test_a_model_left_out_is_predicted(models: dict[str, Measured], h200: GpuSpec) -> None:
-    """Two unlike ones; `python -m pdvsim.calibration.fit.transfer calibration/data/h200` leaves out each of nine."""
+    """Two unlike ones; `python -m pdvsim.calibration.fit.efficiency calibration/data/h200` leaves out each of nine."""
     names = ("gemma-2b", "codellama-34b")
     left = leave_one_out(models, h200, 132, shipped().coefficients, names)
     for name, errors in left.items():

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.compare import METRICS, Checked, Validation, document, read, spread, validate
-from pdvsim.calibration.validate.runs import Load
+from pdvsim.calibration.validate.runs import Scenario
 from pdvsim.cli import main
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -46,7 +46,7 @@ def test_the_measured_contention_model_beats_both_ablations() -> None:
 def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
     """Acceptance is the same under both clocks, so what differs is the model of the GPU alone."""
     for line in read(RUNS)[:3]:
-        predicted = summarise(simulate(Load(**line["load"]).experiment()))
+        predicted = summarise(simulate(Scenario(**line["load"]).experiment()))
         for name in ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens"):
             assert line["metrics"][name] == predicted[name]
         assert set(METRICS) <= set(line["metrics"])
@@ -69,7 +69,7 @@ def test_errors_by_hand() -> None:
     lines = [run("pd", 100.0), run("pdv", 125.0), run("pd", 88.0, repeat=1)]
     del lines[1]["metrics"]["p99_itl_ms"]  # a run without it is left out of that metric alone
     predicted = dict.fromkeys(METRICS, 110.0)
-    checked = [Checked(Load(**line["load"]), line["metrics"], predicted) for line in lines]
+    checked = [Checked(Scenario(**line["load"]), line["metrics"], predicted) for line in lines]
     found = document(Validation({"fluid": checked}, "made up", True), lines)
     assert found["runs"][1]["errors"]["mean_ttft_ms"] == pytest.approx(-0.12)
     assert "p99_itl_ms" not in found["runs"][1]["errors"]

@@ -84,7 +84,7 @@ def test_measured_layers_are_given_back(tmp_path: Path) -> None:
 def test_ceilings_that_made_the_layers_are_found(tmp_path: Path) -> None:
     for name in ("llama-2-7b", "codellama-34b"):
         mlp(MODELS[name], bandwidth=0.7, flops=0.8).to_csv(tmp_path / f"{name}_mlp.csv", index=False)
-    card = vidur.reached(vidur.read(tmp_path, A100), A100, shipped())
+    card = vidur.fitted_ceilings(vidur.read(tmp_path, A100), A100, shipped())
     assert card.bandwidth_bytes_per_s == pytest.approx(0.7 * A100.bandwidth_bytes_per_s, rel=1e-3)
     assert card.flops_per_s == pytest.approx(0.8 * A100.flops_per_s, rel=1e-3)
 

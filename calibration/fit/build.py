@@ -23,7 +23,7 @@ from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.profiler.samples import Header, Samples
+    from pdvsim.profiler.samples import Samples, SamplesHeader
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
     return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
 
 
-def gpu_spec(header: Header, name: str) -> GpuSpec:
+def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
     """The card with the ceilings measured beside the samples."""
     card = header.device
     if card.bandwidth_bytes_per_s is None or card.flops_per_s is None or card.memory_bytes is None:
@@ -90,7 +90,7 @@ def gpu_spec(header: Header, name: str) -> GpuSpec:
     )
 
 
-def kernels(header: Header, spec: ModelSpec) -> Kernels:
+def kernels(header: SamplesHeader, spec: ModelSpec) -> Kernels:
     """How the engine that was measured runs a model on this card."""
     largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
     # up to so many tokens its own small kernels do all of a model's products; the library's fill the card

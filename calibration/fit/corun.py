@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.calibration.fit.points import Array
+from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
@@ -68,7 +68,7 @@ class Corun:
     # nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
 
-    def errors(self, works: int, held_out: str = "by_shape") -> Array:
+    def errors(self, works: int, held_out: str = "by_shape") -> Floats:
         """Predicted over measured slowdown, less one, of pairs (2) or triples (3)."""
         rows = self.frame[self.frame["works"] == works]
         found = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
@@ -119,7 +119,7 @@ def _member(row: pd.Series, rate: float, context: float, solo_s: float, gpu: Gpu
     )
 
 
-def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Array:
+def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     """Predicted slowdown of every member."""
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
     found = []
@@ -132,17 +132,17 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Array:
     return np.array(found)
 
 
-def measured(groups: Sequence[Group]) -> Array:
+def measured(groups: Sequence[Group]) -> Floats:
     """Measured slowdown of every member."""
     return np.array([1 / max(member.measured, LEAST_RATE) for group in groups for member in group.members])
 
 
-def errors(groups: Sequence[Group], fit: ContentionFit) -> Array:
+def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     """Predicted over measured slowdown, less one, of every member."""
     return np.asarray(slowdowns(groups, fit) / measured(groups) - 1)
 
 
-def made(x: Array) -> ContentionFit:
+def fit_of(x: Floats) -> ContentionFit:
     """The figures behind free parameters."""
     grown, spread = np.exp(x), 1 / (1 + np.exp(-x))
     return ContentionFit(
@@ -171,12 +171,12 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     def loss(some: Sequence[Group], fit: ContentionFit) -> float:
         return float(np.mean(np.abs(np.log1p(errors(some, fit)))))
 
-    def of_pairs(x: Array) -> float:
-        return loss(pairs, made(x))
+    def of_pairs(x: Floats) -> float:
+        return loss(pairs, fit_of(x))
 
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
     found = minimize(of_pairs, START, method="Nelder-Mead", options=options)
-    fit = made(found.x)
+    fit = fit_of(found.x)
     if not any(group.ordered for group in triples):
         return fit
     crowd = minimize_scalar(
@@ -214,7 +214,7 @@ def fit_corun(
     return Corun(fit, rows)
 
 
-def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Array:
+def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:
     """Each member's slowdown as a fit on the other parts predicts it; nan where those hold no pairs."""
     found = np.full(len(measured(groups)), np.nan)
     of_member = np.array([part for part, group in zip(parts, groups, strict=True) for _ in group.members])

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdvsim.calibration.fit.points import Array, Points, points_of
+from pdvsim.calibration.fit.points import Floats, Points, points_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit, cuts
@@ -75,12 +75,12 @@ class Model:
             )
         )
 
-    def _roofline(self, tokens: Array) -> Array:
+    def _roofline(self, tokens: Floats) -> Floats:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
         return np.asarray(np.hypot(self.roof.weights_s, self.roof.token_s * tokens))
 
     @cached_property
-    def beliefs(self) -> tuple[Array, Array]:
+    def beliefs(self) -> tuple[Floats, Floats]:
         """What is believed beforehand as a matrix and its target: matrix @ parameters should equal it."""
         size, rows, targets = len(self.start), [], []
         at = np.eye(size)
@@ -101,28 +101,28 @@ class Model:
     def terms(self, points: Points) -> Terms:
         return Terms(self, points)
 
-    def predict(self, parameters: Array, points: Points) -> Array:
+    def predict(self, parameters: Floats, points: Points) -> Floats:
         return self.terms(points).predict(parameters)[0]
 
-    def fit(self, points: Points) -> Array:
+    def fit(self, points: Points) -> Floats:
         """Parameters with the least relative errors; a few points far off do not pull."""
         from scipy.optimize import least_squares
 
         terms = self.terms(points)
         matrix, target = self.beliefs
 
-        def residuals(parameters: Array) -> Array:
+        def residuals(parameters: Floats) -> Floats:
             errors = np.log(terms.predict(parameters)[0] / points.seconds)
             return np.concatenate([errors, matrix @ parameters - target])
 
-        def jacobian(parameters: Array) -> Array:
+        def jacobian(parameters: Floats) -> Floats:
             predicted, slopes = terms.predict(parameters)
             return np.concatenate([slopes / predicted[:, None], matrix])
 
         found = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=FAR, max_nfev=200)
         return np.asarray(found.x)
 
-    def result(self, parameters: Array) -> ForwardFit:
+    def result(self, parameters: Floats) -> ForwardFit:
         value = np.exp(parameters)
         other = {name: float(value[i]) for name, i in self.other.items()}
         # tiles change in steps: a knot at every width, the last one twice, so that what is wider stays there
@@ -184,12 +184,12 @@ class Terms:
         self.linear[:, model.other["pair"]] = points.prompt_pairs
         self.linear[:, model.other["mixed"]] = (rows > 0) & (points.prompt_read > 0)
 
-    def _tile(self, width: Array) -> Array:
+    def _tile(self, width: Floats) -> Floats:
         model = self.model
         of_width = [query_tile(max(1, min(int(w), WIDEST)) * model.group) for w in width]
         return np.array([model.tiles.index(tile) for tile in of_width])
 
-    def predict(self, parameters: Array) -> tuple[Array, Array]:
+    def predict(self, parameters: Floats) -> tuple[Floats, Floats]:
         """Seconds at the points, and how they change with each parameter."""
         model, points = self.model, self.points
         value = np.exp(parameters)
@@ -218,14 +218,14 @@ class Solo:
 
     fit: ForwardFit
     frame: pd.DataFrame  # a row a point: what it is, `seconds` and `held_out`, the prediction by a fit without it
-    spread: Array  # of the samples of each point: half the range of the middle 80%, over the median
+    spread: Floats  # of the samples of each point: half the range of the middle 80%, over the median
 
     @property
     def points(self) -> int:
         return len(self.frame)
 
     @property
-    def errors(self) -> Array:
+    def errors(self) -> Floats:
         return np.asarray(self.frame["held_out"] / self.frame["seconds"] - 1)
 
 
@@ -248,7 +248,7 @@ def _runs(*lengths: int) -> list[tuple[int, int]]:
     return [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
-def _between(knots: Array, at: Array) -> Array:
+def _between(knots: Floats, at: Floats) -> Floats:
     """Weights of the knots for values read between them by straight lines."""
     right = np.clip(np.searchsorted(knots, at), 1, len(knots) - 1)
     share = (np.maximum(at, knots[0]) - knots[right - 1]) / (knots[right] - knots[right - 1])

@@ -26,7 +26,7 @@ SPECBENCH = "SpecDecode-Bench, vLLM on an H100"
 
 
 @dataclass(frozen=True)
-class Row:
+class Reference:
     """One figure: what it is, whose, and both values in `unit`."""
 
     source: str
@@ -52,19 +52,22 @@ def prefill_ms(model: Latency, tokens: int) -> float:
     return model.carrying(0, 1, 1, [chunk], True).solo_0 * 1e3
 
 
-def compare(card: str, profile: Profile) -> list[Row]:
+def compare(card: str, profile: Profile) -> list[Reference]:
     """Every published figure of a card against its profile; none where none is known."""
 
     def priced(spec: ModelSpec) -> Latency:
         return Latency(spec, covering(profile, Pair(spec, spec)).fit(spec))
 
-    known: dict[str, Callable[[Callable[[ModelSpec], Latency]], list[Row]]] = {"a100-80gb": _a100, "h100-sxm": _h100}
+    known: dict[str, Callable[[Callable[[ModelSpec], Latency]], list[Reference]]] = {
+        "a100-80gb": _a100,
+        "h100-sxm": _h100,
+    }
     return known[card](priced) if card in known else []
 
 
-def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Row]:
+def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
     rows = [
-        Row(GPT_FAST, f"{name}, context 100", 1e3 / decode_ms(priced(MODELS[name]), 1, 100), published, "tok/s")
+        Reference(GPT_FAST, f"{name}, context 100", 1e3 / decode_ms(priced(MODELS[name]), 1, 100), published, "tok/s")
         for name, published in (("llama-2-7b", 104.9), ("llama-3.1-8b", 93.9))
     ]
     opt = priced(OPT_13B)
@@ -79,28 +82,31 @@ def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Row]:
     each_new = [(f(2048) - f(512)) / 1536 * 1e3 for f in (partial(prefill_ms, opt), prompt)]
     return [
         *rows,
-        *(Row(DISTSERVE, f"decode, batch {n} at 512", decode_ms(opt, n, 512), step(n, 512), "ms") for n in (1, 16, 64)),
-        Row(DISTSERVE, "decode, per cached token", each_token, 0.59, "µs"),
-        *(Row(DISTSERVE, f"prefill of {n}", prefill_ms(opt, n), prompt(n), "ms") for n in (512, 2048)),
-        Row(DISTSERVE, "prefill, per token, 512 to 2048", each_new[0], each_new[1], "µs"),
+        *(
+            Reference(DISTSERVE, f"decode, batch {n} at 512", decode_ms(opt, n, 512), step(n, 512), "ms")
+            for n in (1, 16, 64)
+        ),
+        Reference(DISTSERVE, "decode, per cached token", each_token, 0.59, "µs"),
+        *(Reference(DISTSERVE, f"prefill of {n}", prefill_ms(opt, n), prompt(n), "ms") for n in (512, 2048)),
+        Reference(DISTSERVE, "prefill, per token, 512 to 2048", each_new[0], each_new[1], "µs"),
     ]
 
 
-def _h100(priced: Callable[[ModelSpec], Latency]) -> list[Row]:
+def _h100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
     llama = priced(MODELS["llama-3.1-8b"])
 
     def step(batch: int, context: int) -> float:
         return 3.93e-5 * batch * context + 2.10e-2 * batch + 5.886
 
     rows = [
-        Row(SPECBENCH, f"llama-3.1-8b decode, batch {n} at 512", decode_ms(llama, n, 512), step(n, 512), "ms")
+        Reference(SPECBENCH, f"llama-3.1-8b decode, batch {n} at 512", decode_ms(llama, n, 512), step(n, 512), "ms")
         for n in (1, 16, 64)
     ]
     slope = (decode_ms(llama, 64, 1024) - decode_ms(llama, 64, 512)) / (64 * 512) * 1e6
-    return [*rows, Row(SPECBENCH, "llama-3.1-8b decode, per cached token", slope, 39.3, "ns")]
+    return [*rows, Reference(SPECBENCH, "llama-3.1-8b decode, per cached token", slope, 39.3, "ns")]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Reference]) -> str:
     """The comparison as text."""
     lines = [f"{'published by':48} {'what':40} {'predicted':>10} {'published':>10} {'':6} {'error':>7}"]
     lines += [

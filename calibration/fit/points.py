@@ -13,23 +13,23 @@ from pdvsim.sim.hardware.reach import Reach
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Points:
     """The measured medians of one model."""
 
-    seconds: Array
-    tokens: Array  # through the layers in the first forward, padded as the engine pads
-    logits: Array  # through the head in the first forward
-    rows: Array
-    padded: Array  # rows that the engine runs
-    steps: Array
-    width: Array  # new tokens a row in the first forward
-    context: Array  # cached tokens over all rows
-    prompt_read: Array  # the longest prompt so far, this forward's part with it
-    prompt_pairs: Array
+    seconds: Floats
+    tokens: Floats  # through the layers in the first forward, padded as the engine pads
+    logits: Floats  # through the head in the first forward
+    rows: Floats
+    padded: Floats  # rows that the engine runs
+    steps: Floats
+    width: Floats  # new tokens a row in the first forward
+    context: Floats  # cached tokens over all rows
+    prompt_read: Floats  # the longest prompt so far, this forward's part with it
+    prompt_pairs: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)

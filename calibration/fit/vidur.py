@@ -31,7 +31,7 @@ from pdvsim.sim.reading import check_file, said
 if TYPE_CHECKING:
     import pandas as pd
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 PRODUCTS = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 AROUND = ("input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act", "add")
@@ -50,11 +50,11 @@ class Layer:
     """One model's layer as measured: seconds by number of tokens."""
 
     spec: ModelSpec
-    tokens: Array
-    layer_s: Array
-    embedding_s: Array
-    decode: Array | None = None  # rows of batch, cached tokens a row, seconds
-    prompt: Array | None = None  # rows of new tokens, tokens before them, seconds
+    tokens: Floats
+    layer_s: Floats
+    embedding_s: Floats
+    decode: Floats | None = None  # rows of batch, cached tokens a row, seconds
+    prompt: Floats | None = None  # rows of new tokens, tokens before them, seconds
 
     def at(self, tokens: Iterable[int]) -> tuple[tuple[int, float], ...]:
         """(tokens, seconds) of a whole forward's layers within what was measured."""
@@ -99,12 +99,12 @@ def read_layer(path: Path) -> Layer | None:
     return Layer(spec, tokens, times[:, 1:].sum(axis=1), times[:, 0], decode, prompt)
 
 
-def read_attention(path: Path) -> tuple[Array | None, Array | None]:
+def read_attention(path: Path) -> tuple[Floats | None, Floats | None]:
     """Decode and prompt attention of one layer; a file may hold either."""
     columns = {"decode": "time_stats.attn_decode.median", "prompt": "time_stats.attn_prefill.median"}
     frame = _table(path, ATTENTION_KEYS, [], optional=list(columns.values()))
     decodes = frame["prefill_chunk_size"] == 0
-    parts: list[Array | None] = []
+    parts: list[Floats | None] = []
     for kind, rows in (("decode", frame[decodes]), ("prompt", frame[~decodes])):
         if rows.empty or columns[kind] not in frame:
             parts.append(None)
@@ -177,7 +177,7 @@ def library_only(transfer: Transfer) -> Transfer:
     return replace(transfer, engine=replace(transfer.engine, small_bytes=0))
 
 
-def layer_errors(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> dict[str, Array]:
+def layer_errors(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> dict[str, Floats]:
     """log(predicted / published) of a layer, by model, at the knots' tokens."""
     found, ceilings = {}, transfer.ceilings(gpu)
     for layer in layers:
@@ -187,11 +187,11 @@ def layer_errors(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> d
     return found
 
 
-def reached(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> GpuSpec:
+def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> GpuSpec:
     """The card's ceilings under which the measured layers are predicted best."""
     from scipy.optimize import least_squares
 
-    def card(x: Array) -> GpuSpec:
+    def card(x: Floats) -> GpuSpec:
         shares = np.exp(x)
         return replace(
             gpu,
@@ -200,7 +200,7 @@ def reached(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> GpuSpe
             measured=True,
         )
 
-    def residuals(x: Array) -> Array:
+    def residuals(x: Floats) -> Floats:
         return np.concatenate(list(layer_errors(layers, card(x), transfer).values()))
 
     start = np.log([transfer.bandwidth_share, transfer.flops_share])
@@ -246,7 +246,7 @@ def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
     """The profile of a card from Vidur's files: measured layers where there are some, the rest transferred."""
     transfer, h200 = shipped(), builtin("h200")
     layers = read(folder, gpu)
-    card = reached(layers, gpu, transfer)
+    card = fitted_ceilings(layers, gpu, transfer)
     models = {name: transfer.fit(spec, card) for name, spec in MODELS.items()}
     models |= {layer.spec.name: published_fit(layer, models[layer.spec.name]) for layer in layers}
     left = np.abs(np.concatenate(list(layer_errors(layers, card, transfer).values())))
@@ -280,7 +280,7 @@ def report(folder: str | Path, gpus: Sequence[GpuSpec]) -> str:
     for gpu in gpus:
         layers = read(folder, gpu)
         alone = layer_errors(layers, gpu, transfer)
-        fitted = layer_errors(layers, reached(layers, gpu, transfer), transfer)
+        fitted = layer_errors(layers, fitted_ceilings(layers, gpu, transfer), transfer)
         rows += [(f"{name} on {gpu.name}", alone[name], fitted[name]) for name in alone]
     rows.append(("all", np.concatenate([row[1] for row in rows]), np.concatenate([row[2] for row in rows])))
     lines = ["A layer, |log(predicted / published)|: median and 95th percentile"]

@@ -17,7 +17,7 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
-from pdvsim.calibration.validate.runs import Load
+from pdvsim.calibration.validate.runs import Scenario
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
 from pdvsim.sim.config import Contention, Experiment
@@ -39,7 +39,7 @@ CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 class Checked:
     """One real run and its prediction."""
 
-    load: Load
+    load: Scenario
     measured: dict[str, float]
     predicted: dict[str, float]
 
@@ -71,7 +71,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
         for line in text.splitlines():
             number += 1
             run = parse_json(line)
-            Load(**run["load"]).experiment()
+            Scenario(**run["load"]).experiment()
             if not run["metrics"]["output_throughput"] > 0:
                 raise ValueError("output_throughput is not above 0")
             lines.append(run)
@@ -83,7 +83,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return lines
 
 
-def experiments(lines: Sequence[dict[str, Any]]) -> list[Load]:
+def experiments(lines: Sequence[dict[str, Any]]) -> list[Scenario]:
     """What was run, each once, however often it was repeated."""
     return list(dict.fromkeys(_experiment(line) for line in lines))
 
@@ -114,12 +114,12 @@ def validate(
             row = rows.get(i * len(distinct) + distinct.index(_experiment(line)))
             if row is not None:
                 predicted = {name: float(row[name]) for name in METRICS}
-                checked[contention].append(Checked(Load(**line["load"]), line["metrics"], predicted))
+                checked[contention].append(Checked(Scenario(**line["load"]), line["metrics"], predicted))
     foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
     return Validation(checked, foundation, len(rows) == len(wanted))
 
 
-def _at(load: Load, contention: Contention, profile: str | None) -> Experiment:
+def _at(load: Scenario, contention: Contention, profile: str | None) -> Experiment:
     """What is simulated for a load."""
     experiment = load.experiment()
     hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
@@ -133,7 +133,7 @@ def _predicted(index: int, experiment: Experiment) -> Row:
 
 def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     """By metric, each repeated run against the mean of the other runs of its experiment, less one."""
-    groups: dict[Load, list[dict[str, Any]]] = {}
+    groups: dict[Scenario, list[dict[str, Any]]] = {}
     for line in lines:
         groups.setdefault(_experiment(line), []).append(line["metrics"])
     found = []
@@ -169,8 +169,8 @@ def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, An
     }
 
 
-def _experiment(line: dict[str, Any]) -> Load:
-    return replace(Load(**line["load"]), repeat=0)
+def _experiment(line: dict[str, Any]) -> Scenario:
+    return replace(Scenario(**line["load"]), repeat=0)
 
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:

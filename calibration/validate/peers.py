@@ -25,20 +25,20 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.runs import ORDER, TOKENS, Load
+from pdvsim.calibration.validate.runs import ORDER, TOKENS, Scenario
 from pdvsim.common.files import write_whole
+from pdvsim.common.outcomes import Row
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Host
 from pdvsim.sim.hardware.models import pair as named_pair
 
 if TYPE_CHECKING:
     import torch
 
-    from pdvsim.realrun.engine.arch import Architecture
-
-Row = dict[str, Any]
+    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 
-def reference(arch: Architecture, device: torch.device, dtype: torch.dtype) -> Any:
+def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:
     """transformers' own model of an architecture, with random weights."""
     import torch
     import transformers as hf
@@ -87,7 +87,7 @@ def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Cal
 
 
 def transformers_rows(
-    archs: dict[str, Architecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
+    archs: dict[str, ModelArchitecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
 ) -> list[Row]:
     """The three ways of transformers; one that fails is a row that says why."""
     import torch
@@ -147,7 +147,6 @@ def transformers_rows(
 
 def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], None]) -> list[Row]:
     """Every architecture of pdvsim in a closed loop of 64, through the harness."""
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import prepare, serve
     from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests
@@ -156,7 +155,7 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
     models: Any = None
     found: list[Row] = []
     for arch in ORDER:
-        load = Load(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
+        load = Scenario(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
         experiment = load.experiment()
         rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
         models = (models or {}) | rig.models
@@ -233,7 +232,7 @@ def table(document: Row) -> str:
 
 
 def _experiment(row: Row, pair: str) -> Experiment:
-    return Load(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
+    return Scenario(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
 
 
 def _throughput(experiment: Experiment) -> float:

@@ -18,6 +18,7 @@ from time import monotonic
 from typing import Any
 
 from pdvsim.common.files import write_whole
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.policies import ARCHS
@@ -33,7 +34,7 @@ ORDER: tuple[Arch, ...] = (
 
 
 @dataclass(frozen=True)
-class Load:
+class Scenario:
     """How a run is loaded: a closed loop, or a rate."""
 
     arch: Arch
@@ -57,12 +58,12 @@ class Load:
         )  # fmt: skip
 
 
-def loads(arch: Arch, pair: str, repeats: int) -> Iterator[Load]:
+def loads(arch: Arch, pair: str, repeats: int) -> Iterator[Scenario]:
     """The closed loops of an architecture; the highest first, for the rates that follow from it."""
     for repeat in range(repeats):
         for concurrency in sorted(CONCURRENCY, reverse=True):
             prompts = max(6, concurrency) if arch == "baseline" else CONCURRENCY[concurrency]  # one at a time is slow
-            yield Load(arch, pair, concurrency, None, prompts, repeat)
+            yield Scenario(arch, pair, concurrency, None, prompts, repeat)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,7 +112,6 @@ def _serve_all(
     arch: Arch, pair: str, models: Any, options: argparse.Namespace, done: dict[str, dict[str, Any]], begin: float
 ) -> Any:
     """All runs of one architecture on one set of captured graphs; returns the models for the next."""
-    from pdvsim.realrun.machine import Machine
     from pdvsim.realrun.site import prepare, serve
     from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests
@@ -149,7 +149,7 @@ def _serve_all(
         if load.concurrency == max(CONCURRENCY) and load.repeat == 0:
             rates = [round(share * metrics["request_throughput"], 2) for share in SHARES] if not options.tiny else []
             todo += [
-                Load(arch, pair, None, rate, max(4, int(rate * SECONDS)), repeat)
+                Scenario(arch, pair, None, rate, max(4, int(rate * SECONDS)), repeat)
                 for repeat in range(options.repeats)
                 for rate in rates
             ]

@@ -6,6 +6,7 @@ this package with a `main(argv)`; only the one asked for is imported, and only i
 
 from __future__ import annotations
 
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -46,8 +47,6 @@ def _dispatch(argv: list[str]) -> int:
         print(f"pdvsim {__version__}")
         return 0
     if first is None or first not in COMMANDS:
-        import difflib
-
         what = "no command" if first is None else f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
         close = difflib.get_close_matches(first or "", COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"

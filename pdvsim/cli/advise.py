@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,14 +11,17 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 
 if TYPE_CHECKING:
-    from pdvsim.decide.advise import Question
+    from pdvsim.decide.advice import Question
 
 
 @dataclass(frozen=True)
@@ -45,8 +47,8 @@ class AdviseOptions:
     indifference: float = 0.01
     """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
     try_draft_lengths: tuple[int, ...] = Space.draft_lengths
-    """Draft lengths to try."""
-    try_controllers: tuple[Controller, ...] = CONTROLLERS
+    """Draft lengths to try, by formula first; 0 is none."""
+    try_controllers: tuple[ControllerName, ...] = CONTROLLERS
     """Controllers of the draft length to try."""
     try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
     """Batch limits to try."""
@@ -54,8 +56,8 @@ class AdviseOptions:
     """Limits to try on the prompt tokens of one forward."""
     num_runs: int = 5
     """Replications of the finalists, the same seeds for each."""
-    budget_s: float = 60.0
-    """Seconds the answer may take, more or less; what there was no time for is named."""
+    budget: int = BUDGET
+    """Simulations that the answer may take; what there is no room for is named."""
     warmup_share: float = 0.2
     """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
     gpu_hour_usd: float | None = None
@@ -64,7 +66,7 @@ class AdviseOptions:
     """Runs side by side; default: one per core."""
     traffic: AskedTraffic = field(default_factory=AskedTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
+    server: TunedServer = field(default_factory=TunedServer)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
@@ -74,14 +76,14 @@ class AdviseOptions:
 
     def question(self) -> Question:
         """What these options ask; a ValueError names what is wrong."""
-        from pdvsim.decide.advise import Question
+        from pdvsim.decide.advice import Question
 
-        space = Space(
+        space = self.server.space(
             self.arch,
-            self.try_draft_lengths,
-            self.try_controllers,
-            self.try_max_num_seqs,
-            self.try_max_num_batched_tokens,
+            draft_lengths=self.try_draft_lengths,
+            controllers=self.try_controllers,
+            max_num_seqs=self.try_max_num_seqs,
+            max_num_batched_tokens=self.try_max_num_batched_tokens,
         )
         traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
         goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
@@ -93,16 +95,16 @@ class AdviseOptions:
             self.num_runs,
             self.indifference,
             self.warmup_share,
-            self.budget_s,
+            self.budget,
             self.gpu_hour_usd,
         )
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
         """With the first architecture that does not refuse the options; if all do, what the last one says."""
-        refused = ValueError("arch needs at least one value")
+        refused, server = ValueError("arch needs at least one value"), self.server.given()
         for arch in self.arch:
             try:
-                return Experiment(arch, traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+                return Experiment(arch, traffic, self.acceptance, server, self.hardware, self.host, scoring)
             except ValueError as error:
                 refused = error
         raise refused
@@ -126,23 +128,16 @@ def main(argv: list[str]) -> int:
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question = args.options.question()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.advice import advice_document, advice_text
     from pdvsim.decide.advise import advise
     from pdvsim.decide.figures import flips_figure
-    from pdvsim.decide.runs import Bench
-    from pdvsim.study import output
 
     files: list[Path] = []
     if args.output:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
-    started_s = time.monotonic()
-    budget_s = math.ceil(question.budget_s)
-    with Progress(budget_s, "seconds of the budget", args.json, after_s=0) as progress:
-        # what has begun is finished, which may take longer than there is
-        bench = Bench(args.options.jobs, lambda done: progress.update(min(budget_s, int(time.monotonic() - started_s))))
-        advice = advise(question, bench)
+    with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
+        advice = advise(question, Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done))))
     document = output.dumps(advice_document(advice))
     print(document if args.json else advice_text(advice))
     stopped = "the above is what was known by then" if advice.interrupted else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +10,9 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.files import write_all
+from pdvsim.common.progress import Progress
+from pdvsim.sim.hardware.models import gpu
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +52,6 @@ def main(argv: list[str]) -> int:
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save
-    from pdvsim.common.progress import Progress
     from pdvsim.study import output
 
     samples = build.read(args.samples)
@@ -68,11 +70,8 @@ def main(argv: list[str]) -> int:
 
 def _vidur(args: CalibrateCommand) -> int:
     """Published kernels where there are some, the rest transferred; beside figures of others, where there are some."""
-    from dataclasses import asdict
-
     from pdvsim.calibration.fit import independent, vidur
     from pdvsim.calibration.fit.build import save
-    from pdvsim.sim.hardware.models import gpu
     from pdvsim.study import output
 
     if not args.gpu:
@@ -97,7 +96,6 @@ def _vidur(args: CalibrateCommand) -> int:
 
 
 def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
-    from pdvsim.common.files import write_all
     from pdvsim.study.output import picture
     from pdvsim.view.calibration_plots import corun_figure, solo_figure
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.capacity import Plan
@@ -47,7 +48,7 @@ class CapacityOptions:
     """Runs side by side; default: one per core."""
     traffic: OpenTraffic = field(default_factory=OpenTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
+    server: TunedServer = field(default_factory=TunedServer)
     hardware: ServerHardware = field(default_factory=ServerHardware)
     host: Host = field(default_factory=Host)
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
@@ -63,9 +64,10 @@ class CapacityOptions:
         traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
         scoring = plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server, hardware, self.host, scoring)
+        base = Experiment(arch, traffic, self.acceptance, self.server.given(), hardware, self.host, scoring)
         goal = Goal("throughput", scoring.goodput, self.attainment)
-        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share)
+        space = self.server.space(self.arch) if self.arch else None
+        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share, space)
 
 
 @dataclass(frozen=True)
@@ -90,12 +92,10 @@ def main(argv: list[str]) -> int:
     plan = args.options.plan()
 
     from pdvsim.common.progress import Progress
-    from pdvsim.decide.capacity import find_capacities
+    from pdvsim.decide.capacity import capacity_document, capacity_table, find_capacities
     from pdvsim.decide.figures import capacity_figure
     from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.decide.tables import capacity_document, capacity_table
     from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
@@ -107,8 +107,8 @@ def main(argv: list[str]) -> int:
     document = output.dumps({"date": date, **capacity_document(found)})
     print(document if args.json else capacity_table(found))
     done = f"{len(found.rows)} of {len(plan.cases())} searches"
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.rows:
         picture = output.picture(capacity_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

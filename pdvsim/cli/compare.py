@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
+from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.options import TunedServer
+from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.study.compare import Comparison
+    from pdvsim.study.sweep import Point
 
 T = TypeVar("T")
 
@@ -32,8 +38,8 @@ class CompareTraffic(SweepTraffic):
 
 
 @dataclass(frozen=True)
-class CompareServer(Server):
-    """The serving architecture and its limits."""
+class CompareServer(TunedServer):
+    """The server's settings. Those left open are each architecture's own best for the goal."""
 
     pair: tyro.conf.Suppress[str] = Server.pair  # the comparison has its own, a list
 
@@ -61,8 +67,10 @@ class CompareCommand:
     """Loads as requests per second (open loop)."""
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each pair, in their order; default: --acceptance-rate for all."""
-    num_runs: int = 1
-    """Replications of each point; replication i has seed --seed + i, the same everywhere."""
+    objective: Objective | None = None
+    """What each architecture is tuned for; default: throughput in a closed loop, e2el at a rate."""
+    num_runs: int = 5
+    """Replications of each point; replication i has seed --seed + i, the same everywhere. Fewer than 5 tell nothing."""
     gpu_hour_usd: tuple[str, ...] = ()
     """Price of a card's hour, one for all (2.5) or by name (h200=4,a100-80gb=2); without it no cost is given."""
     jobs: int | None = None
@@ -93,7 +101,7 @@ class CompareCommand:
             self.arch[0],
             _plain(Traffic, self.traffic),
             self.acceptance,
-            _plain(Server, self.server),
+            self.server.given(),
             _plain(Hardware, self.hardware),
             self.host,
             self.scoring,
@@ -111,6 +119,11 @@ class CompareCommand:
             self.pair_acceptance,
             prices,
         )
+
+    def tuning(self) -> tuple[Space, Goal]:
+        """What each architecture chooses from, and for what."""
+        usual: Objective = "e2el" if self.request_rate else "throughput"
+        return self.server.space(self.arch), Goal(self.objective or usual, self.scoring.goodput)
 
 
 def _plain(kind: type[T], given: T) -> T:
@@ -141,10 +154,14 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CompareCommand, argv, "pdvsim compare")
 
+    import pandas as pd
+
     from pdvsim.common.progress import Progress
+    from pdvsim.decide.compare import at_their_best, settings
+    from pdvsim.decide.runs import Bench
+    from pdvsim.decide.tune import most_runs
     from pdvsim.study import output
     from pdvsim.study.compare import run_comparison
-    from pdvsim.study.sweep import SweepInterrupted
 
     comparison = args.comparison()
     date = output.now()
@@ -154,11 +171,16 @@ def main(argv: list[str]) -> int:
     forewarn(points, args.jobs)
     total = len(points)
     interrupted = False
+    space, goal = args.tuning()
+    frame = pd.DataFrame()
     try:
+        with Progress(most_runs(space, len(_loads(points))), "short runs at most, to tune", args.json) as progress:
+            comparison = at_their_best(comparison, space, goal, Bench(args.jobs, progress.update))
         with Progress(total, "points", args.json, after_s=0) as progress:
-            frame = run_comparison(comparison, args.jobs, progress.update)
+            frame = run_comparison(comparison, args.jobs, progress.update, settings(comparison))
     except SweepInterrupted as stop:
-        frame, interrupted = stop.points, True
+        interrupted = True
+        frame = stop.points if "settings" in stop.points else frame
 
     document = _document(comparison, frame, date, interrupted)
     if args.json:
@@ -167,19 +189,24 @@ def main(argv: list[str]) -> int:
         from pdvsim.view.compare_text import comparison_text
 
         print(comparison_text(document, args.scoring))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if len(frame):
         from pdvsim.view.compare_plots import comparison_figure
-        from pdvsim.view.plots.canvas import DPI
 
         picture = output.picture(comparison_figure(frame), files[2], DPI)
-        made = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
-    return output.save(dict(zip(files, made, strict=True)), f"{len(frame)} of {total} points" if interrupted else "")
+        contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
+    done = f"{len(frame)} of {total} points" if interrupted else ""
+    return output.save(dict(zip(files, contents, strict=True)), done)
+
+
+def _loads(points: list[Point]) -> set[tuple[str, str, float]]:
+    return {(p.experiment.server.pair, p.experiment.hardware.gpu, p.load) for p in points}
 
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
     """A comparison as it was run, and what came of it."""
     from pdvsim.common.version import __version__
+    from pdvsim.decide.compare import judged
     from pdvsim.sim.metrics.summary import percentile_name
     from pdvsim.study import output
     from pdvsim.study.compare import differences, summary
@@ -191,8 +218,8 @@ def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupte
         "date": date,
         "interrupted": interrupted,
         "pdvsim_version": __version__,
-        "comparison": output.settings(comparison),
+        "comparison": output.settings(replace(comparison, servers={})),
         "points": frame.to_dict("records"),
         "summary": summary(frame) if len(frame) else [],
-        "paired_differences": paired,
+        "paired_differences": [judged(comparison, difference) for difference in paired],
     }

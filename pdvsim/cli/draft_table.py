@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
+from pdvsim.decide.draft_lengths import confirm, find_table, simulations
+from pdvsim.decide.draft_table import DraftQuestion, IdleDrafter, draft_document, draft_text
 from pdvsim.decide.options import OpenTraffic, plain
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.decide.runs import Bench
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.limits import check_ranges
-
-if TYPE_CHECKING:
-    from pdvsim.decide.draft_table import DraftQuestion
+from pdvsim.study import output
 
 CHOSEN = (  # what the table tries itself
     ("traffic", "request_rate"),
@@ -46,7 +49,7 @@ class TableServer(Server):
     """The models and their limits; draft lengths are what is looked for."""
 
     num_speculative_tokens: tyro.conf.Suppress[int] = 4
-    controller: tyro.conf.Suppress[Controller] = "fixed"
+    controller: tyro.conf.Suppress[ControllerName] = "fixed"
     min_speculative_tokens: tyro.conf.Suppress[int] = 0
     max_speculative_tokens: tyro.conf.Suppress[int] = 8
     feedback_temperature: tyro.conf.Suppress[bool] = False
@@ -72,7 +75,7 @@ class DraftTableOptions:
     """Longest draft."""
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
-    idle_drafter: Literal["follows", "rests"] | None = None
+    idle_drafter: IdleDrafter | None = None
     """At k=0 the drafter reads along (follows: vLLM, SGLang; default of colocated), or rests (pdvsim's controllers)."""
     indifference: float = 0.02
     """Smaller gains, as a share, get no range of their own; 0: the best at every size."""
@@ -93,8 +96,6 @@ class DraftTableOptions:
 
     def question(self) -> DraftQuestion:
         """What these options ask; a ValueError names what is wrong."""
-        from pdvsim.decide.draft_table import DraftQuestion
-
         for group, name in CHOSEN:
             given = getattr(self, group)
             if getattr(given, name) != getattr(type(given), name):
@@ -127,13 +128,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(DraftTableCommand, argv, "pdvsim draft-table")
     question = args.options.question()
-
-    from pdvsim.common.console import say
-    from pdvsim.common.progress import Progress
-    from pdvsim.decide.draft_report import draft_document, draft_text
-    from pdvsim.decide.draft_table import confirm, find_table, simulations
-    from pdvsim.decide.runs import Bench
-    from pdvsim.study import output
 
     file = output.check_file(Path(args.output)) if args.output else None
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):

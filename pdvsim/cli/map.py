@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.relevance import suited
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.sweep import Point
 
 if TYPE_CHECKING:
     from pdvsim.decide.winners import Place
@@ -26,7 +29,7 @@ LOADS = (1, 4, 16, 64)
 class MapTraffic(OpenTraffic):
     """Who asks what."""
 
-    num_prompts: int = 300
+    num_prompts: int = 200
     """Requests of a run."""
 
 
@@ -62,7 +65,7 @@ class MapOptions:
     """Runs side by side; default: one per core."""
     traffic: MapTraffic = field(default_factory=MapTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
+    server: TunedServer = field(default_factory=TunedServer)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
@@ -82,10 +85,10 @@ class MapOptions:
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
         arch = self.arch[0] if self.arch else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+        base = Experiment(arch, traffic, self.acceptance, self.server.given(), self.hardware, self.host, scoring)
         return Grid(
             base,
-            self.arch,
+            self.server.space(self.arch),
             loads,
             self.request_rate,
             self.y,
@@ -116,28 +119,28 @@ def main(argv: list[str]) -> int:
     args = parse(MapCommand, argv, "pdvsim map")
     grid = args.options.grid()
 
-    from pdvsim.common.progress import Progress
     from pdvsim.decide.figures import map_figure
     from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.decide.tables import map_document, map_table
-    from pdvsim.decide.winners import draw_map
+    from pdvsim.decide.tune import most_runs
+    from pdvsim.decide.winners import draw_map, map_document, map_table
     from pdvsim.study import output
-    from pdvsim.study.sweep import Point
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))
     files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
     experiments = grid.experiments()
     forewarn(
-        [Point("request_rate", e.traffic.request_rate, 0, without_band(e)) for e in experiments], args.options.jobs
+        [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in experiments],
+        args.options.jobs,
     )
-    with Progress(len(experiments), "runs", args.json, after_s=0) as progress:
+    runs = len(experiments) + most_runs(grid.space, len(grid.cells()))
+    with Progress(runs, "runs at most", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))
-    made: list[bytes | None] = [None, None, None]
+    contents: list[bytes | None] = [None, None, None]
     if found.cells:
         picture = output.picture(map_figure(found), files[2])
-        made = [output.parquet(found.points), (document + "\n").encode(), picture]
+        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
-    return output.save(dict(zip(files, made, strict=True)), done if found.interrupted else "")
+    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

@@ -10,6 +10,8 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
+from pdvsim.view.figure import DPI
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,10 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(PlotCommand, argv, "pdvsim plot")
 
-    from pdvsim.common.files import write_whole
     from pdvsim.study.output import check_folder, picture
     from pdvsim.study.results import load
     from pdvsim.view.plots import own, standing
-    from pdvsim.view.plots.canvas import DPI
-    from pdvsim.view.plots.custom import Axis
+    from pdvsim.view.plots.custom import Layout
     from pdvsim.view.plots.heatmap import check
 
     results = load(args.results)
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> int:
     chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
     against, metric = args.against or results.archs[0], args.metric.replace("-", "_")
     if chosen:
-        pictures = iter([own(results, Axis(**chosen))])
+        pictures = iter([own(results, Layout(**chosen))])
     else:
         check(results, metric, against)
         pictures = standing(results, metric, against)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 
 from pdvsim.cli.args import ProfileCommand, parse
 from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
+from pdvsim.profiler.options import Options
+from pdvsim.sim.hardware.models import model, pair
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
@@ -16,8 +19,6 @@ if TYPE_CHECKING:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
-
-    from pdvsim.sim.hardware.models import model, pair
 
     for name in args.models:
         model(name)
@@ -30,9 +31,7 @@ def main(argv: list[str]) -> int:
     if not torch.cuda.is_available():
         raise ValueError("no CUDA device: a profile is measured on one")
 
-    from pdvsim.common.progress import Progress
     from pdvsim.profiler.measure import Profiler
-    from pdvsim.profiler.options import Options
     from pdvsim.profiler.samples import merge
     from pdvsim.realrun.engine.arch import preset
     from pdvsim.study.output import check_folder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pdvsim.cli.args import ProfilesCommand, parse
+from pdvsim.sim.hardware.models import GPUS, MODELS
 
 
 def main(argv: list[str]) -> int:
@@ -10,7 +11,6 @@ def main(argv: list[str]) -> int:
     args = parse(ProfilesCommand, argv, "pdvsim profiles")
 
     from pdvsim.calibration.shipped import shipped
-    from pdvsim.sim.hardware.models import GPUS, MODELS
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table

@@ -16,6 +16,7 @@ from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import guarded, say
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.doubts import vet
+from pdvsim.view.run import Run
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ def _run(argv: list[str]) -> int:
     from pdvsim.cli.runfiles import RunFiles
     from pdvsim.realrun.site import Interrupted, serve
     from pdvsim.study.output import DETAILS
-    from pdvsim.view.run import Run
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     try:

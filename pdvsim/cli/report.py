@@ -10,6 +10,9 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
+from pdvsim.common.progress import Progress
+from pdvsim.view.report import page
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ReportCommand, argv, "pdvsim report")
 
-    from pdvsim.common.files import write_whole
-    from pdvsim.common.progress import Progress
     from pdvsim.study.output import check_file
     from pdvsim.study.results import load
-    from pdvsim.view.report import page
     from pdvsim.view.report.document import build
 
     results = load(args.results)

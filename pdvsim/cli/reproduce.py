@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
+from pdvsim.common.version import __version__
+from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.limits import check_ranges
 
 if TYPE_CHECKING:
@@ -41,8 +44,6 @@ class ReproduceCommand:
     """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
-        from pdvsim.sim.hardware.models import gpu
-
         check_ranges(self)
         if self.gpu is not None:
             gpu(self.gpu)
@@ -54,7 +55,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ReproduceCommand, argv, "pdvsim reproduce")
 
-    from pdvsim.common.progress import Progress
     from pdvsim.published.reproduce import reproduce
     from pdvsim.published.tables import load_published
     from pdvsim.study import output
@@ -79,14 +79,14 @@ def main(argv: list[str]) -> int:
 
     document = _document(args, reproduction, fair)
     cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
-    made: list[bytes | None] = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
+    contents: list[bytes | None] = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
     if not cut:
         from pdvsim.published.figures import fair_figure, reproduction_figure
 
-        made.append(output.picture(reproduction_figure(reproduction), files[2]))
+        contents.append(output.picture(reproduction_figure(reproduction), files[2]))
         if fair is not None:
-            made.append(output.picture(fair_figure(fair), files[3]))
-    made += [None] * (len(files) - len(made))
+            contents.append(output.picture(fair_figure(fair), files[3]))
+    contents += [None] * (len(files) - len(contents))
     if args.json:
         print(output.dumps(document))
     else:
@@ -95,14 +95,11 @@ def main(argv: list[str]) -> int:
         print(reproduction_text(reproduction, args.all_metrics))
         if fair is not None:
             print("\n" + fair_text(fair))
-    return output.save(dict(zip(files, made, strict=True)), "only the rows finished" if cut else "")
+    return output.save(dict(zip(files, contents, strict=True)), "only the rows finished" if cut else "")
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:
     """What was simulated, and from what."""
-    from dataclasses import asdict
-
-    from pdvsim.common.version import __version__
     from pdvsim.published.explain import explain
     from pdvsim.published.tables import SOURCE
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import say
+from pdvsim.common.progress import Progress
 from pdvsim.study.estimate import forewarn
+from pdvsim.study.inputs import checked
+from pdvsim.study.sweep import Point
+from pdvsim.view.run import Run
 
 
 def main(argv: list[str]) -> int:
@@ -12,12 +16,8 @@ def main(argv: list[str]) -> int:
     args = parse(RunCommand, argv, "pdvsim run")
 
     from pdvsim.cli.runfiles import RunFiles
-    from pdvsim.common.progress import Progress
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends, wanted
-    from pdvsim.study.inputs import checked
-    from pdvsim.study.sweep import Point
-    from pdvsim.view.run import Run
 
     requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
     files = RunFiles.checked(args)

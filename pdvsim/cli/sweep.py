@@ -7,7 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.args import SweepCommand, parse
 from pdvsim.common.console import say
-from pdvsim.study.estimate import forewarn
+from pdvsim.common.progress import Progress
+from pdvsim.common.workers import cores
+from pdvsim.study.backends import check_reachable
+from pdvsim.study.estimate import cost, forewarn
+from pdvsim.study.inputs import check_points
+from pdvsim.study.stats import over_replications, paired_differences, varied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,11 +27,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code: 1 where some points failed and the others are there."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
-    from pdvsim.common.progress import Progress
     from pdvsim.study import output
-    from pdvsim.study.backends import check_reachable
     from pdvsim.study.folder import SweepDir
-    from pdvsim.study.inputs import check_points
     from pdvsim.study.sweepcheck import read_config
 
     date = output.now()
@@ -85,9 +87,7 @@ def _kept(folder: SweepDir, done: int, total: int) -> str:
 
 def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and what they may take; nothing is written."""
-    from pdvsim.common.workers import cores
     from pdvsim.study import output
-    from pdvsim.study.estimate import cost
     from pdvsim.study.folder import listed
     from pdvsim.view import table
 
@@ -112,7 +112,6 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
 
 def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_json: bool) -> None:
     from pdvsim.study import output
-    from pdvsim.study.stats import over_replications, paired_differences, varied
     from pdvsim.view import table
 
     entries, names = over_replications(frame), varied(frame)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
+from pdvsim.calibration.validate import runs
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
+from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Arch, Contention
 from pdvsim.sim.limits import Range, check_ranges
 
@@ -65,7 +71,6 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
 
     from pdvsim.calibration.validate import compare as validate
-    from pdvsim.common.progress import Progress
     from pdvsim.study import output
 
     path = Path(args.runs) if args.runs else _shipped()
@@ -82,7 +87,6 @@ def main(argv: list[str]) -> int:
     document = validate.document(found, lines)
     print(output.dumps(document) if args.json else _tables(document))
     if plot and document["runs"]:
-        from pdvsim.common.files import write_whole
         from pdvsim.view.calibration_plots import validation_figure
 
         write_whole(plot, output.picture(validation_figure(document), plot))
@@ -93,20 +97,13 @@ def main(argv: list[str]) -> int:
 
 
 def _shipped() -> Path:
-    from importlib.resources import files
-
     return Path(str(files("pdvsim.calibration"))) / "data" / "h200" / "runs.jsonl"
 
 
 def _serve(args: ValidateCommand, path: Path) -> None:
     """Run the experiments on this machine, in this process."""
-    import contextlib
-    import sys
-
     try:
         import torch
-
-        from pdvsim.calibration.validate import runs
     except ModuleNotFoundError as error:
         raise ValueError(f"--run needs {error.name}: pip install 'pdvsim[gpu]'") from None
     if not args.tiny and not torch.cuda.is_available():

@@ -1,22 +1,28 @@
-"""Advice as text and as a document. Every sentence is made of figures from the runs or the profile."""
+"""A question, the advice on it, and that as text and as a document: every sentence is made of figures from the runs."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide import hazards
-from pdvsim.decide.advise import Advice
+from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.commandline import command_line
-from pdvsim.decide.contest import Contest, shares
+from pdvsim.decide.contest import Contest
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
-from pdvsim.decide.space import described
-from pdvsim.decide.tables import contest_document, lead_text, positive
+from pdvsim.decide.options import BUDGET
+from pdvsim.decide.space import Space, described
+from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text
+from pdvsim.decide.tune import Search
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.doubts import vet
+from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.table import cell, founded, grid, most_outside
@@ -34,6 +40,79 @@ EXPECTED = (
     ("Mean E2EL (ms)", "mean_e2el_ms"),
     ("Tokens a round", "spec_decode_acceptance_length"),
 )
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked, and how many simulations the answer may take."""
+
+    base: Experiment
+    space: Space
+    goal: Goal
+    num_runs: int = 5
+    indifference: float = 0.01
+    warmup_share: float = 0.2
+    budget: int = BUDGET
+    gpu_hour_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.base.traffic.request_rate < float("inf"):
+            raise ValueError("advice is for a load: give --request-rate, in requests per second")
+        if self.num_runs < 2:
+            raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
+        check_ranges(self)
+        vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
+
+    @property
+    def varies_acceptance(self) -> bool:
+        """Whether acceptance is one rate, that can be another."""
+        given = self.base.acceptance
+        return not given.synthetic_acceptance_rates and given.acceptance_trace is None
+
+    @property
+    def threshold(self) -> float:
+        """A lead up to this does not count."""
+        return max(self.indifference, lead_error(self.base, self.goal.objective))
+
+
+@dataclass(repr=False)
+class Advice:
+    """The answer, as far as it got."""
+
+    question: Question
+    search: Search
+    finals: dict[Experiment, list[Row]] = field(default_factory=dict)
+    held: Contest | None = None  # among the finalists that could be chosen
+    recommended: Experiment | None = None
+    flips: list[Flips] = field(default_factory=list)
+    alone: hazards.Alone | None = None
+    break_even: hazards.BreakEven | None = None
+    balance: hazards.Balance | None = None
+    drafter: hazards.DrafterCost | None = None
+    memory: hazards.Memory | None = None
+    capacity: Capacities | None = None
+    left_out: list[str] = field(default_factory=list)
+    runs: int = 0
+    spent_s: float = 0.0
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return advice_text(self)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The recommendation's replications."""
+        assert self.recommended is not None
+        return self.finals[self.recommended]
+
+    @property
+    def met(self) -> bool:
+        """Whether the recommendation meets the service levels and keeps up."""
+        return self.question.goal.met(self.rows)
+
+    def finalist(self, arch: str) -> Experiment:
+        """The finalist of an architecture."""
+        return next(candidate for candidate in self.finals if candidate.arch == arch)
 
 
 def advice_text(advice: Advice) -> str:
@@ -60,9 +139,9 @@ def advice_document(advice: Advice) -> dict[str, Any]:
         "interrupted": advice.interrupted,
         "question": output.settings(ask),
         "search": {
-            "settings_possible": ask.space.size,
             "settings_tried": len(advice.search.figures),
-            "settings_without_time": advice.search.skipped,
+            "settings_left_out": advice.search.skipped,
+            "budget": ask.budget,
             "runs": advice.runs,
             "spent_s": advice.spent_s,
             "left_out": advice.left_out,
@@ -107,6 +186,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
                 "speedup": advice.balance.speedup,
                 "affordable": advice.balance.affordable,
             },
+            "drafter_cost": advice.drafter and asdict(advice.drafter),
             "kv_cache": advice.memory and asdict(advice.memory),
             "capacity": advice.capacity and advice.capacity.summary(),
             "busiest_lane": dict([hazards.busiest_lane(rows)]),
@@ -118,7 +198,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
 
 
 def _unfinished(advice: Advice) -> list[str]:
-    order = advice.search.ranked(list(advice.search.figures))
+    order = advice.search.ranked(list(advice.search.figures), advice.question.base)
     if not order:
         return ["Nothing is known yet."]
     return [f"Not decided. In {len(order)} short tries so far, none of them replicated: {described(order[0])} leads."]
@@ -141,9 +221,8 @@ def _recommendation(advice: Advice) -> list[str]:
         lines.append(f"head-room of the {goal.percentile.upper()} under its level: {', '.join(parts)}")
     if not advice.met:
         lines.append(_not_met(advice))
-        tried, possible = len(advice.search.figures), ask.space.size
         if advice.search.skipped:
-            lines.append(f"only {tried} of {possible} settings were tried; others may do: give more --budget-s")
+            lines.append(f"{advice.search.skipped} settings were not tried; others may do: give more --budget")
     return lines
 
 
@@ -187,43 +266,31 @@ def _expected(advice: Advice) -> str:
 
 
 def _how_sure(advice: Advice) -> list[str]:
+    """The finalists in the order of their means, with the intervals that decided."""
     best, held, goal = advice.recommended, advice.held, advice.question.goal
     assert best is not None
     assert held is not None
-    body = []
-    for candidate, rows in advice.finals.items():
-        mine = interval(map(goal.value, rows))
-        gap = interval(shares([*map(goal.value, rows)], [*map(goal.value, advice.rows)]))
-        state = "" if goal.met(rows) else ("misses the levels" if goal.levels else "does not keep up")
-        chosen = "recommended" if advice.met else "least bad"
-        against = chosen if candidate == best else f"{cell(gap, 1, 100, '+')} %"
-        body.append([described(candidate), positive(mine), against, state])
-    lines = [grid(["finalist", NAMES[goal.objective], f"against {best.arch}", ""], body)]
-    tied = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
+    rows = []
+    for arch in (held.best, *held.behind):
+        candidate = advice.finalist(arch)
+        behind = "" if arch == held.best else lead_text(held, arch)
+        state = "not told apart" if arch in held.unsure else ""
+        chosen = ("recommended" if advice.met else "least bad") if candidate == best else ""
+        rows.append([described(candidate), positive(held.values[arch]), behind, state, chosen])
+    for candidate, mine in advice.finals.items():
+        if candidate.arch not in held.values:
+            state = "misses the levels" if goal.levels else "does not keep up"
+            rows.append([described(candidate), positive(interval(map(goal.value, mine))), "", state, ""])
+    lines = [grid(["finalist", NAMES[goal.objective], f"{held.best} ahead by", "", ""], rows)]
     if not held.behind:
         return [*lines, "The only finalist that could be chosen."]
-    if tied:
-        least = f"a lead of {advice.question.indifference:.0%} or less" if advice.question.indifference else "no lead"
-        return [
-            *lines,
-            f"Not told apart from {', '.join(tied)}: the paired intervals include {least}. "
-            f"{best.arch} is the simplest of these.",
-            *_more_seeds(advice, held),
-        ]
-    assert held.second is not None
-    return [
-        *lines,
-        f"Ahead of {held.second} by {lead_text(held, held.second)} in {NAMES[goal.objective]}: paired by seed, "
-        f"{held.confidence:.1%} confidence each.",
-    ]
-
-
-def _more_seeds(advice: Advice, held: Contest) -> list[str]:
-    """Who would be chosen if its lead over the recommendation were sure."""
-    best = advice.recommended
-    if best is None or best.arch == held.best or held.leads[best.arch].mean <= advice.question.indifference:
-        return []
-    return [f"{held.best} is ahead of it by {lead_text(held, best.arch)}: more --num-runs would tell."]
+    lines.append(
+        f"Leads are paired by seed, {held.confidence:.1%} confidence each; "
+        f"{threshold_text(held, advice.question.indifference)}."
+    )
+    if held.unsure:
+        lines.append(f"{best.arch} is the simplest of those that are not told apart.")
+    return lines
 
 
 def _where(advice: Advice) -> list[str]:
@@ -232,7 +299,9 @@ def _where(advice: Advice) -> list[str]:
         for edge, side in ((found.below, "down"), (found.above, "up")):
             if edge is not None:
                 lines.append(_edge(found, edge, side))
-    return lines + [f"no time within the budget: {what}" for what in advice.left_out if what.startswith("flips")]
+    if advice.drafter is not None:
+        lines.append(_drafter(advice.drafter))
+    return lines + [f"left out, the budget is spent: {what}" for what in advice.left_out if what.startswith("flips")]
 
 
 def _edge(found: Flips, edge: Edge, side: str) -> str:
@@ -241,12 +310,23 @@ def _edge(found: Flips, edge: Edge, side: str) -> str:
     name = f"{found.axis}, {side} from {here}: "
     if edge.falls is None:
         looked = f"it stands to {stands}" if edge.stands != found.here else "nothing was tried"
-        return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as there was time")
+        return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as the budget went")
     falls = f"{edge.falls:.3g}{unit}"
     if edge.reason == "nobody is able":
         return name + f"it stands to {stands}; at {falls} none of the finalists compared can hold it"
     lead = "" if math.isnan(edge.lead) else f" by {edge.lead:.1%}"
     return name + f"it stands to {stands}; at {falls} {edge.challenger} is ahead{lead}"
+
+
+def _drafter(found: hazards.DrafterCost) -> str:
+    now = f"cost of the drafter, by formula: a draft step takes {found.step_ratio:.2f} of a target step"
+    if found.flips_at is None:
+        rest = "drafting pays up to 4 times that" if found.k else "plain decoding is better down to a quarter of that"
+    elif found.k:
+        rest = f"from {found.flips_at:.2f} on {found.arch} is better without drafts"
+    else:
+        rest = f"from {found.flips_at:.2f} down {found.arch} is better with drafts"
+    return f"{now}; {rest}"
 
 
 def _failure_modes(advice: Advice) -> list[str]:
@@ -265,7 +345,7 @@ def _failure_modes(advice: Advice) -> list[str]:
         lines.append(f"KV cache: at most {share:.0%} held ({tokens})")
     lines.append(_saturation(advice))
     named = [what for what in advice.left_out if not what.startswith("flips")]
-    return lines + [f"no time within the budget: {what}" for what in named]
+    return lines + [f"left out, the budget is spent: {what}" for what in named]
 
 
 def _alone(found: hazards.Alone, best: Experiment) -> str:
@@ -321,7 +401,15 @@ def _saturation(advice: Advice) -> str:
     load = f"of which the load is {used:.0%}" if used <= 1 else f"the load is {used:.3g} times that"
     text = f"saturation: it holds {positive(rate, 1)} req/s within the levels, {load}"
     cost = entry["usd_per_million_output_tokens"]
-    return text if math.isnan(cost.mean) else text + f"; there a million output tokens cost ${positive(cost, 3)}"
+    gpus, rate_asked = found.plan.gpus[0], advice.question.base.traffic.request_rate
+    needed = max(gpus, math.ceil(gpus * used))
+    text += f"; the load needs {needed} GPU{'s' if needed > 1 else ''}"
+    if math.isnan(cost.mean):
+        return text
+    offered = cost.mean * rate.mean / rate_asked
+    return (
+        text + f"; a million output tokens cost ${positive(cost, 3)} at that rate, ${offered:.3f} at the load offered"
+    )
 
 
 def _commands(advice: Advice) -> list[str]:
@@ -341,19 +429,15 @@ def _realrun(experiment: Experiment) -> str:
 def _notes(advice: Advice) -> list[str]:
     ask, first = advice.question, advice.rows[0]
     assert advice.recommended is not None
-    asked = (ask.num_runs, ask.base.traffic.num_prompts)
-    made = (len(advice.rows), advice.recommended.traffic.num_prompts)
     best = "the least" if ask.goal.sign < 0 else "the most"
     first_of_all = "meet the service levels and keep up" if ask.goal.levels else "keep up"
+    left = f"; {advice.search.skipped} more were left out" if advice.search.skipped else ""
     return [
-        f"objective: among those that {first_of_all}, {best} {NAMES[ask.goal.objective]}; "
-        f"differences under {ask.indifference:.0%} do not count",
-        f"searched {len(advice.search.figures)} of {ask.space.size} settings in short runs"
-        + (f" (no time for {advice.search.skipped} more that were planned)" if advice.search.skipped else "")
-        + f"; {advice.runs} runs in {advice.spent_s:.0f} s of a budget of {ask.budget_s:g} s",
-        f"{len(advice.finals)} finalists: {made[0]} seeds of {made[1]} requests"
-        + (f" (no time for {asked[0]} of {asked[1]})" if made != asked else "")
-        + f", the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
+        f"objective: among those that {first_of_all}, {best} {NAMES[ask.goal.objective]}",
+        f"searched {len(advice.search.figures)} settings in short runs, each architecture at its own best{left}; "
+        f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
+        f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {advice.recommended.traffic.num_prompts} "
+        f"requests, the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
         founded(first),
         *most_outside(advice.rows),
     ]

@@ -1,5 +1,7 @@
 """How much load each architecture holds: the highest request rate within the service levels, by bisection.
 
+Each architecture first finds its own best settings, near the rate that it holds with those that the formula names.
+
 A rate holds in a run if the share asked of the requests (behind the warm-up) meet every service level and the queue did
 not grow. Each replication has a seed and a search of its own, in which the same requests are squeezed in time; so there
 is one capacity per seed, an interval over seeds, and paired differences between architectures.
@@ -12,27 +14,36 @@ its run and the one above it, by the tolerance, did not, but a still higher one 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.outcomes import Row
+from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.decide.space import Space, settings_text
+from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text, vague
+from pdvsim.decide.tune import Search, tuned
+from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.study.backends import Row
+from pdvsim.study import output
 from pdvsim.study.stats import interval
+from pdvsim.view.table import founded, grid, most_outside
 
 if TYPE_CHECKING:
     import pandas as pd
 
 WIDE_STEP = 1.25  # a bracket starts this wide; each further step is the square of the one before
+COARSE = 0.1  # tolerance of the search near which settings are tuned
 NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
 REACH = 500.0  # how far from where it starts a search looks: below that requests hardly ever meet
 
-Search = Generator[float, bool, "Bracket"]
+Bisection = Generator[float, bool, "Bracket"]
 Case = tuple[Arch, int, int]  # architecture, GPUs, seed
 
 
@@ -44,7 +55,7 @@ class Bracket:
     failed: float
 
 
-def search(start: float, step: float, tolerance: float) -> Search:
+def search(start: float, step: float, tolerance: float) -> Bisection:
     """Yields a rate, is sent whether it holds; returns the bracket once it is narrower than `tolerance`."""
     held, failed, rate = 0.0, math.inf, start
     while not held or failed == math.inf:
@@ -76,6 +87,8 @@ class Plan:
     goal: Goal
     tolerance: float = 0.02
     warmup_share: float = 0.2
+    space: Space | None = None  # settings that each architecture chooses its own from; None: as in the base
+    servers: Mapping[Arch, Server] = field(default_factory=dict)  # those that it has chosen
 
     def __post_init__(self) -> None:
         for name, values in (("arch", self.archs), ("gpus", self.gpus)):
@@ -107,7 +120,8 @@ class Plan:
         servers = gpus // self.gpus_a_server
         traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
         hardware = replace(self.base.hardware, replicas=servers)
-        scaled = replace(self.base, arch=arch, traffic=traffic, hardware=hardware)
+        server = self.servers.get(arch, self.base.server)
+        scaled = replace(self.base, arch=arch, traffic=traffic, server=server, hardware=hardware)
         return at_rate(self.goal.prepared(scaled, self.warmup_share), rate)
 
 
@@ -122,8 +136,6 @@ class Capacities:
     interrupted: bool = False
 
     def __repr__(self) -> str:
-        from pdvsim.decide.tables import capacity_table
-
         return capacity_table(self)
 
     @property
@@ -141,7 +153,8 @@ class Capacities:
                 if not rows:
                     continue
                 numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
-                entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "replications": len(rows)}
+                settings = ", ".join(settings_text(self.plan.experiment((arch, gpus, 0), 1.0)))
+                entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
                 entry |= {name: interval(row[name] for row in rows) for name in numbers}
                 entry["held_in"] = sum(row["rate"] > 0 for row in rows)
                 entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
@@ -151,7 +164,7 @@ class Capacities:
     def contests(self) -> dict[int, Contest]:
         """For each number of GPUs, which architecture holds most; where all searches of two or more are done.
 
-        Each rate is known to the tolerance only, and not independently: smaller leads do not count.
+        Each rate is known to the tolerance only, and not independently; and a profile has its own error.
         """
         found = {}
         for gpus in self.plan.gpus:
@@ -159,7 +172,8 @@ class Capacities:
             whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
             if len(whole) > 1:
                 comparisons = len(self.plan.gpus) * (len(self.plan.archs) - 1)
-                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons, self.plan.tolerance)
+                threshold = max(self.plan.tolerance, lead_error(self.plan.base, "throughput"))
+                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons, threshold)
         return found
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:
@@ -174,9 +188,11 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     found = Capacities(plan, gpu_hour_usd)
     brackets: dict[Case, Bracket] = {}
     before = bench.runs
-    first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
     try:
         starts = _starts(plan, bench)
+        if plan.space is not None:
+            plan = found.plan = replace(plan, servers=_tuned_near(plan, plan.space, starts, bench))
+        first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
         searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}
         lockstep(plan, searches, bench, brackets)
         for arch, gpus, _ in first:
@@ -191,7 +207,35 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     return found
 
 
-def lockstep(plan: Plan, searches: dict[Case, Search], bench: Bench, brackets: dict[Case, Bracket]) -> None:
+def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Bench) -> dict[Arch, Server]:
+    """Each architecture's best settings at the rate that it holds, more or less; `starts` is moved there.
+
+    The rate is searched for coarsely, in short runs, with the draft length that the formula names.
+    """
+    few = max(1, plan.base.traffic.num_prompts // 2)
+    short = replace(plan, base=replace(plan.base, traffic=replace(plan.base.traffic, num_prompts=few)))
+    guesses = {}
+    for arch in plan.archs:
+        at = short.experiment((arch, plan.gpus_a_server, plan.base.traffic.seed), starts[arch])
+        best = Formula(at).ranked(space.draft_lengths)[0].k if at.speculates and len(space.draft_lengths) > 1 else None
+        server = at.server if best is None else replace(at.server, num_speculative_tokens=best)
+        guesses[arch] = server if "fixed" in space.controllers or not at.speculates else plan.base.server
+    short = replace(short, servers=guesses)
+    cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
+    brackets: dict[Case, Bracket] = {}
+    lockstep(short, {c: search(starts[c[0]] * c[1], WIDE_STEP, COARSE) for c in cases}, bench, brackets)
+    servers: dict[Arch, Server] = {}
+    goal = replace(plan.goal, objective="headroom")
+    for case in cases:
+        arch = case[0]
+        starts[arch] = brackets[case].held / case[1] or starts[arch]
+        place = short.experiment(case, starts[arch] * case[1])
+        found = Search(goal, replace(space, archs=(arch,)), plan.warmup_share, plan.tolerance)
+        servers[arch] = tuned(found, [place], bench)[0][arch].server
+    return servers
+
+
+def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets: dict[Case, Bracket]) -> None:
     """Take all searches to their ends, filling `brackets`; every step is one batch of runs."""
     asked = {case: next(steps) for case, steps in searches.items()}
     while asked:
@@ -249,3 +293,97 @@ def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
     if missed:
         return "+".join(missed)
     return "levels together" if keeps_up(run) else "queue"
+
+
+def capacity_document(found: Capacities) -> dict[str, Any]:
+    """Everything that was asked and found."""
+    contests = {str(gpus): contest_document(held) for gpus, held in found.contests().items()}
+    return {
+        "pdvsim_version": __version__,
+        "interrupted": found.interrupted,
+        "runs": found.runs,
+        "plan": output.settings(found.plan),
+        "gpu_hour_usd": found.gpu_hour_usd,
+        "summary": found.summary(),
+        "most_by_gpus": contests,
+        "searches": found.rows,
+    }
+
+
+def capacity_table(found: Capacities) -> str:
+    """One row per number of GPUs and architecture, what holds most, and how the figures came about."""
+    if not found.rows:
+        return "no search is done"
+    priced = found.gpu_hour_usd is not None
+    header = [
+        "GPUs",
+        "arch",
+        "settings",
+        "req/s held",
+        "per GPU",
+        "out tok/s",
+        *(["$/M out tok at that rate"] if priced else []),
+        "limited by",
+    ]
+    rows = []
+    for entry in found.summary():
+        rate, gpus = entry["rate"], entry["gpus"]
+        row = [str(gpus), entry["arch"], entry["settings"], positive(rate), positive(rate, scale=1 / gpus)]
+        row.append(positive(entry["output_tokens_per_s"], 0))
+        row += [positive(entry["usd_per_million_output_tokens"], 3)] if priced else []
+        if not entry["held_in"]:
+            row[3:] = ["none", *(["-"] * (len(row) - 4))]
+        rows.append([*row, _limited(entry)])
+    return "\n".join(
+        [grid(header, rows), *(_most(gpus, held) for gpus, held in found.contests().items()), *_capacity_notes(found)]
+    )
+
+
+def _limited(entry: dict[str, Any]) -> str:
+    missed = entry["replications"] - entry["held_in"]
+    if not entry["held_in"]:
+        return f"{entry['limited_by']}, even at a trickle"
+    return f"{entry['limited_by']}" + (f" (no rate held in {missed} of {entry['replications']})" if missed else "")
+
+
+def _most(gpus: int, held: Contest) -> str:
+    """One sentence on who holds most."""
+    where = f"{gpus} GPU{'s' if gpus > 1 else ''}"
+    second = held.second
+    assert second is not None
+    lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
+    if held.values[held.best].mean == 0:
+        return f"{where}: none of them holds the service levels"
+    if held.sure:
+        return f"{where}: {held.best} holds most, {lead}"
+    if math.isnan(held.leads[second].half_width):
+        return f"{where}: {held.best} held most, {lead}, in the one replication made; one seed tells no more"
+    return f"{where}: {held.best} is not told apart from {', '.join(held.unsure)}; {lead}"
+
+
+def _capacity_notes(found: Capacities) -> list[str]:
+    plan, first = found.plan, found.rows[0]
+    levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
+    notes = [
+        f"held: {plan.goal.attainment:.0%} of the requests have {levels}, and the queue does not grow",
+        f"runs of {plan.base.traffic.num_prompts} requests a server, the first {plan.warmup_share:.0%} left out; "
+        f"searched to {plan.tolerance:.0%} from below; {found.runs} runs",
+    ]
+    if plan.num_runs > 1:
+        contests = found.contests()
+        family = (
+            f"; differences are paired by seed, each at {next(iter(contests.values())).confidence:.1%}"
+            if contests
+            else ""
+        )
+        notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
+        notes += dict.fromkeys(threshold_text(held, plan.tolerance) for held in contests.values())
+    if any(vague(entry["rate"]) for entry in found.summary()):
+        notes.append(
+            "(0 to ...): the 95% interval, wider than the mean: these replications tell little; try more --num-runs"
+        )
+    if any("queue" in row["limited_by"] for row in found.rows):
+        notes.append(
+            "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
+        )
+    return [*notes, founded(first), *most_outside(found.rows)]

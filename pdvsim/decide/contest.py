@@ -1,8 +1,9 @@
 """Who is best, and how sure: paired differences over replications, with the many comparisons paid for.
 
 Contenders ran the same seeds. The one with the best mean counts as the winner only if its paired interval against every
-other contender excludes no difference, each at a confidence that leaves all of them together at 95% (Bonferroni).
-Nothing is significant from one seed.
+other contender lies above what does not count: no difference, the indifference asked for, and the profile's own error,
+which no number of seeds reveals. Each interval is at a confidence that leaves all of them together at 95% (Bonferroni).
+Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are the ones that decided, and are printed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 
 from pdvsim.study.stats import CONFIDENCE, Interval, interval
 
+LEAST_SEEDS = 5
 TINY = 1e-9  # what nothing counts as, so that a lead over it is large and not infinite
 
 
@@ -25,8 +27,10 @@ class Contest:
     values: dict[str, Interval]
     differences: dict[str, Interval]  # the lead in the values' own unit
     leads: dict[str, Interval]  # the lead as a share of the other's value, seed by seed
-    unsure: tuple[str, ...]  # those whose difference from the best may be none
+    unsure: tuple[str, ...]  # those whose difference from the best may be none that counts
     confidence: float  # of each difference and lead
+    threshold: float  # a lead up to this, as a share, does not count
+    seeds: int
 
     @property
     def sure(self) -> bool:
@@ -43,12 +47,12 @@ class Contest:
 
 
 def contest(
-    values: Mapping[str, Sequence[float]], sign: int, comparisons: int | None = None, indifference: float = 0.0
+    values: Mapping[str, Sequence[float]], sign: int, comparisons: int | None = None, threshold: float = 0.0
 ) -> Contest:
     """Compare contenders by their values, seed by seed; `sign` is 1 where more is better.
 
     `comparisons` is over how many the 5% chance of error is spread: those made here unless the family is larger. A lead
-    whose interval reaches below `indifference` is not one to count on.
+    whose interval reaches below `threshold` is not one to count on.
     """
     means = {name: interval(sample) for name, sample in values.items()}
     order = sorted(values, key=lambda name: -sign * means[name].mean)
@@ -59,9 +63,12 @@ def contest(
         pairs = zip(values[best], values[other], strict=True)
         differences[other] = interval([sign * (mine - theirs) for mine, theirs in pairs], confidence)
         leads[other] = interval([sign * share for share in shares(values[best], values[other])], confidence)
-    # written so that an interval of one seed, which is nan, is not sure either
-    unsure = tuple(other for other in behind if not leads[other].mean - leads[other].half_width > indifference)
-    return Contest(best, behind, {name: means[name] for name in order}, differences, leads, unsure, confidence)
+    seeds = len(values[best])
+    unsure = tuple(
+        other for other in behind if seeds < LEAST_SEEDS or not leads[other].mean - leads[other].half_width > threshold
+    )
+    ordered = {name: means[name] for name in order}
+    return Contest(best, behind, ordered, differences, leads, unsure, confidence, threshold, seeds)
 
 
 def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:

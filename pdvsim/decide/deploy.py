@@ -13,10 +13,9 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pdvsim.decide.commandline import command_line
-from pdvsim.decide.draft_table import DraftTable
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
@@ -61,13 +60,26 @@ class Block:
     notes: tuple[str, ...] = ()
 
 
+class LengthTable(Protocol):
+    """What is asked of a draft table."""
+
+    single: int
+    single_lost: float
+    plain_from: int | None
+
+    @property
+    def base(self) -> Experiment: ...
+
+    def ranges(self, rows: int | None = None) -> list[list[int]]: ...
+
+
 class Served(NamedTuple):
     """Colocated batching as an engine can have it."""
 
     experiment: Experiment
     ranges: list[list[int]]  # first batch size, last, draft length; one row where it does not vary
     k: int  # where there can be only one draft length; 0: no drafter
-    table: DraftTable | None = None
+    table: LengthTable | None = None
     notes: tuple[str, ...] = ()  # what of an experiment it is not
 
     @property
@@ -79,7 +91,7 @@ class Served(NamedTuple):
         return len(self.ranges) > 1
 
 
-def deployment(experiment: Experiment, table: DraftTable | None = None) -> list[Block]:
+def deployment(experiment: Experiment, table: LengthTable | None = None) -> list[Block]:
     """What to start for an experiment; `table` is that of colocated batching for its models, card and traffic."""
     served = served_as(experiment, table)
     engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
@@ -95,7 +107,7 @@ def deployment_text(blocks: Sequence[Block]) -> str:
     return "\n\n".join(parts)
 
 
-def served_as(experiment: Experiment, table: DraftTable | None) -> Served | str:
+def served_as(experiment: Experiment, table: LengthTable | None) -> Served | str:
     """What engines serve in place of an experiment, or why there is nothing."""
     if experiment.arch in ("autoregressive", "colocated"):
         return _as_it_is(experiment, table)
@@ -108,15 +120,14 @@ def served_as(experiment: Experiment, table: DraftTable | None) -> Served | str:
     return of_table(table)._replace(notes=(f"{cannot}; this is colocated batching at its own best",))
 
 
-def of_table(table: DraftTable) -> Served:
+def of_table(table: LengthTable) -> Served:
     """A table's own setting; without a drafter where that is faster at every size."""
-    base, most = table.question.base, table.question.most
     if table.plain_from == 1:
-        return Served(base, [[1, most, 0]], 0)
-    return Served(base, table.ranges(), table.single, table)
+        return Served(table.base, [[1, table.base.server.max_num_seqs, 0]], 0)
+    return Served(table.base, table.ranges(), table.single, table)
 
 
-def _as_it_is(experiment: Experiment, table: DraftTable | None) -> Served:
+def _as_it_is(experiment: Experiment, table: LengthTable | None) -> Served:
     server = experiment.server
     k = server.num_speculative_tokens if experiment.speculates else 0
     notes: tuple[str, ...] = ()

@@ -6,15 +6,17 @@ import itertools
 import math
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.decide.advise import Advice
+import numpy as np
+
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
-from pdvsim.decide.tables import alike_text, margin_text, place_text
-from pdvsim.decide.winners import WinnerMap
+from pdvsim.decide.space import drafts_text
+from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
 from pdvsim.study.stats import Interval
-from pdvsim.view.plots.canvas import dress, new_figure
-from pdvsim.view.style import ARCH_COLOURS, STRANGER
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.style import arch_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,9 +41,9 @@ def capacity_figure(found: Capacities) -> Figure:
             )
         )
     cut = any(_upper(entry[key]) > _frame(entries, key) for key, *_ in panels for entry in entries)
-    with dress():
+    with styled():
         figure = new_figure(7.5 * len(panels), 5.2, _footnote(found, cut))
-        colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
+        colours = {arch: arch_colour(arch) for arch in archs}
         for axes, (key, title, unit) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
             _bars(axes, entries, archs, key, colours)
             axes.set_title(title, fontweight="bold", loc="left")
@@ -109,9 +111,9 @@ def flips_figure(advice: Advice) -> Figure:
     archs = [str(candidate.arch) for candidate in advice.finals if candidate.arch in compared]
     note = f"Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
     note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
-    with dress():
+    with styled():
         figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
-        colours = {arch: ARCH_COLOURS.get(arch, STRANGER) for arch in archs}
+        colours = {arch: arch_colour(arch) for arch in archs}
         for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
             _lines(axes, found, archs, colours, str(best.arch), "recommended" if advice.met else "least bad")
             axes.set_ylabel(NAMES[goal.objective])
@@ -154,20 +156,20 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
 
 def map_figure(found: WinnerMap) -> Figure:
     """Cells in the winner's colour with its lead over the second; pale and hatched where it is not told apart."""
-    import numpy as np
     import seaborn as sns
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch, Rectangle
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
-    palette = [ARCH_COLOURS.get(arch, STRANGER) for arch in archs]
+    palette = [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     whose = "the whole map" if grid.family == "map" else "each cell alone"
-    note = f"Lead over the second. {grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+    note = "Draft length of the winner and its lead over the second, each at its own best settings. "
+    note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
-    with sns.axes_style("white"), sns.plotting_context("notebook"):
+    with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
         unsure: list[tuple[int, int]] = []
@@ -178,7 +180,7 @@ def map_figure(found: WinnerMap) -> Figure:
                     texts[i, j] = "" if cell is None else "nobody\nkeeps up"
                     continue
                 codes[i, j] = archs.index(cell.winner)
-                texts[i, j] = margin_text(cell)
+                texts[i, j] = f"{drafts_text(cell.settings[cell.winner])}\n{margin_text(cell)}".strip()
                 if not cell.sure:
                     texts[i, j] += "\n" + alike_text(cell)
                     unsure.append((j, i))

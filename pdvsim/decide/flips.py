@@ -1,26 +1,27 @@
 """Where a decision flips: from the load and acceptance asked about outward, until another choice is surely better.
 
-At each place the recommended settings and the other finalists run the same seeds, each with the settings found for the
-load asked about. A challenger counts if its paired interval against the recommendation excludes no difference (and the
-indifference asked), with the number of rivals paid for; or if it meets the service levels and keeps up, and the
-recommendation does not. The edge is then narrowed by bisection between the last place without a challenger and the
-first with one.
+At each place the recommendation and the other finalists run the same seeds, each with the draft length that the formula
+finds best there and the other settings found for the load asked about. A challenger counts if its paired interval
+against the recommendation lies above what does not count, with the number of rivals paid for; or if it meets the
+service levels and keeps up, and the recommendation does not. The edge is then narrowed by bisection between the last
+place without a challenger and the first with one.
 """
 
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
-STEPS = 4  # of bisection
+STEPS = 3  # of bisection
+PROMPTS = 200  # of a run at a place: shorter than a final one
 
 Move = Callable[[Experiment, float], Experiment]
 
@@ -44,7 +45,7 @@ class Edge:
     falls: float | None
     challenger: str | None
     lead: float
-    reason: str  # "beaten", "nobody is able", "not found" within the places looked at, or "no time"
+    reason: str  # "beaten", "nobody is able", "not found" within the places looked at, or "no budget"
 
 
 @dataclass
@@ -66,13 +67,25 @@ class Rivalry:
     rivals: tuple[Experiment, ...]
     goal: Goal
     num_runs: int
-    indifference: float
+    threshold: float  # a lead up to this does not count
     comparisons: int  # over how many the 5% chance of error is spread
+    draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
 
     @property
-    def requests(self) -> int:
-        """Of all runs at one place."""
-        return (1 + len(self.rivals)) * self.num_runs * self.recommended.traffic.num_prompts
+    def runs(self) -> int:
+        """At one place."""
+        return (1 + len(self.rivals)) * self.num_runs
+
+    def placed(self, candidate: Experiment) -> Experiment:
+        """A candidate that has been moved: with the draft length that is best there, in a run of a place's length."""
+        server, traffic = candidate.server, candidate.traffic
+        if candidate.speculates and server.controller == "fixed" and len(self.draft_lengths) > 1:
+            best = Formula(candidate).ranked(self.draft_lengths)[0].k
+            server = replace(server, num_speculative_tokens=best)
+        few = min(PROMPTS, traffic.num_prompts)
+        warmup = candidate.scoring.warmup_requests * few // traffic.num_prompts
+        scoring = replace(candidate.scoring, warmup_requests=warmup)
+        return replace(candidate, server=server, traffic=replace(traffic, num_prompts=few), scoring=scoring)
 
     def only(self, arch: str | None) -> Rivalry:
         """Without the rivals but one, at the price of all."""
@@ -80,18 +93,18 @@ class Rivalry:
 
 
 def find_flips(
-    axis: str, here: float, places: Sequence[float], move: Move, who: Rivalry, bench: Bench, until_s: float
+    axis: str, here: float, places: Sequence[float], move: Move, who: Rivalry, bench: Bench, budget: int
 ) -> Flips:
-    """Look at the places from `here` outward in both directions, while there is time."""
+    """Look at the places from `here` outward in both directions, while simulations are left of the budget."""
     found = Flips(axis, here)
     look(found, here, move, who, bench)
     middle = _geometric if axis == "load" else _arithmetic
     lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
     sides = {
-        "above": _outward(found, higher, move, middle, who, bench, until_s),
-        "below": _outward(found, lower, move, middle, who, bench, until_s),
+        "above": _outward(found, higher, move, middle, who, bench, budget),
+        "below": _outward(found, lower, move, middle, who, bench, budget),
     }
-    while sides:  # by turns, so that time that runs out costs both sides alike
+    while sides:  # by turns, so that a budget that runs out costs both sides alike
         for side, steps in list(sides.items()):
             try:
                 next(steps)
@@ -104,7 +117,7 @@ def find_flips(
 def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Probe:
     """Run everyone at one place."""
     everyone = (who.recommended, *who.rivals)
-    runs = [replications(move(candidate, at), who.num_runs) for candidate in everyone]
+    runs = [replications(who.placed(move(candidate, at)), who.num_runs) for candidate in everyone]
     rows = bench.rows([run for mine in runs for run in mine])
     by_arch = {
         str(candidate.arch): rows[i * who.num_runs : (i + 1) * who.num_runs] for i, candidate in enumerate(everyone)
@@ -117,7 +130,7 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Pro
     for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
         if rival == mine or (able and rival not in able):
             continue
-        pair = contest({mine: figures[mine], rival: figures[rival]}, who.goal.sign, who.comparisons, who.indifference)
+        pair = contest({mine: figures[mine], rival: figures[rival]}, who.goal.sign, who.comparisons, who.threshold)
         if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
             break
@@ -132,20 +145,20 @@ def _outward(
     middle: Callable[[float, float], float],
     who: Rivalry,
     bench: Bench,
-    until_s: float,
+    budget: int,
 ) -> Generator[None, None, Edge]:
     """Look at the places until one has a challenger, then narrow it down; a step a place."""
     stands, hopeless = found.here, not found.probes[found.here].able
 
-    def late() -> bool:
-        return time.monotonic() + bench.seconds(who.requests) > until_s
+    def spent() -> bool:
+        return bench.runs + who.runs > budget
 
     def unchallenged(probe: Probe) -> bool:
         return probe.challenger is None and (bool(probe.able) or hopeless)  # where none was able, that is no change
 
     for place in places:
-        if late():
-            return Edge(stands, None, None, math.nan, "no time")
+        if spent():
+            return Edge(stands, None, None, math.nan, "no budget")
         probe = look(found, place, move, who, bench)
         yield
         if unchallenged(probe):
@@ -153,7 +166,7 @@ def _outward(
             continue
         falls = probe
         for _ in range(STEPS):
-            if late():
+            if spent():
                 break
             between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
             yield

@@ -17,7 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, make_planner
 from pdvsim.sim.workload.requests import make_requests
@@ -41,13 +42,18 @@ class Formula:
     """The rounds of one experiment by formula."""
 
     experiment: Experiment
+    drafter: float = 1.0  # the draft model's times are multiplied by this
 
     @cached_property
     def planner(self) -> Planner:
         """Of both models, whatever the draft length."""
         server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=1)
         drafting = replace(self.experiment, server=server)
-        return make_planner(drafting, covering_profile(drafting))
+        planner = make_planner(drafting, covering_profile(drafting))
+        if self.drafter != 1:
+            draft = planner.models["draft"]
+            planner.models["draft"] = Latency(draft.spec, draft.fit.scaled(self.drafter))
+        return planner
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -86,7 +92,7 @@ class Formula:
         """Reading one prompt, by both models where anything is drafted."""
         tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
         chunk = (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
-        roles = ("target", "draft") if k else ("target",)
+        roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
         return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
 
     def at(self, k: int) -> Predicted:

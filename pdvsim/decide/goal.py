@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from pdvsim.common.outcomes import Row
 from pdvsim.decide.runs import keeps_up, kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
-from pdvsim.study.backends import Row
 
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
 

@@ -11,23 +11,24 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Plan, find_capacities
 from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.flips import Rivalry
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, at_acceptance, replications
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import profile_of, simulate
-from pdvsim.study.backends import Row
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5
 FEW_RUNS = 3  # replications of what is looked for by bisection
 SEARCH_RUNS = 5  # what the search for a capacity takes, more or less
-SERVER_PROMPTS = 1000  # requests a server, for its capacity: a shorter run starts emptier than it ends
+SERVER_PROMPTS = 800  # requests a server, for its capacity: a shorter run starts emptier than it ends
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     """Everyone with one request at a time (batch 1)."""
     everyone = (who.recommended, *who.rivals)
     rows = {str(c.arch): bench.rows(replications(_alone(c), who.num_runs)) for c in everyone}
-    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1, None, who.indifference)
+    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1, None, who.threshold)
     mine, plain = rows[who.recommended.arch], rows.get("autoregressive")
     gain = None
     if plain is not None and who.recommended.arch != "autoregressive":
@@ -50,9 +51,9 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     return Alone(e2el, gain)
 
 
-def alone_requests(who: Rivalry) -> int:
-    """Of all runs that `alone` takes."""
-    return (1 + len(who.rivals)) * who.num_runs * min(who.recommended.traffic.num_prompts, ALONE_PROMPTS)
+def alone_runs(who: Rivalry) -> int:
+    """Simulations that `alone` takes."""
+    return who.runs
 
 
 def _alone(candidate: Experiment) -> Experiment:
@@ -74,10 +75,10 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     """Bisection over the acceptance rate, on the mean of the objective's figure over the replications."""
     sign, value = who.goal.sign, who.goal.value
     num_runs = min(FEW_RUNS, who.num_runs)
-    against = interval(map(value, bench.rows(replications(plain, num_runs)))).mean
+    against = interval(map(value, bench.rows(replications(who.placed(plain), num_runs)))).mean
 
     def wins(rate: float) -> bool:
-        rows = bench.rows(replications(at_acceptance(drafting, rate), num_runs))
+        rows = bench.rows(replications(who.placed(at_acceptance(drafting, rate)), num_runs))
         return sign * (interval(map(value, rows)).mean - against) > 0
 
     if wins(0.0):
@@ -91,9 +92,39 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     return BreakEven(drafting.arch, low, high)
 
 
-def break_even_requests(who: Rivalry) -> int:
-    """Of all runs that `break_even` takes at most."""
-    return (2 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs) * who.recommended.traffic.num_prompts
+def break_even_runs(who: Rivalry) -> int:
+    """Simulations that `break_even` takes at most."""
+    return (3 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs)
+
+
+@dataclass(frozen=True)
+class DrafterCost:
+    """How much dearer or cheaper the drafter would have to be for plain decoding and drafting to be alike."""
+
+    arch: str
+    k: int  # the best at today's cost
+    step_ratio: float  # a draft step over a target step, today
+    flips_at: float | None  # the same where the best draft length becomes 0, or ceases to be; None: nowhere looked at
+
+
+def drafter_cost(drafting: Experiment, lengths: Sequence[int]) -> DrafterCost | None:
+    """By formula: the drafter's times multiplied by a quarter to four; None where there is no choice of k."""
+    if len(lengths) < 2 or 0 not in lengths:
+        return None
+    today = Formula(drafting)
+    rows = max(1, round(today.ranked(lengths)[0].rows))
+    context = int(rows * today.context)
+    draft, target = today.planner.models["draft"].shape(rows, 1), today.planner.models["target"].shape(rows, 1)
+    ratio = (draft.solo_0 + draft.solo_1 * context) / (target.solo_0 + target.solo_1 * context)
+
+    def best(factor: float) -> int:
+        return Formula(drafting, factor).ranked(lengths)[0].k
+
+    here = best(1.0)
+    factors = [2 ** (step / 8) for step in range(17)]  # 1 to 4
+    tried = factors if here else [1 / factor for factor in factors]
+    flips = next((factor for factor in tried if (best(factor) == 0) != (here == 0)), None)
+    return DrafterCost(drafting.arch, here, ratio, None if flips is None else ratio * flips)
 
 
 @dataclass(frozen=True)
@@ -165,9 +196,9 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
     return find_capacities(plan, bench, usd)
 
 
-def saturation_requests(who: Rivalry) -> int:
-    """Of all runs that `saturation` takes, more or less."""
-    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs) * SERVER_PROMPTS * who.recommended.hardware.replicas
+def saturation_runs(who: Rivalry) -> int:
+    """Simulations that `saturation` takes, more or less."""
+    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:

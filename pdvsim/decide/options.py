@@ -1,4 +1,4 @@
-"""The flags that the commands which decide have in common: traffic and scoring without what they set themselves."""
+"""The flags that the commands which decide have in common: what they set themselves is left out, or open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TypeVar
 
 import tyro
 
-from pdvsim.sim.config import Scoring, Traffic
+from pdvsim.decide.space import Space
+from pdvsim.sim.config import Arch, ControllerName, Scoring, Server, Traffic
+
+BUDGET = 1500  # simulations of an answer of `advise`
 
 T = TypeVar("T")
 
@@ -27,6 +30,44 @@ class TrimmedScoring(Scoring):
     """How a run is summarised; the warm-up is a share of the requests."""
 
     warmup_requests: tyro.conf.Suppress[int] = 0
+
+
+@dataclass(frozen=True)
+class TunedServer(Server):
+    """The server's settings. Those left open are each architecture's own best for the goal."""
+
+    num_speculative_tokens: int | None = None  # type: ignore[assignment]
+    """Draft length k, the same for every architecture; default: the best of each, from 0 (none) to 8."""
+    controller: ControllerName | None = None  # type: ignore[assignment]
+    """Who chooses the draft length: fixed, goodput, feedback; default: the best of each, or fixed where k is given."""
+    max_num_seqs: int | None = None  # type: ignore[assignment]
+    """Batch limit; default: the best of each architecture, of 32, 64, 128, 256."""
+    max_num_batched_tokens: int | None = None  # type: ignore[assignment]
+    """Prompt tokens of a forward (the chunk); default: the best of each architecture, of 256, 512, 2048, 8192."""
+
+    def __post_init__(self) -> None:
+        self.given()
+
+    def given(self) -> Server:
+        """The settings with the usual values where they are open; a ValueError as for those."""
+        values = {f.name: getattr(self, f.name) for f in fields(Server)}
+        opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
+        return Server(**{k: getattr(Server, k) if v is None and k in opened else v for k, v in values.items()})
+
+    def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[ControllerName, ...]) -> Space:
+        """What is left to try: `tried` by name, or all that the space has, of whatever is not given."""
+        k, controller = self.num_speculative_tokens, self.controller
+        chosen: dict[str, object] = dict(tried)
+        if k is not None:
+            chosen |= {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
+        elif controller is not None:
+            chosen |= {"controllers": (controller,)}
+            if controller != "fixed":
+                chosen |= {"draft_lengths": (Server.num_speculative_tokens,)}
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
+            if (value := getattr(self, name)) is not None:
+                chosen[name] = (value,)
+        return Space(archs, **chosen)  # type: ignore[arg-type]
 
 
 def plain(cls: type[T], given: T) -> T:

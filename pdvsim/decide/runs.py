@@ -6,14 +6,13 @@ The same seed gives every architecture, load and setting the same requests, so t
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import suited
-from pdvsim.study.backends import Row
 from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
@@ -29,8 +28,6 @@ class Bench:
         self.jobs = jobs
         self.progress = progress
         self.runs = 0
-        self._requests = 0
-        self._spent_s = 0.0
         self._known: dict[Experiment, Row] = {}
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
@@ -39,20 +36,14 @@ class Bench:
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         # a point's number finds its experiment again, whichever of them finished
         points = [Point("request_rate", e.traffic.request_rate, at, without_band(e)) for at, e in enumerate(new)]
-        before, started_s = self.runs, time.monotonic()
+        before = self.runs
         if points:
             try:
                 self._keep(new, run_sweep(points, self.jobs, lambda done, total: self._tell(before + done)))
             except SweepInterrupted as stop:
                 self._keep(new, stop.points)
                 raise
-            self._requests += sum(e.traffic.num_prompts for e in new)
-            self._spent_s += time.monotonic() - started_s
         return [self._known[experiment] for experiment in experiments]
-
-    def seconds(self, requests: int) -> float:
-        """What runs of so many requests in all will take, by those so far; 0 before the first."""
-        return requests * self._spent_s / self._requests if self._requests else 0.0
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments that have all been run; None if one has not."""

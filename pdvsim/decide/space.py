@@ -1,15 +1,17 @@
 """The settings a search may choose from, and which of two is the simpler to run.
 
-Varied: the architecture, the draft length and who chooses it, the batch limit, and the prompt tokens of one forward.
-Everything else stays as it was given.
+Varied: the architecture, the draft length and who chooses it, the batch limit, the prompt tokens of one forward, and
+what an architecture has of its own. What the user gave is not varied; everything else stays as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Any
 
-from pdvsim.sim.config import Arch, Controller, Experiment, Server
+from pdvsim.decide.formula import Formula
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import ARCHS
 
@@ -17,8 +19,17 @@ from pdvsim.sim.policies import ARCHS
 SIMPLEST_FIRST: tuple[Arch, ...] = (
     "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive",
 )  # fmt: skip
-CONTROLLERS: tuple[Controller, ...] = ("fixed", "goodput", "feedback")
+CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 assert set(SIMPLEST_FIRST) == set(ARCHS)
+
+PROMISING = 3  # draft lengths that are simulated, of those that the formula ranks first
+OWN: dict[Arch, tuple[str, tuple[Any, ...]]] = {  # what an architecture alone has, and values to try
+    "baseline": ("num_workers", (1, 4, 16)),
+    "pdv": ("verify_gather", ("auto", "always", "never")),
+    "pdv-unified": ("admission_factor", (1.0, 1.2, 2.0)),
+    "pdv-hybrid": ("hybrid_threshold", (2, 8, 32)),
+    "adaptive": ("verify_gather", ("auto", "never")),
+}
 
 
 @dataclass(frozen=True)
@@ -26,10 +37,11 @@ class Space:
     """What may be tried; one value fixes a setting."""
 
     archs: tuple[Arch, ...] = SIMPLEST_FIRST
-    draft_lengths: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
-    controllers: tuple[Controller, ...] = CONTROLLERS
+    draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+    controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
-    max_num_batched_tokens: tuple[int, ...] = (512, 2048, 8192)
+    max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
+    own: bool = True  # whether an architecture's own settings are tried
 
     def __post_init__(self) -> None:
         for name in ("archs", "draft_lengths", "controllers", "max_num_seqs", "max_num_batched_tokens"):
@@ -42,7 +54,7 @@ class Space:
         check_ranges(self)
 
     def starts(self, base: Experiment) -> list[Experiment]:
-        """Each architecture with the settings given, or the nearest that may be tried."""
+        """Each architecture with the settings given, or the nearest that may be tried; drafts as the formula has it."""
         server = replace(
             base.server,
             controller=self.controllers[0],
@@ -50,60 +62,96 @@ class Space:
             max_num_seqs=_nearest(base.server.max_num_seqs, self.max_num_seqs),
             max_num_batched_tokens=_nearest(base.server.max_num_batched_tokens, self.max_num_batched_tokens),
         )
-        return _possible(base, ((arch, server) for arch in self.archs))
+        found = _possible(base, ((arch, server) for arch in self.archs))
+        if len(self.draft_lengths) == 1 or "fixed" not in self.controllers:
+            return found
+        best = {e: Formula(e).ranked(self.draft_lengths)[0].k for e in found if e.kin != "autoregressive"}
+        return [
+            replace(e, server=replace(e.server, controller="fixed", num_speculative_tokens=best[e])) if e in best else e
+            for e in found
+        ]
 
-    def candidates(self, base: Experiment) -> list[Experiment]:
-        """Everything that may be tried, at the batch and prompt limits nearest to those given."""
-        return [candidate for start in self.starts(base) for candidate in self.drafts(start)]
+    def steps(self) -> list[str]:
+        """The kinds of setting in the order in which they are tried, without those that are fixed."""
+        several = {
+            "drafts": len(self.draft_lengths) > 1 or len(self.controllers) > 1,
+            "batches": len(self.max_num_seqs) > 1,
+            "prompts": len(self.max_num_batched_tokens) > 1,
+            "owned": self.own,
+        }
+        return [name for name, more in several.items() if more]
 
     def drafts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every draft length, and with every controller that moves it."""
+        """The candidate with the draft lengths that the formula finds most promising, and with every controller."""
         server = candidate.server
-        if candidate.arch == "autoregressive":
+        if candidate.kin == "autoregressive":
             return [candidate]
         ways: list[Server] = []
         if "fixed" in self.controllers:
-            ways += [replace(server, controller="fixed", num_speculative_tokens=k) for k in self.draft_lengths]
+            lengths = list(self.draft_lengths)
+            if len(lengths) > PROMISING:
+                lengths = [found.k for found in Formula(candidate).ranked(lengths)[:PROMISING]]
+            ways += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
         ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
     def batches(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every batch limit."""
-        ways = (replace(candidate.server, max_num_seqs=limit) for limit in self.max_num_seqs)
-        return _possible(candidate, ((candidate.arch, way) for way in ways))
+        return self._with(candidate, "max_num_seqs", self.max_num_seqs)
 
     def prompts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every limit on the prompt tokens of a forward."""
-        ways = (replace(candidate.server, max_num_batched_tokens=limit) for limit in self.max_num_batched_tokens)
-        return _possible(candidate, ((candidate.arch, way) for way in ways))
+        return self._with(candidate, "max_num_batched_tokens", self.max_num_batched_tokens)
 
-    @property
-    def size(self) -> int:
-        """Settings in all, if every combination were tried."""
-        fixed = len(self.draft_lengths) if "fixed" in self.controllers else 0
-        drafting = fixed + sum(name != "fixed" for name in self.controllers)
-        ways = sum(1 if arch == "autoregressive" else drafting for arch in self.archs)
-        return ways * len(self.max_num_seqs) * len(self.max_num_batched_tokens)
+    def owned(self, candidate: Experiment) -> list[Experiment]:
+        """The candidate with what its architecture alone has."""
+        name, values = OWN.get(candidate.arch, ("", ()))
+        if not name or getattr(candidate.server, name) != getattr(Server, name):  # the user has said
+            return [candidate]
+        return self._with(candidate, name, values)
+
+    @staticmethod
+    def _with(candidate: Experiment, name: str, values: Iterable[Any]) -> list[Experiment]:
+        ways = (replace(candidate.server, **{name: value}) for value in values)
+        return _possible(candidate, ((candidate.arch, way) for way in ways))
 
 
 def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int]:
     """What is smaller is simpler: the architecture, then the controller, then fewer settings off those given."""
-    settings = ("num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
+    settings = ("max_num_seqs", "max_num_batched_tokens", *({OWN[candidate.arch][0]} if candidate.arch in OWN else ()))
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
-    arch, controller = SIMPLEST_FIRST.index(candidate.arch), CONTROLLERS.index(candidate.server.controller)
-    return arch, controller, moved, candidate.server.num_speculative_tokens
+    arch = SIMPLEST_FIRST.index(candidate.arch) if candidate.arch in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+    return arch, CONTROLLERS.index(candidate.server.controller), moved, candidate.server.num_speculative_tokens
 
 
 def described(candidate: Experiment) -> str:
     """A candidate in a few words."""
+    return ", ".join([candidate.arch, *settings_text(candidate)])
+
+
+def settings_text(candidate: Experiment) -> list[str]:
+    """Its settings, one by one."""
+    server, words = candidate.server, []
+    if candidate.kin != "autoregressive":
+        moved = f"{server.controller} controller, k {server.min_speculative_tokens} to {server.max_speculative_tokens}"
+        words.append(f"k={server.num_speculative_tokens}" if server.controller == "fixed" else moved)
+    if candidate.kin == "baseline":
+        words.append(f"{server.num_workers} workers")
+    else:
+        words.append(f"batch {server.max_num_seqs}")
+    words.append(f"chunk {server.max_num_batched_tokens}")
+    name, _ = OWN.get(candidate.arch, ("", ()))
+    if name and name != "num_workers" and getattr(server, name) != getattr(Server, name):
+        words.append(f"{name.replace('_', '-')} {getattr(server, name)}")
+    return words
+
+
+def drafts_text(candidate: Experiment) -> str:
+    """Its draft length alone, as short as can be: k=2, goodput, or nothing where none is drafted."""
+    if candidate.kin == "autoregressive":
+        return ""
     server = candidate.server
-    words: list[str] = [candidate.arch]
-    if candidate.arch != "autoregressive":
-        k = server.num_speculative_tokens
-        moved = f"{server.controller} from k={k}, {server.min_speculative_tokens} to {server.max_speculative_tokens}"
-        words.append(f"k={k}" if server.controller == "fixed" else moved)
-    batch = f"{server.num_workers} workers" if candidate.arch == "baseline" else f"batch {server.max_num_seqs}"
-    return ", ".join([*words, batch, f"{server.max_num_batched_tokens} prompt tokens a forward"])
+    return f"k={server.num_speculative_tokens}" if server.controller == "fixed" else server.controller
 
 
 def _nearest(value: int, choices: tuple[int, ...]) -> int:

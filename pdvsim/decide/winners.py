@@ -1,27 +1,36 @@
 """Which architecture is best where: a grid of loads x acceptance rates, or loads x pairs of models by size.
 
-In each cell all architectures run the same seeds. A winner counts as sure only if its paired intervals against all
-others exclude no difference; by default at a confidence that leaves the whole map at 95%, so that among many cells none
-is expected to be coloured by chance. At a request rate, who does not keep up cannot win; nobody may.
+In each cell every architecture has its own best settings for that cell (`tune`), and all run the same seeds. A winner
+counts as sure only if its paired intervals against all others lie above what does not count; by default at a confidence
+that leaves the whole map at 95%, so that among many cells none is expected to be coloured by chance. At a request rate,
+who does not keep up cannot win; nobody may.
 
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from pdvsim.common.outcomes import Row
+from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest, contest
-from pdvsim.decide.goal import Goal
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
+from pdvsim.decide.space import Space, drafts_text, settings_text
+from pdvsim.decide.text import contest_document, percent, threshold_text
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_points, check_ranges
-from pdvsim.study.backends import Row
+from pdvsim.study import output
+from pdvsim.view import table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +45,7 @@ class Grid:
     """The cells of a map: loads x places, and who competes in each."""
 
     base: Experiment
-    archs: tuple[Arch, ...]
+    space: Space
     concurrency: tuple[int, ...]
     request_rate: tuple[float, ...]
     axis: Axis
@@ -48,7 +57,7 @@ class Grid:
     indifference: float = 0.0
 
     def __post_init__(self) -> None:
-        lists = (("arch", self.archs), ("concurrency", self.concurrency), ("request-rate", self.request_rate))
+        lists = (("concurrency", self.concurrency), ("request-rate", self.request_rate))
         for name, values in (*lists, ("acceptances" if self.axis == "acceptance" else "pairs", self.places)):
             if len(set(values)) != len(values):
                 raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
@@ -70,6 +79,10 @@ class Grid:
         vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
     @property
+    def archs(self) -> tuple[Arch, ...]:
+        return self.space.archs
+
+    @property
     def loads(self) -> tuple[float, ...]:
         return self.request_rate or tuple(map(float, self.concurrency))
 
@@ -83,17 +96,22 @@ class Grid:
         cells = len(self.loads) * len(self.places) if self.family == "map" else 1
         return cells * (len(self.archs) - 1)
 
-    def contenders(self, load: float, place: Place) -> dict[Arch, list[Experiment]]:
-        """The runs of one cell."""
-        here = self._placed(load, place)
-        return {arch: replications(replace(here, arch=arch), self.num_runs) for arch in self.archs}
+    def cells(self) -> list[tuple[float, Place]]:
+        """Every load at every place."""
+        return [(load, place) for place in self.places for load in self.loads]
 
     def experiments(self) -> list[Experiment]:
-        """All runs of the map, cell by cell."""
-        cells = (self.contenders(load, place) for place in self.places for load in self.loads)
-        return [run for cell in cells for runs in cell.values() for run in runs]
+        """All runs of the map with the settings given, before any is tuned."""
+        heres = (self.placed(load, place) for load, place in self.cells())
+        return [
+            run
+            for here in heres
+            for arch in self.archs
+            for run in replications(replace(here, arch=arch), self.num_runs)
+        ]
 
-    def _placed(self, load: float, place: Place) -> Experiment:
+    def placed(self, load: float, place: Place) -> Experiment:
+        """The experiment of a cell, its architecture and settings as given."""
         if self.request_rate:
             loaded = at_rate(self.base, load)
         else:
@@ -114,6 +132,7 @@ class Cell:
     place: Place
     contest: Contest | None
     behind_load: tuple[str, ...]  # who did not keep up
+    settings: dict[str, Experiment]  # of each architecture, at its best here
 
     @property
     def winner(self) -> str | None:
@@ -135,8 +154,6 @@ class WinnerMap:
     interrupted: bool = False
 
     def __repr__(self) -> str:
-        from pdvsim.decide.tables import map_table
-
         return map_table(self)
 
     @property
@@ -151,32 +168,37 @@ class WinnerMap:
 
 
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
-    """Run all cells. Ctrl-C keeps those that are done."""
+    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
     found = WinnerMap(grid)
+    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
+    best: list[dict[Arch, Experiment]] = []
     try:
-        bench.rows(grid.experiments())
+        best = tuned(search, [grid.placed(load, place) for load, place in grid.cells()], bench)
+        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
     except KeyboardInterrupt:
         found.interrupted = True
-    for place in grid.places:
-        for load in grid.loads:
-            cell = grid.contenders(load, place)
-            rows = {arch: bench.known(runs) for arch, runs in cell.items()}
-            done = {arch: known for arch, known in rows.items() if known is not None}
-            for arch, known in done.items():
-                where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-                found.rows += [row | where | {"arch": arch, "run": run} for run, row in enumerate(known)]
-            if len(done) == len(cell):
-                found.cells.append(_judged(grid, load, place, done))
+    for (load, place), here in zip(grid.cells(), best, strict=False):
+        rows = {arch: bench.known(replications(mine, grid.num_runs)) for arch, mine in here.items()}
+        done = {arch: known for arch, known in rows.items() if known is not None}
+        for arch, known in done.items():
+            where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
+            where |= {"arch": arch, "settings": ", ".join(settings_text(here[arch]))}
+            found.rows += [row | where | {"run": run} for run, row in enumerate(known)]
+        if len(done) == len(here):
+            found.cells.append(_judged(grid, load, place, done, here))
     return found
 
 
-def _judged(grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]]) -> Cell:
+def _judged(
+    grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
+) -> Cell:
     up = {arch: mine for arch, mine in rows.items() if kept_up(mine)}
     behind = tuple(arch for arch in rows if arch not in up)
     if not up:
-        return Cell(load, place, None, behind)
+        return Cell(load, place, None, behind, settings)
     figures = {str(arch): [grid.goal.value(row) for row in mine] for arch, mine in up.items()}
-    return Cell(load, place, contest(figures, grid.goal.sign, grid.comparisons, grid.indifference), behind)
+    threshold = max(grid.indifference, lead_error(grid.placed(load, place), grid.goal.objective))
+    return Cell(load, place, contest(figures, grid.goal.sign, grid.comparisons, threshold), behind, settings)
 
 
 def natural_pairs() -> tuple[str, ...]:
@@ -199,3 +221,92 @@ def size_ratio(pair: str) -> float:
 def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
     """Pairs in the order of their ratio."""
     return tuple(sorted(pairs, key=size_ratio))
+
+
+def map_document(found: WinnerMap) -> dict[str, Any]:
+    """Everything that was asked and found."""
+    cells = [
+        {
+            "load": cell.load,
+            "place": cell.place,
+            "winner": cell.winner,
+            "sure": cell.sure,
+            "did_not_keep_up": list(cell.behind_load),
+            "settings": {arch: settings_text(mine) for arch, mine in cell.settings.items()},
+            "contest": contest_document(cell.contest) if cell.contest else None,
+        }
+        for cell in found.cells
+    ]
+    return {
+        "pdvsim_version": __version__,
+        "interrupted": found.interrupted,
+        "objective": found.grid.goal.objective,
+        "comparisons": found.grid.comparisons,
+        "grid": output.settings(found.grid),
+        "cells": cells,
+        "outside_measured": next(iter(table.most_outside(found.rows)), None) if found.rows else None,
+    }
+
+
+def map_table(found: WinnerMap) -> str:
+    """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
+    if not found.cells:
+        return "no cell is done"
+    grid_ = found.grid
+    rows = [
+        [place_text(place), *(_won(found.cell(load, place)) for load in grid_.loads)]
+        for place in reversed(grid_.places)
+    ]
+    unit = "req/s" if grid_.request_rate else "concurrent"
+    header = [
+        "acceptance" if grid_.axis == "acceptance" else "pair (draft/target)",
+        *(f"{x:g} {unit}" for x in grid_.loads),
+    ]
+    first = found.rows[0]
+    limits = list(dict.fromkeys(threshold_text(c.contest, grid_.indifference) for c in found.cells if c.contest))
+    confidence = next((cell.contest.confidence for cell in found.cells if cell.contest), math.nan)
+    whose = "the map as a whole" if grid_.family == "map" else "each cell alone, not for the map"
+    return "\n".join(
+        [
+            table.grid(header, rows),
+            f"best {NAMES[grid_.goal.objective]} and its lead over the second, each at its own best settings",
+            "(in brackets): not told apart from those named" + (f"; {limits[0]}" if limits else ""),
+            f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+            table.founded(first),
+            *table.most_outside(found.rows),
+        ]
+    )
+
+
+def place_text(place: Place) -> str:
+    """An acceptance rate, or a pair with the ratio of its sizes."""
+    return f"{place} ({size_ratio(place):.2f})" if isinstance(place, str) else f"{place:g}"
+
+
+def margin_text(cell: Cell) -> str:
+    """The winner's lead, as a share of the second's figure."""
+    if cell.contest is None or cell.contest.second is None:
+        return ""
+    return percent(cell.contest.margin)
+
+
+def alike_text(cell: Cell) -> str:
+    """Who is not told apart from the winner."""
+    unsure = cell.contest.unsure if cell.contest else ()
+    return f"≈ {', '.join(unsure[:2])}{', …' if len(unsure) > 2 else ''}"
+
+
+def winner_text(cell: Cell) -> str:
+    """The winner with its draft length; empty where nobody keeps up."""
+    if cell.winner is None:
+        return ""
+    return f"{cell.winner} {drafts_text(cell.settings[cell.winner])}".rstrip()
+
+
+def _won(cell: Cell | None) -> str:
+    if cell is None:
+        return ""
+    if cell.winner is None:
+        return "nobody keeps up"
+    text = f"{winner_text(cell)} {margin_text(cell) or 'alone'}"
+    return text if cell.sure else f"({text} {alike_text(cell)})"

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pdvsim.published.fair import HEADLINE, Fair
-from pdvsim.published.reproduce import Cell, Reproduction
-from pdvsim.view.style import ARCH_COLOURS
+from pdvsim.published.reproduce import Reproduction, TableCell
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.style import arch_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
+@styled()
 def reproduction_figure(reproduction: Reproduction) -> Figure:
     """Published against simulated."""
     return _three_way(reproduction) if reproduction.table == "three-way" else _poisson(reproduction)
 
 
-def _figure(panels: int, width: float, height: float = 5.2) -> tuple[Figure, Sequence[Axes]]:
+def _figure(panels: int, width_inches: float, caption: str) -> tuple[Figure, list[Axes]]:
     """A figure of panels side by side."""
-    import seaborn as sns
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasAgg(figure)
-        axes = figure.subplots(1, panels, squeeze=False)[0]
-    return figure, list(axes)
+    figure = new_figure(width_inches, 5.0, caption)
+    return figure, list(figure.subplots(1, panels, squeeze=False).flat)
 
 
 def _three_way(reproduction: Reproduction) -> Figure:
     """Bars are published, diamonds simulated."""
-    figure, panels = _figure(2, 13)
+    note = "The single request is calibrated on, and of the five pd's mean chose their order; the rest is predicted."
+    figure, panels = _figure(2, 13, f"TinyLlama-1.1B to Llama-2-7B, A100, fp32. {note}")
     archs = list(dict.fromkeys(c.arch for c in reproduction.cells))
     loads = list(dict.fromkeys(c.requests for c in reproduction.cells))
     for axes, (metric, title) in zip(
@@ -43,7 +38,7 @@ def _three_way(reproduction: Reproduction) -> Figure:
         for i, arch in enumerate(archs):
             row = [c for c in reproduction.cells if c.metric == metric and c.arch == arch]
             at = [loads.index(c.requests) + (i - 1) * 0.27 for c in row]
-            colour = ARCH_COLOURS[arch]
+            colour = arch_colour(arch)
             published = axes.bar(at, [c.published / 1e3 for c in row], 0.24, color=colour, label=arch, alpha=0.75)
             errors = ["fitted" if c.requests == 1 else f"{c.error:+.0%}" for c in row]
             axes.bar_label(published, errors, padding=9, fontsize=9, color="0.25")
@@ -63,33 +58,29 @@ def _three_way(reproduction: Reproduction) -> Figure:
     )
     names = [f"{labels[i]}, published" if labels[i] in archs else labels[i] for i in order]
     figure.legend([handles[i] for i in order], names, loc="outside upper center", ncols=4, frameon=False)
-    note = "The single request is calibrated on, and of the five pd's mean chose their order; the rest is predicted."
-    _footnote(figure, f"TinyLlama-1.1B to Llama-2-7B, A100, fp32. {note}")
     return figure
 
 
 def _poisson(reproduction: Reproduction) -> Figure:
     """Marks are published, lines simulated; the band is one standard deviation of single runs."""
     labels = list(dict.fromkeys(c.pair for c in reproduction.cells))
-    figure, panels = _figure(len(labels), 16)
+    figure, panels = _figure(
+        len(labels), 16, "Completed-only throughput with the 60 s cut-off, as published. Band: one standard deviation "
+        "of single runs. All three labels ran the same 34B verifier.",
+    )  # fmt: skip
     cells = [c for c in reproduction.cells if c.metric == "throughput_completed_only"]
     for axes, label in zip(panels, labels, strict=True):
         for arch in ("pd", "pdv-unified"):
             row = [c for c in cells if c.pair == label and c.arch == arch]
             _curve(axes, row, arch)
-        _dress(axes, "Concurrency level C (0.05 C requests/s for 30 s)", "tok/s of completed requests", label)
+        _axes(axes, "Concurrency level C (0.05 C requests/s for 30 s)", "tok/s of completed requests", label)
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
-    _footnote(
-        figure,
-        "Completed-only throughput with the 60 s cut-off, as published. Band: one standard deviation of single runs. "
-        "All three labels ran the same 34B verifier.",
-    )
     return figure
 
 
-def _curve(axes: Axes, row: list[Cell], name: str) -> None:
-    colour = ARCH_COLOURS[name]
+def _curve(axes: Axes, row: list[TableCell], name: str) -> None:
+    colour = arch_colour(name)
     x = [c.concurrency for c in row]
     axes.plot(x, [c.simulated for c in row], color=colour, linewidth=2, label=f"{name}, simulated")
     low, high = [max(0.0, c.simulated - c.spread) for c in row], [c.simulated + c.spread for c in row]
@@ -99,7 +90,7 @@ def _curve(axes: Axes, row: list[Cell], name: str) -> None:
     axes.plot(x, published, style, color=colour, markersize=size, markeredgecolor="white", label=f"{name}, published")
 
 
-def _dress(axes: Axes, x_label: str, y_label: str, title: str) -> None:
+def _axes(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     ticks = (1, 2, 4, 8, 16, 32, 64, 128)
     axes.set_xscale("log", base=2)
     axes.set_xticks(ticks, [str(tick) for tick in ticks])
@@ -110,10 +101,13 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str) -> None:
     axes.set_title(title, fontweight="bold", loc="left")
 
 
+@styled()
 def fair_figure(fair: Fair) -> Figure:
     """Throughput to the end, and mean latency, of the published programs and of pdvsim's policies."""
     poisson = fair.table == "poisson-30s"
-    figure, panels = _figure(3 if poisson else 2, 16 if poisson else 13)
+    label = f" Arrivals and acceptance of {HEADLINE}." if poisson else ""
+    note = f"Published programs as simulated on an A100; pdvsim on {fair.gpu}: {fair.foundation}.{label}"
+    figure, panels = _figure(3 if poisson else 2, 16 if poisson else 13, note)
     who = list(dict.fromkeys((row.engine, row.arch) for row in fair.rows))
     loads = list(dict.fromkeys(row.concurrency for row in fair.rows))
     named = {
@@ -127,8 +121,8 @@ def fair_figure(fair: Fair) -> Figure:
         for i, (engine, arch) in enumerate(programs):
             rows = [fair.row(engine, arch, c) for c in loads]
             at = [j + (i - 0.5) * 0.4 for j in range(len(loads))]
-            panels[0].bar(at, [r.all_tokens or 0.0 for r in rows], 0.36, color=ARCH_COLOURS[arch], alpha=0.35)
-            panels[0].bar(at, [r.completed_only or 0.0 for r in rows], 0.36, color=ARCH_COLOURS[arch])
+            panels[0].bar(at, [r.all_tokens or 0.0 for r in rows], 0.36, color=arch_colour(arch), alpha=0.35)
+            panels[0].bar(at, [r.completed_only or 0.0 for r in rows], 0.36, color=arch_colour(arch))
         panels[0].set_title("By the cut-off: completed (solid), all (pale)", fontweight="bold", loc="left")
         panels[0].set_ylabel("tok/s")
     for axes, (metric, title, unit) in zip(
@@ -144,7 +138,7 @@ def fair_figure(fair: Fair) -> Figure:
             style = "o-" if engine == "published" else "s--"
             size = 14 - 2 * i  # rings, so that what coincides is seen to
             axes.plot(
-                range(len(loads)), values, style, color=ARCH_COLOURS[arch], linewidth=2, markersize=size,
+                range(len(loads)), values, style, color=arch_colour(arch), linewidth=2, markersize=size,
                 markerfacecolor="none", markeredgewidth=2, label=name,
             )  # fmt: skip
             shown += values
@@ -162,10 +156,4 @@ def fair_figure(fair: Fair) -> Figure:
         axes.set_xlabel("Concurrency level C" if poisson else "Requests, all submitted at once")
     handles, names = panels[-1].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
-    label = f" Arrivals and acceptance of {HEADLINE}." if poisson else ""
-    _footnote(figure, f"Published programs as simulated on an A100; pdvsim on {fair.gpu}: {fair.foundation}.{label}")
     return figure
-
-
-def _footnote(figure: Figure, text: str) -> None:
-    figure.supxlabel(text, fontsize=10, color="0.35", x=0.01, ha="left")

@@ -23,7 +23,7 @@ K = 4  # drafts a round, in all published runs
 
 
 @dataclass(slots=True)
-class Job:
+class PublishedJob:
     """One request: when it came, what each of its rounds emits, and how far it is."""
 
     arrival_s: float

@@ -12,23 +12,26 @@ from collections.abc import Generator
 from typing import Any, Literal
 
 import simpy
+from simpy.events import Event
 
 from pdvsim.published.forwards import Cached, Stream
-from pdvsim.published.job import Job
+from pdvsim.published.job import PublishedJob
 
 Poisson = Literal["pd", "pdv-unified"]
-Process = Generator[simpy.Event, Any, None]
+Process = Generator[Event, Any, None]
 
 
-def run_poisson(program: Poisson, jobs: list[Job], limit: int, forwards: Cached, cutoff_s: float = math.inf) -> None:
+def run_poisson(
+    program: Poisson, jobs: list[PublishedJob], limit: int, forwards: Cached, cutoff_s: float = math.inf
+) -> None:
     """Let the jobs arrive and serve them, up to the cut-off; `limit` is the "concurrency" of the table."""
     env = simpy.Environment()
-    server = {"pd": Pd, "pdv-unified": Unified}[program](env, limit, forwards)
+    server = {"pd": PoissonPd, "pdv-unified": PoissonUnified}[program](env, limit, forwards)
     env.process(_arrive(env, jobs, server))
     env.run(None if math.isinf(cutoff_s) else cutoff_s)
 
 
-def _arrive(env: simpy.Environment, jobs: list[Job], server: Program) -> Process:
+def _arrive(env: simpy.Environment, jobs: list[PublishedJob], server: PoissonProgram) -> Process:
     for job in jobs:
         yield env.timeout(job.arrival_s - env.now)
         server.waiting.append(job)
@@ -36,7 +39,7 @@ def _arrive(env: simpy.Environment, jobs: list[Job], server: Program) -> Process
     server.arriving = False
 
 
-class Program:
+class PoissonProgram:
     """Two queues, the stream, and what the threads wait for."""
 
     def __init__(self, env: simpy.Environment, limit: int, forwards: Cached) -> None:
@@ -44,8 +47,8 @@ class Program:
         self.limit = limit
         self.forwards = forwards
         self.stream = Stream(env)
-        self.waiting: deque[Job] = deque()
-        self.decoding: deque[Job] = deque()
+        self.waiting: deque[PublishedJob] = deque()
+        self.decoding: deque[PublishedJob] = deque()
         self.arriving = True  # more requests may come
         self.news = env.event()
         for thread in self.threads():
@@ -83,11 +86,11 @@ class Program:
         for seconds in forwards:
             yield self.stream.run(seconds)
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: PublishedJob) -> None:
         """A request has left."""
 
 
-class Pd(Program):
+class PoissonPd(PoissonProgram):
     """A prefill thread admits while fewer than `limit` requests are active; a decode thread goes round all of them."""
 
     active = 0
@@ -122,12 +125,12 @@ class Pd(Program):
         else:
             yield self.stream.run(sum(forwards))
 
-    def finished(self, job: Job) -> None:
+    def finished(self, job: PublishedJob) -> None:
         self.active -= 1
         self.notify()
 
 
-class Unified(Program):
+class PoissonUnified(PoissonProgram):
     """One thread: a turn admits at most one request while fewer than `limit` queue to decode, then goes round all.
 
     With one admission a turn, the requests in flight limit themselves to about the rounds a request needs.

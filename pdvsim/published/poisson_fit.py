@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from pdvsim.published.forwards import Cached
-from pdvsim.published.job import Job, K, coin_for, drawn_rounds, legacy_arrivals
+from pdvsim.published.job import K, PublishedJob, coin_for, drawn_rounds, legacy_arrivals
 from pdvsim.published.poisson import Poisson, run_poisson
 from pdvsim.published.scoring import Score, score_poisson
 from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, tokens_and_rounds
@@ -72,11 +72,11 @@ class PoissonModel:
         return value
 
 
-def poisson_jobs(concurrency: int, coin: float, seed: int) -> list[Job]:
+def poisson_jobs(concurrency: int, coin: float, seed: int) -> list[PublishedJob]:
     """The requests of a row: the published arrivals, and rounds drawn from `seed`."""
     rng = np.random.default_rng(seed)
     arrivals = legacy_arrivals(RATE_PER_CONCURRENCY * concurrency, WINDOW_S)
-    return [Job(arrival_s, drawn_rounds(rng, coin, OUTPUT_TOKENS)) for arrival_s in arrivals]
+    return [PublishedJob(arrival_s, drawn_rounds(rng, coin, OUTPUT_TOKENS)) for arrival_s in arrivals]
 
 
 def poisson_scores(arch: Poisson, concurrency: int, coin: float, forwards: Cached, runs: int, seed: int) -> list[Score]:

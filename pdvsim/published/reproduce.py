@@ -29,7 +29,7 @@ ENOUGH = 10  # completions from which a throughput is worth comparing
 
 
 @dataclass(frozen=True)
-class Cell:
+class TableCell:
     """One figure, published and simulated."""
 
     pair: str
@@ -59,11 +59,11 @@ class Reproduction:
 
     table: TableName
     constants: tuple[Constant, ...]
-    cells: tuple[Cell, ...]
+    cells: tuple[TableCell, ...]
     replications: int
     interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
 
-    def targeted(self) -> list[Cell]:
+    def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
         metrics = TARGETS[self.table]
         return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= self.least_completions]
@@ -72,11 +72,11 @@ class Reproduction:
     def least_completions(self) -> int:
         return ENOUGH if self.table == "poisson-30s" else 1
 
-    def missed(self) -> list[Cell]:
+    def missed(self) -> list[TableCell]:
         """The cells further from the published figure than aimed at."""
         return [cell for cell in self.targeted() if abs(cell.error) > TARGETS[self.table][cell.metric]]
 
-    def row(self, pair: str, arch: str, metric: str) -> list[Cell]:
+    def row(self, pair: str, arch: str, metric: str) -> list[TableCell]:
         """One metric of one program, over the loads."""
         return [cell for cell in self.cells if (cell.pair, cell.arch, cell.metric) == (pair, arch, metric)]
 
@@ -124,7 +124,7 @@ def reproduce(
         same_figure = table == "three-way" and figure.requests == 1
         completions = float(np.mean([score.get("completions", figure.requests) for score in of_row]))
         cells.append(
-            Cell(
+            TableCell(
                 key.pair, key.arch, key.concurrency, figure.requests, key.metric, figure.unit,
                 figure.value,
                 float(np.mean(values)) if values else float("nan"),

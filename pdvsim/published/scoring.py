@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pdvsim.published.job import Job
+from pdvsim.published.job import PublishedJob
 
 Score = dict[str, float]
 
 
-def score_three_way(jobs: Sequence[Job]) -> Score:
+def score_three_way(jobs: Sequence[PublishedJob]) -> Score:
     """The metrics of the three_way table; all requests complete."""
     latency_ms = [1e3 * (job.finish_s - job.arrival_s) for job in jobs]
     total_s = max(job.finish_s for job in jobs)
@@ -31,7 +31,7 @@ def score_three_way(jobs: Sequence[Job]) -> Score:
     }
 
 
-def score_poisson(jobs: Sequence[Job], cutoff_s: float) -> Score:
+def score_poisson(jobs: Sequence[PublishedJob], cutoff_s: float) -> Score:
     """The metrics of the poisson_30s table; latencies are nan where nothing completed."""
     done = [job for job in jobs if job.completed]
     end_s = max(job.finish_s for job in done) if len(done) == len(jobs) else cutoff_s
@@ -52,7 +52,7 @@ def score_poisson(jobs: Sequence[Job], cutoff_s: float) -> Score:
     }
 
 
-def score_fairly(jobs: Sequence[Job]) -> Score:
+def score_fairly(jobs: Sequence[PublishedJob]) -> Score:
     """All tokens of all requests, served to the end; time runs from the first arrival."""
     latency_s = [job.finish_s - job.arrival_s for job in jobs]
     duration_s = max(job.finish_s for job in jobs) - min(job.arrival_s for job in jobs)

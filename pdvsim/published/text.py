@@ -6,7 +6,7 @@ import textwrap
 
 from pdvsim.published.explain import explain
 from pdvsim.published.fair import HEADLINE, Fair
-from pdvsim.published.reproduce import ENOUGH, TARGETS, Cell, Reproduction
+from pdvsim.published.reproduce import ENOUGH, TARGETS, Reproduction, TableCell
 from pdvsim.published.tables import SOURCE, Constant
 from pdvsim.view.table import cell, rows_table
 
@@ -59,7 +59,7 @@ def _constants(constants: tuple[Constant, ...]) -> str:
     return rows_table(rows)
 
 
-def _cell_row(found: Cell, reproduction: Reproduction) -> dict[str, str]:
+def _cell_row(found: TableCell, reproduction: Reproduction) -> dict[str, str]:
     several = len({c.pair for c in reproduction.cells}) > 1
     mark = "calibrated" if found.used_for_calibration else ""
     if found in reproduction.missed():

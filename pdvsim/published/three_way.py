@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import simpy
+from simpy.events import Event
 
 from pdvsim.published.forwards import Forwards, Stream
-from pdvsim.published.job import Job
+from pdvsim.published.job import PublishedJob
 
 ThreeWay = Literal["baseline", "pd", "pdv"]
-Process = Generator[simpy.Event, Any, None]
+Process = Generator[Event, Any, None]
 
 WORKERS = 4
 BATCH = 4
@@ -32,19 +33,19 @@ class ThreeWayConfig:
     first_use_s: float = 0.0  # before the first forward of a process that was not warmed up
 
 
-def run_three_way(program: ThreeWay, jobs: list[Job], config: ThreeWayConfig) -> None:
+def run_three_way(program: ThreeWay, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
     """Run the jobs, all submitted at 0, to their end."""
     env = simpy.Environment()
-    {"baseline": Baseline, "pd": Pd, "pdv": Pdv}[program](env, jobs, config)
+    {"baseline": ThreeWayBaseline, "pd": ThreeWayPd, "pdv": ThreeWayPdv}[program](env, jobs, config)
     env.run()
 
 
-class Program:
+class ThreeWayProgram:
     """What is waiting, the stream, and the forwards."""
 
     threads = 1
 
-    def __init__(self, env: simpy.Environment, jobs: list[Job], config: ThreeWayConfig) -> None:
+    def __init__(self, env: simpy.Environment, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
         self.env = env
         self.config = config
         self.stream = Stream(env)
@@ -56,14 +57,14 @@ class Program:
     def loop(self) -> Process:
         raise NotImplementedError
 
-    def settle(self, job: Job) -> None:
+    def settle(self, job: PublishedJob) -> None:
         """One round's tokens, and the end if it was the last."""
         job.emit(self.env.now)
         if job.over:
             job.finish_s = self.env.now
 
 
-class Baseline(Program):
+class ThreeWayBaseline(ThreeWayProgram):
     """Four worker threads, each with one request to its end at batch 1; they share the stream and one lock."""
 
     threads = WORKERS
@@ -81,12 +82,12 @@ class Baseline(Program):
             self.busy -= 1
 
 
-class Pd(Program):
+class ThreeWayPd(ThreeWayProgram):
     """One thread, decode strictly before prefill: a request is admitted only when none is left to decode."""
 
     def loop(self) -> Process:
         forwards = self.config.forwards
-        decoding: deque[Job] = deque()
+        decoding: deque[PublishedJob] = deque()
         while decoding or self.waiting:
             if not decoding:
                 decoding.append(self.waiting.popleft())
@@ -98,13 +99,13 @@ class Pd(Program):
                 decoding.popleft()
 
 
-class Pdv(Program):
+class ThreeWayPdv(ThreeWayProgram):
     """One thread, decode > verify > prefill: a prefill only when both other lanes are empty, so batches are static."""
 
     def loop(self) -> Process:
         forwards = self.config.forwards
-        decoding: deque[Job] = deque()
-        verifying: deque[Job] = deque()
+        decoding: deque[PublishedJob] = deque()
+        verifying: deque[PublishedJob] = deque()
         while decoding or verifying or self.waiting:
             if decoding:
                 batch = _take(decoding)
@@ -120,5 +121,5 @@ class Pdv(Program):
                 decoding.extend(_take(self.waiting))
 
 
-def _take(queue: deque[Job]) -> list[Job]:
+def _take(queue: deque[PublishedJob]) -> list[PublishedJob]:
     return [queue.popleft() for _ in range(min(BATCH, len(queue)))]

@@ -14,7 +14,7 @@ from itertools import permutations
 import numpy as np
 
 from pdvsim.published.forwards import WholeSequence
-from pdvsim.published.job import Job, K, even_rounds
+from pdvsim.published.job import K, PublishedJob, even_rounds
 from pdvsim.published.scoring import Score, score_three_way
 from pdvsim.published.tables import (
     THREE_WAY_PAIR,
@@ -36,9 +36,9 @@ OUTPUT_TOKENS = 100
 SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 
 
-def jobs_of(mix: Mix) -> list[Job]:
+def jobs_of(mix: Mix) -> list[PublishedJob]:
     """Requests of so many tokens and rounds, all submitted at 0."""
-    return [Job(0.0, even_rounds(*request), PROMPT_TOKENS) for request in mix]
+    return [PublishedJob(0.0, even_rounds(*request), PROMPT_TOKENS) for request in mix]
 
 
 class ThreeWayModel:

@@ -10,16 +10,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.study.stats import over_replications, paired_differences
 from pdvsim.study.sweep import Point, Sweep, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Seat = tuple[str, str, float, Arch]  # pair, card, load, architecture
 
 COST = "usd_per_million_output_tokens"
 
@@ -37,6 +40,7 @@ class Comparison:
     base: Experiment = field(default_factory=Experiment)
     pair_acceptance: tuple[float, ...] = ()  # of each pair, in their order; empty: the base's for all
     gpu_hour_usd: Mapping[str, float] = field(default_factory=dict)  # price of a card for an hour
+    servers: Mapping[Seat, Server] = field(default_factory=dict)  # settings of their own; the base's for all others
 
     def __post_init__(self) -> None:
         given = self.base.acceptance
@@ -62,7 +66,13 @@ class Comparison:
 
     def points(self, pair: str, gpu: str) -> list[Point]:
         """The runs of one pair on one card."""
-        return Sweep(self.archs, self.concurrency, self.request_rate, self.num_runs, self._base(pair, gpu)).points()
+        points = Sweep(self.archs, self.concurrency, self.request_rate, self.num_runs, self._base(pair, gpu)).points()
+        return [
+            replace(point, experiment=suited(replace(point.experiment, server=server)))
+            if (server := self.servers.get((pair, gpu, point.load, point.experiment.arch)))
+            else point
+            for point in points
+        ]
 
     def _base(self, pair: str, gpu: str) -> Experiment:
         named_pair(pair), named_gpu(gpu)  # refused here, with the names that are known
@@ -86,9 +96,15 @@ class Comparison:
 
 
 def run_comparison(
-    comparison: Comparison, jobs: int | None = None, progress: Callable[[int], None] | None = None
+    comparison: Comparison,
+    jobs: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    settings: Mapping[Seat, str] | None = None,
 ) -> pd.DataFrame:
-    """Run it, `jobs` points at a time; one row a point, with its pair, card and cost. Ctrl-C: SweepInterrupted."""
+    """Run it, `jobs` points at a time; one row a point, with its pair, card and cost. Ctrl-C: SweepInterrupted.
+
+    `settings` are what each architecture runs with, in words: a column of the frame.
+    """
     import pandas as pd
 
     done: list[pd.DataFrame] = []
@@ -101,15 +117,19 @@ def run_comparison(
         try:
             frame = run_sweep(comparison.points(pair, gpu), jobs, lambda points, _: report(points))
         except SweepInterrupted as stop:
-            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd))
+            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd, settings or {}))
             raise SweepInterrupted(pd.concat(done, ignore_index=True)) from None
-        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd))
+        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd, settings or {}))
     return pd.concat(done, ignore_index=True)
 
 
-def _placed(frame: pd.DataFrame, pair: str, gpu: str, prices: Mapping[str, float]) -> pd.DataFrame:
+def _placed(
+    frame: pd.DataFrame, pair: str, gpu: str, prices: Mapping[str, float], settings: Mapping[Seat, str]
+) -> pd.DataFrame:
     if len(frame):
         frame["pair"], frame["gpu"] = pair, gpu
+        seats = zip(frame["load"], frame["arch"], strict=True)
+        frame["settings"] = [settings.get((pair, gpu, load, arch), "") for load, arch in seats]
         if prices:
             hour = prices[gpu] * frame["gpus"] / 3600 * 1e6
             frame[COST] = hour / frame["output_throughput"]

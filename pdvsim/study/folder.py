@@ -23,6 +23,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
@@ -159,7 +161,7 @@ class SweepDir:
         failures = 0
         progress(done)
         folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
-        outcomes = finished(partial(made, folder), missing, backend, notice)
+        outcomes = finished(partial(run_and_save, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, done + 1):
                 row = self.keep(outcome, points[outcome.index])
@@ -203,7 +205,7 @@ class SweepDir:
         return frame, saved
 
 
-def made(folder: Path | None, index: int, point: Point) -> Row:
+def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
     """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
     if folder is None:
         return {"row": run_point(index, point), "details": {}}
@@ -218,8 +220,6 @@ def made(folder: Path | None, index: int, point: Point) -> Row:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the folder until the end of the block, or of the process, however that comes."""
-    from filelock import FileLock, Timeout
-
     file = path / ".lock"
     if file.is_symlink():
         raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")

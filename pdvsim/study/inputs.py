@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.doubts import vet
 
 if TYPE_CHECKING:
     from pdvsim.sim.core import Request
@@ -24,7 +25,6 @@ def checked(experiment: Experiment) -> Workload:
 
     Nor may it set an option that does nothing.
     """
-    from pdvsim.sim.doubts import vet
     from pdvsim.sim.workload.requests import Workload
 
     vet([experiment])

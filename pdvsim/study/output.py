@@ -110,14 +110,14 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     """
     if stopped and any(path.exists() for path in files):
         files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
-    made = [path for path, data in files.items() if data is not None]
-    if stopped and not made:
+    written = [path for path, data in files.items() if data is not None]
+    if stopped and not written:
         say("pdvsim", f"interrupted: {stopped}; nothing is saved")
         return 130
     write_all(files)
-    say("pdvsim", f"saved {', '.join(map(str, made))}")
+    say("pdvsim", f"saved {', '.join(map(str, written))}")
     if stopped:
-        say("pdvsim", f"interrupted: {stopped} saved in {made[0].parent}")
+        say("pdvsim", f"interrupted: {stopped} saved in {written[0].parent}")
     return 130 if stopped else 0
 
 

@@ -36,7 +36,7 @@ class Config(BaseModel, extra="allow"):
     scoring: dict[str, Any] = Field(default_factory=dict)
 
 
-class Header(BaseModel, extra="allow"):
+class ResultHeader(BaseModel, extra="allow"):
     """What every result says of itself."""
 
     schema_version: int = SCHEMA
@@ -52,21 +52,21 @@ class SweepSettings(BaseModel, extra="allow"):
     vary: dict[str, Any] | None = None
 
 
-class Made(BaseModel, extra="allow"):
+class Derived(BaseModel, extra="allow"):
     """What was made of a sweep's points, with its digests."""
 
     files: dict[str, str]
 
 
-class SweepHeader(Header):
+class SweepHeader(ResultHeader):
     """sweep.json."""
 
     sweep: SweepSettings
     num_points: int | None = None  # that were asked for
-    made: Made | None = None
+    made: Derived | None = None
 
 
-class RunDocument(Header):
+class RunDocument(ResultHeader):
     """The JSON file of one run; the metrics are among the keys not named here."""
 
     arch: str
@@ -89,7 +89,7 @@ class RunDocument(Header):
         return "request_rate", rate
 
 
-H = TypeVar("H", bound=Header)
+H = TypeVar("H", bound=ResultHeader)
 
 
 def read_header(model: type[H], path: Path, otherwise: str) -> H:

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.common.files import digest
+from pdvsim.sim.hardware.models import GPUS
+from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.records import Columns
 from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
@@ -204,10 +207,6 @@ def records(row: pd.Series[Any]) -> Records | None:
 
 def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
     """The profile called `name`, if it is one that comes with pdvsim or the file that was used is still there."""
-    from pdvsim.sim.hardware.models import GPUS
-    from pdvsim.sim.hardware.profile import builtin, roofline
-    from pdvsim.sim.hardware.profile import load as load_profile
-
     if gpu in GPUS:
         for profile in (builtin(gpu), roofline(GPUS[gpu])):
             if profile.name == name:

@@ -117,20 +117,20 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ResultCheck:
     """Whether a result is whole, and what there is to say of it."""
 
     whole: bool
     lines: list[str]
 
 
-def check_sweep(folder: Path) -> Verdict:
+def check_sweep(folder: Path) -> ResultCheck:
     """The state of a sweep's folder by what it says of itself; a ValueError if it is not a sweep's."""
     config = read_config(folder)
     if "identity" not in config:
-        return Verdict(False, ["written before points carried what they are of: nothing to check by; run it again"])
+        return ResultCheck(False, ["written before points carried what they are of: nothing to check by; run it again"])
     if not unbroken(config):
-        return Verdict(False, ["damaged: sweep.json; --resume with the sweep's own flags mends it"])
+        return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's own flags mends it"])
     found = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
     made = config.get("made", {"of": None, "files": {}})
     damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]
@@ -142,24 +142,24 @@ def check_sweep(folder: Path) -> Verdict:
     missing = [f"{index:05}" for index in range(found.asked) if index not in found.rows]
     lines += [f"missing or not to be used: {some(missing)}"] if missing else []
     lines += ["summary.parquet is not of these points: the sweep was stopped; --resume makes it again"] if stale else []
-    return Verdict(count == found.asked and not damaged and not stale, lines)
+    return ResultCheck(count == found.asked and not damaged and not stale, lines)
 
 
-def check_run(path: Path) -> Verdict:
+def check_run(path: Path) -> ResultCheck:
     """The state of a run's document and of the records beside it; a ValueError if it is not a run's."""
     try:
         document = read_json(path)
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: neither a sweep's folder nor a run's JSON file") from None
     except ValueError:
-        return Verdict(False, ["damaged: not JSON, or cut short"])
+        return ResultCheck(False, ["damaged: not JSON, or cut short"])
     if not isinstance(document, dict) or "pdvsim_version" not in document:
         raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")
     if "records_sha256" not in document:
-        return Verdict(False, ["written before results carried a seal: nothing to check by"])
+        return ResultCheck(False, ["written before results carried a seal: nothing to check by"])
     if not unbroken(document):
-        return Verdict(False, ["damaged: the document is not what was written"])
+        return ResultCheck(False, ["damaged: the document is not what was written"])
     records = document["records_sha256"]
     bad = [name for name, was in records.items() if digest(path.with_name(name)) != was]
     lines = [f"the document is whole, and {len(records) - len(bad)} of {len(records)} files of records"]
-    return Verdict(not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else []))
+    return ResultCheck(not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else []))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.compare import FAMILIES
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
     from matplotlib.axes import Axes
@@ -29,19 +31,17 @@ MARKS = {"mean": "o", "median": "s", "p95": "^", "p99": "D"}
 
 def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
     """Held-out error of every point over its predicted time, a panel a model, a colour a kind of work."""
-    import seaborn as sns
-
     columns = min(3, len(solos))
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure, grid = _panels(-(-len(solos) // columns), columns, height=3.2)
-        kinds = list(dict.fromkeys(kind for solo in solos.values() for kind in solo.frame["kind"]))
-        colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+    kinds = list(dict.fromkeys(kind for solo in solos.values() for kind in solo.frame["kind"]))
+    note = f"Forward latency alone, points held out of the fit (5-fold); {foundation}. Grey: within 6%."
+    with styled():
+        figure, grid = _panels(-(-len(solos) // columns), columns, 3.2, note)
         for axes, (model, solo) in zip(grid, solos.items(), strict=False):
             axes.axhspan(-6, 6, color="0.92", zorder=0)
             for kind in kinds:
                 rows = (solo.frame["kind"] == kind).to_numpy()
                 at = solo.frame["held_out"].to_numpy(float)[rows] * 1e3
-                axes.scatter(at, solo.errors[rows] * 100, s=16, color=colours[kind], label=kind, alpha=0.85)
+                axes.scatter(at, solo.errors[rows] * 100, s=16, color=KIND_COLOURS[kind], label=kind, alpha=0.85)
             axes.set_xscale("log")
             _plain_ticks(axes.xaxis, *axes.get_xlim())
             axes.set_title(model, loc="left", fontweight="bold")
@@ -51,26 +51,22 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
             axes.set_visible(False)
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
-        note = f"Forward latency alone, points held out of the fit (5-fold); {foundation}. Grey: within 6%."
-        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
     return figure
 
 
 def corun_figure(corun: Corun, foundation: str) -> Figure:
     """Predicted over measured slowdown of works side by side, pairs and triples, held out by shape."""
-    import seaborn as sns
-
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure, grid = _panels(1, 2, height=5.5)
-        kinds = list(dict.fromkeys(corun.frame["kind"]))
-        colours = dict(zip(kinds, sns.color_palette("colorblind", len(kinds)), strict=True))
+    kinds = list(dict.fromkeys(corun.frame["kind"]))
+    note = f"Time beside others over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
+    with styled():
+        figure, grid = _panels(1, 2, 5.5, note)
         for axes, (title, works) in zip(grid, (("Pairs", 2), ("Triples", 3)), strict=True):
             for kind in kinds:
                 for ordered, mark in ((False, "o"), (True, "^")):
                     frame = corun.frame
                     rows = frame[(frame["works"] == works) & (frame["kind"] == kind) & (frame["ordered"] == ordered)]
                     label = f"{kind}, {'by priority' if ordered else 'equal streams'}"
-                    axes.scatter(rows["measured"], rows["by_shape"], s=26, marker=mark, color=colours[kind],
+                    axes.scatter(rows["measured"], rows["by_shape"], s=26, marker=mark, color=KIND_COLOURS[kind],
                                  label=label, alpha=0.8)  # fmt: skip
             _diagonal(axes, corun.frame[corun.frame["works"] == works], "measured", "by_shape")
             axes.set_title(title, loc="left", fontweight="bold")
@@ -78,23 +74,21 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
             axes.set_ylabel("Predicted slowdown")
         handles, labels = grid[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
-        note = (
-            f"Time beside others over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
-        )
-        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
     return figure
 
 
 def validation_figure(document: Mapping[str, Any]) -> Figure:
     """Predicted against measured metrics of all runs: a panel a family, a colour an architecture."""
     import pandas as pd
-    import seaborn as sns
 
     runs = document["runs"]
-    archs = list(dict.fromkeys(run["load"]["arch"] for run in runs))
-    with sns.axes_style("whitegrid"), sns.plotting_context("notebook"):
-        figure, grid = _panels(2, 3, height=4.6)
-        colours = dict(zip(archs, sns.color_palette("colorblind", len(archs)), strict=True))
+    archs = sorted({run["load"]["arch"] for run in runs}, key=arch_rank)
+    note = (
+        f"{len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
+        f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%."
+    )
+    with styled():
+        figure, grid = _panels(2, 3, 4.6, note)
         for axes, family in zip(grid, ("output_throughput", *FAMILIES), strict=False):
             title, unit = TITLES[family]
             marks = {"": "o"} if family == "output_throughput" else MARKS
@@ -106,26 +100,17 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
                           if r["load"]["arch"] == arch and metric in r["errors"]]  # fmt: skip
                     points += at
                     x, y = [a for a, _ in at], [b for _, b in at]
-                    axes.scatter(x, y, s=22, marker=mark, color=colours[arch], alpha=0.75)
+                    axes.scatter(x, y, s=22, marker=mark, color=arch_colour(arch), alpha=0.75)
             _diagonal(axes, pd.DataFrame(points, columns=["measured", "predicted"]), "measured", "predicted")
             axes.set_title(title, loc="left", fontweight="bold")
             axes.set_xlabel(f"Measured ({unit})")
             axes.set_ylabel(f"Predicted ({unit})")
-        _keys(grid[-1], colours)
-        note = (
-            f"{len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
-            f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%."
-        )
-        figure.supxlabel(note, fontsize=10, color="0.35", x=0.01, ha="left")
+        _keys(grid[-1], archs)
     return figure
 
 
-def _panels(rows: int, columns: int, height: float) -> tuple[Figure, list[Axes]]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(5.2 * columns, height * rows + 0.8), layout="constrained")
-    FigureCanvasAgg(figure)  # no window and no global state: safe in threads and notebooks alike
+def _panels(rows: int, columns: int, height: float, caption: str) -> tuple[Figure, list[Axes]]:
+    figure = new_figure(5.2 * columns, height * rows + 0.6, caption)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
@@ -154,12 +139,12 @@ def _plain_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _keys(axes: Axes, colours: Mapping[str, Any]) -> None:
+def _keys(axes: Axes, archs: Sequence[str]) -> None:
     """The legend of all panels, in place of one."""
     from matplotlib.lines import Line2D
 
     axes.set_axis_off()
-    by_colour = [Line2D([], [], marker="o", linestyle="", color=colour, label=arch) for arch, colour in colours.items()]
+    by_colour = [Line2D([], [], marker="o", linestyle="", color=arch_colour(arch), label=arch) for arch in archs]
     by_mark = [Line2D([], [], marker=m, linestyle="", color="0.4", label=which) for which, m in MARKS.items()]
     first = axes.legend(handles=by_colour, title="architecture", loc="upper left", frameon=False)
     axes.add_artist(first)

@@ -6,8 +6,9 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.compare import COST, summary
-from pdvsim.view.plots.canvas import dress, new_figure
-from pdvsim.view.style import ARCH_COLOURS, STRANGER, counted
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.plots.curves import Entry
+from pdvsim.view.style import arch_colour, counted
 from pdvsim.view.table import founded, load_text
 
 if TYPE_CHECKING:
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-Entry = dict[str, Any]
-Place = tuple[str, str]  # a pair and a card
+PairOnCard = tuple[str, str]  # a pair and a card
 
 
 def comparison_figure(points: pd.DataFrame) -> Figure:
@@ -27,7 +27,7 @@ def comparison_figure(points: pd.DataFrame) -> Figure:
     loads = list(dict.fromkeys(e["load"] for e in entries))
     places = list(dict.fromkeys((e["pair"], e["gpu"]) for e in entries))
     metrics = _metrics(points)
-    with dress():
+    with styled():
         width = max(6.0, 2.3 * len(places) + 1.5) * len(loads)
         figure = new_figure(min(width, 40), 3.3 * len(metrics) + 1, _footnote(entries))
         grid = figure.subplots(len(metrics), len(loads), squeeze=False, sharey="row", sharex=True)
@@ -71,7 +71,7 @@ def _bars(
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width for e in entries]
     below = [min(h, mean) for h, mean in zip(half, means, strict=True)]  # nothing here can be less than 0
     bars = axes.bar(
-        at, means, 0.92 * width, color=ARCH_COLOURS.get(arch, STRANGER), label=arch,
+        at, means, 0.92 * width, color=arch_colour(arch), label=arch,
         yerr=[below, half] if any(half) else None, capsize=3, ecolor="0.2",
     )  # fmt: skip
     axes.bar_label(bars, [_short(mean) for mean in means], padding=2, fontsize=9, color="0.25")
@@ -82,7 +82,7 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _name(place: Place, entries: list[Entry], places: list[Place]) -> str:
+def _name(place: PairOnCard, entries: list[Entry], places: list[PairOnCard]) -> str:
     """A pair, its card where there are several, and what it accepted."""
     draft, _, target = place[0].partition(":")
     accepted = [

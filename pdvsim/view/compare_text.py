@@ -23,6 +23,7 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
     rows = [
         {
             **_place(entry),
+            "settings": str(entry.get("settings", "")),
             **{title: banded(entry, key) for title, key in columns},
             "stability": str(entry.get("stability", "")),
         }
@@ -52,6 +53,18 @@ def _place(entry: Mapping[str, Any]) -> dict[str, str]:
 def _paired(differences: list[dict[str, Any]]) -> str:
     against = f"against {differences[0]['against']} %"
     rows = [
-        {"metric": d["metric"], **_place(d), against: cell(d["relative"], scale=100, sign="+")} for d in differences
+        {
+            "metric": d["metric"],
+            **_place(d),
+            against: cell(d["relative"], scale=100, sign="+"),
+            "": "" if d["told_apart"] else "not told apart",
+        }
+        for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + rows_table(rows)
+    errors = sorted({d["error"] for d in differences})
+    limit = f"{errors[0]:.1%}" if len(errors) == 1 else f"{errors[0]:.1%} to {errors[-1]:.1%}"
+    return (
+        "Paired differences, same seeds, 95% confidence over replications\n"
+        + rows_table(rows)
+        + f"\nnot told apart: fewer than 5 seeds, or inside the profile's own error of {limit}"
+    )

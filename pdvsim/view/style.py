@@ -1,7 +1,7 @@
 """What figures have in common, as pictures and on the page: colours, markers, names and units, what they rest on.
 
-Colours are seaborn's colour-blind palette, one for each architecture and lane, so that an architecture looks the same
-in every figure; markers and dashes tell them apart without colour.
+Colours are seaborn's colour-blind palette. An architecture has the same one in every figure, by its rank in the table
+of architectures; markers and dashes tell them apart without colour.
 """
 
 from __future__ import annotations
@@ -9,32 +9,25 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES
 
 if TYPE_CHECKING:
     import pandas as pd
 
-BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = (
+PALETTE = BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = (
     "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9",
 )  # fmt: skip
-ARCH_COLOURS = {
-    "autoregressive": GREY,
-    "baseline": BROWN,
-    "colocated": GREEN,
-    "pd": BLUE,
-    "pdv": RED,
-    "pdv-unified": PINK,
-    "pdv-hybrid": ORANGE,
-    "adaptive": SKY,
-}
-ARCH_MARKERS = dict(zip(ARCH_COLOURS, "XPsoDv^*", strict=True))
+ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY), strict=True))
+ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*", strict=True))
 LANE_COLOURS = dict(zip(LANES, (SKY, RED, BLUE, GREEN), strict=True))
-KIND_COLOURS = dict(zip(KINDS, (SKY, RED, BLUE, GREEN), strict=True))
+KIND_COLOURS = dict(zip((*KINDS, "mixed"), (SKY, RED, BLUE, GREEN, ORANGE), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))
-STRANGER = BROWN  # an architecture that this version does not know
+OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # of architectures of the user's own, by their name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
 NAMES = {
@@ -67,6 +60,27 @@ def name_of(column: str) -> tuple[str, str, float]:
         return f"{found[1].capitalize()} lane: {words}", unit, scale
     unit = "ms" if "_ms" in column else ""
     return column.replace("_ms", "").replace("_", " ").capitalize(), unit, 1.0
+
+
+def arch_rank(arch: str) -> tuple[int, str]:
+    """Where an architecture stands in a legend that has no order of its own: by the table, the user's own behind."""
+    return (ARCHS.index(arch) if arch in ARCHS else len(ARCHS)), arch
+
+
+def arch_colour(arch: str) -> str:
+    """The colour of an architecture."""
+    return ARCH_COLOURS.get(arch) or OWN_COLOURS[crc32(arch.encode()) % len(OWN_COLOURS)]
+
+
+def arch_marker(arch: str) -> str:
+    """The marker of an architecture."""
+    return ARCH_MARKERS.get(arch) or OWN_MARKERS[crc32(arch.encode()) // len(OWN_COLOURS) % len(OWN_MARKERS)]
+
+
+def paler(colour: str, share: float) -> str:
+    """A colour with that share of white in it."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
 
 
 def lower_is_better(column: str) -> bool:

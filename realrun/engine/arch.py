@@ -35,7 +35,7 @@ class Llama3Rope:
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class ModelArchitecture:
     """A ModelSpec and everything else that decides what its forward pass computes."""
 
     spec: ModelSpec
@@ -82,7 +82,7 @@ class Architecture:
         return frequencies * smooth + frequencies / scaling.factor * (1 - smooth)
 
 
-def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None) -> Architecture:
+def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None) -> ModelArchitecture:
     """The architecture a Hugging Face config describes: its dictionary, its config.json or the folder holding it."""
     if isinstance(config, str | Path):
         path = Path(config)
@@ -97,12 +97,12 @@ def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None)
 
 def _assemble(
     spec: ModelSpec, theta: float, eps: float, scaling: Llama3Rope | None, config: Mapping[str, Any]
-) -> Architecture:
+) -> ModelArchitecture:
     gemma = spec.family == "gemma"
     act = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
     if act not in ACTIVATIONS or (act == "gelu" and not gemma):
         raise ValueError(f"activation {act!r} is not supported; supported: silu, gelu_pytorch_tanh")
-    return Architecture(
+    return ModelArchitecture(
         spec=spec,
         rope_theta=theta,
         norm_eps=eps,
@@ -140,11 +140,11 @@ def _refuse_unsupported(config: Mapping[str, Any], family: str) -> None:
 
 def _preset(
     name: str, theta: float = 1e4, eps: float = 1e-5, scaling: Llama3Rope | None = None, act: str = "silu"
-) -> Architecture:
+) -> ModelArchitecture:
     return _assemble(model(name), theta, eps, scaling, {"hidden_act": act})
 
 
-PRESETS: dict[str, Architecture] = {
+PRESETS: dict[str, ModelArchitecture] = {
     a.spec.name: a
     for a in (
         _preset("tinyllama-1.1b"),
@@ -160,6 +160,6 @@ PRESETS: dict[str, Architecture] = {
 }
 
 
-def preset(name: str) -> Architecture:
+def preset(name: str) -> ModelArchitecture:
     """The architecture of the preset called `name`; a ValueError naming the known ones otherwise."""
     return PRESETS[model(name).name]

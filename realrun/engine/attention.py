@@ -25,7 +25,7 @@ LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
 @dataclass(slots=True)
-class Tuning:
+class AttentionTuning:
     """How decode attention runs; one object so that a benchmark can try others."""
 
     programs_per_sm: int = PROGRAMS_PER_SM  # splits are added until about this many programs per multiprocessor
@@ -35,7 +35,7 @@ class Tuning:
     prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
 
 
-TUNING = Tuning()
+TUNING = AttentionTuning()
 
 
 @triton.jit
@@ -142,7 +142,7 @@ def _combine(
 
 
 def decode_attention(
-    qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor, tuning: Tuning = TUNING
+    qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor, tuning: AttentionTuning = TUNING
 ) -> Tensor:
     _, _, kv_heads, capacity, dim = kv.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 
 HEADROOM = 32  # positions past a request's last token that a verify of discarded drafts may still write
 
@@ -20,7 +20,9 @@ HEADROOM = 32  # positions past a request's last token that a verify of discarde
 class KVCache:
     """Keys and values of one model: `layers[i]` is (2, slots + 1, kv_heads, capacity, head_dim)."""
 
-    def __init__(self, arch: Architecture, slots: int, capacity: int, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self, arch: ModelArchitecture, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
         spec = arch.spec
         self.slots, self.capacity = slots, capacity
         shape = (spec.layers, 2, slots + 1, spec.kv_heads, capacity, spec.head_dim)

@@ -37,7 +37,7 @@ class DraftShape:
     catch_up: bool = False
 
 
-Shape = ForwardShape | DraftShape
+LaunchShape = ForwardShape | DraftShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class Engine:
     def device(self) -> torch.device:
         return self.model.device
 
-    def run(self, shape: Shape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def run(self, shape: LaunchShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         """Do a shape's work; returns the integers the host wants, flattened. Capturable: nothing here waits."""
         if isinstance(shape, DraftShape):
             return self._draft(shape, inputs, sampler)
@@ -148,7 +148,7 @@ class Engine:
         return torch.where(final, ids, -1)
 
 
-def output_size(shape: Shape) -> int:
+def output_size(shape: LaunchShape) -> int:
     """How many integers `Engine.run` returns for a shape."""
     if isinstance(shape, DraftShape):
         return shape.rows * shape.steps

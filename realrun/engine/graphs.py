@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, MAX_ROW_TOKENS
-from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, Shape, output_size
+from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
 from pdvsim.realrun.engine.sampling import Sampler
 
 STAGES = 8  # launches whose host buffers are kept apart; a ninth waits for the first
@@ -36,7 +36,7 @@ class PromptChunk:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class LaunchOutcome:
     """What a launch produced: each row's new tokens, and each chunk's first output token (None unless final)."""
 
     rows: list[list[int]]
@@ -46,7 +46,7 @@ class Outcome:
 class Ticket:
     """One launch under way."""
 
-    def __init__(self, shape: Shape, rows: int, chunks: int, host: Tensor) -> None:
+    def __init__(self, shape: LaunchShape, rows: int, chunks: int, host: Tensor) -> None:
         self.shape, self.rows, self.chunks = shape, rows, chunks
         self.event: torch.cuda.Event | None = None  # after the result has reached the host
         self.span: tuple[torch.cuda.Event, torch.cuda.Event] | None = None  # around the graph alone, when timing
@@ -80,22 +80,22 @@ class Ticket:
         counts: list[int] = self._values[: self.rows * width : width].tolist()
         return counts
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LaunchOutcome:
         """Wait for the device and read the result."""
         self.collect()
         assert self._values is not None
         values, shape = self._values, self.shape
         if isinstance(shape, DraftShape):
-            return Outcome(values.reshape(shape.rows, shape.steps)[: self.rows].tolist(), [])
+            return LaunchOutcome(values.reshape(shape.rows, shape.steps)[: self.rows].tolist(), [])
         rows: list[list[int]] = []
         if shape.rows:
             table = values[: shape.rows * (shape.tokens_per_row + 1)].reshape(shape.rows, -1)
             rows = [line[1 : 2 + line[0]].tolist() for line in table[: self.rows]]
         first = [int(v) if v >= 0 else None for v in values[-MAX_CHUNKS:][: self.chunks]] if shape.emit else []
-        return Outcome(rows, first or [None] * self.chunks)
+        return LaunchOutcome(rows, first or [None] * self.chunks)
 
 
-class Lane:
+class GraphLane:
     """Launches one engine's work in order: its own stream (higher `priority` goes first; or the one given)."""
 
     def __init__(self, engine: Engine, priority: int = 0, stream: torch.cuda.Stream | None = None) -> None:
@@ -106,7 +106,7 @@ class Lane:
         self.pool = torch.cuda.graph_pool_handle() if self.gpu else None
         self.sampler = Sampler(engine.temperature, device, engine.sequences.fresh_seed(engine.seed))
         self.timing = False
-        self.graphs: dict[Shape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs: dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         rows = engine.row_buckets[-1]
         sizes = (rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS)
         device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
@@ -159,7 +159,7 @@ class Lane:
             raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
         return self._launch(DraftShape(self._row_bucket(len(slots)), steps, catch_up), slots, (), (), ())
 
-    def prepare(self, shapes: Sequence[Shape]) -> None:
+    def prepare(self, shapes: Sequence[LaunchShape]) -> None:
         """Capture the graphs of these shapes now rather than at their first launch."""
         for shape in shapes:
             if self.gpu and shape not in self.graphs:
@@ -184,7 +184,7 @@ class Lane:
 
     def _launch(
         self,
-        shape: Shape,
+        shape: LaunchShape,
         slots: Sequence[int],
         limits: Sequence[int],
         pins: Sequence[int],
@@ -209,7 +209,7 @@ class Lane:
                 self._host_outputs[stage][: result.shape[0]] = result
         return ticket
 
-    def _replay(self, shape: Shape, ticket: Ticket, output: Tensor) -> None:
+    def _replay(self, shape: LaunchShape, ticket: Ticket, output: Tensor) -> None:
         graph, result = self.graphs[shape]
         if self.timing:
             ticket.span = (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
@@ -231,7 +231,7 @@ class Lane:
     def _fill(
         self,
         host: NDArray[np.int32],
-        shape: Shape,
+        shape: LaunchShape,
         slots: Sequence[int],
         limits: Sequence[int],
         pins: Sequence[int],
@@ -255,7 +255,7 @@ class Lane:
             host[at["chunk_bounds"] + 1 + i] = total
         host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
 
-    def _capture(self, shape: Shape) -> None:
+    def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""
         assert self.stream is not None
         self.stream.synchronize()

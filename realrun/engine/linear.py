@@ -25,7 +25,7 @@ MAX_TILES = 16384  # output tiles of one product, hence counters kept per stream
 
 
 @dataclass(slots=True)
-class Tuning:
+class LinearTuning:
     """How narrow products run; one object so that a benchmark can try others."""
 
     widest: int = SMALL_TOKENS  # tokens up to which the kernel below is used
@@ -40,7 +40,7 @@ class Tuning:
         return x.shape[0] <= self.widest and weight.nbytes <= self.largest_bytes
 
 
-TUNING = Tuning()
+TUNING = LinearTuning()
 _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
@@ -133,7 +133,7 @@ def _run_narrow(
     bias: Tensor | None = None,
     gate: Gate | None = None,
     sums: Tensor | None = None,
-    tuning: Tuning,
+    tuning: LinearTuning,
 ) -> None:
     tokens, inputs = x.shape
     outputs = weight.shape[0]
@@ -169,7 +169,7 @@ def normed(
     *,
     bias: Tensor | None = None,
     gate: Gate | None = None,
-    tuning: Tuning = TUNING,
+    tuning: LinearTuning = TUNING,
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation; see `twins.normed`."""
     x = stream.x
@@ -181,7 +181,7 @@ def normed(
     return gated(y, gate) if gate else y
 
 
-def added(y: Tensor, weight: Tensor, stream: Residual, *, tuning: Tuning = TUNING) -> Residual:
+def added(y: Tensor, weight: Tensor, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
     """Add y @ weight.T to the stream in place; see `twins.added`."""
     if not tuning.takes(y, weight):
         return Residual(stream.x.addmm_(y, weight.t()), None)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pdvsim.realrun.engine import twins
-from pdvsim.realrun.engine.arch import Architecture, from_config
+from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
 from pdvsim.realrun.engine.batch import Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
 from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
@@ -41,7 +41,7 @@ class Hidden:
 class Transformer:
     """A model on one device, for contexts of up to `capacity` tokens."""
 
-    def __init__(self, arch: Architecture, weights: Weights, capacity: int) -> None:
+    def __init__(self, arch: ModelArchitecture, weights: Weights, capacity: int) -> None:
         self.arch, self.weights, self.capacity = arch, weights, capacity
         self.device, self.dtype = weights.head.device, weights.head.dtype
         dim = arch.spec.head_dim
@@ -54,7 +54,7 @@ class Transformer:
 
     @classmethod
     def random(
-        cls, arch: Architecture, capacity: int, device: torch.device, dtype: torch.dtype, seed: int = 0
+        cls, arch: ModelArchitecture, capacity: int, device: torch.device, dtype: torch.dtype, seed: int = 0
     ) -> Transformer:
         """A model of this shape with random weights."""
         return cls(arch, random_weights(arch, device, dtype, seed), capacity)

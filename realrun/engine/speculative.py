@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 
 
-def prefill(lane: Lane, prompts: Sequence[Sequence[int]], chunk_tokens: int, *, emit: bool) -> list[list[int]]:
+def prefill(lane: GraphLane, prompts: Sequence[Sequence[int]], chunk_tokens: int, *, emit: bool) -> list[list[int]]:
     """Feed prompt i into slot i, `chunk_tokens` at a time; with `emit`, each prompt's first output token."""
     outputs: list[list[int]] = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):
@@ -24,11 +24,11 @@ def prefill(lane: Lane, prompts: Sequence[Sequence[int]], chunk_tokens: int, *, 
 
 
 def generate(
-    target: Lane,
+    target: GraphLane,
     prompts: Sequence[Sequence[int]],
     new_tokens: int,
     *,
-    draft: Lane | None = None,
+    draft: GraphLane | None = None,
     drafts: int = 4,
     chunk_tokens: int = 512,
 ) -> list[list[int]]:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
     return torch.stack((gate.unflatten(0, (-1, block)), up.unflatten(0, (-1, block))), 1).flatten(0, 2)
 
 
-def random_weights(arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
     """Normal weights of variance 1 / fan-in, drawn on `device`: activations stay finite at any depth."""
     generator = torch.Generator(device=device).manual_seed(seed)
     spec = arch.spec
@@ -124,7 +124,7 @@ def _shards(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder} holds no model.safetensors and no model.safetensors.index.json")
 
 
-def load_weights(arch: Architecture, folder: Path | str, device: torch.device, dtype: torch.dtype) -> Weights:
+def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.device, dtype: torch.dtype) -> Weights:
     """The weights of the Hugging Face checkpoint in `folder`, fused and moved to `device` block by block."""
     spec = arch.spec
     hidden, wide = spec.hidden, spec.intermediate

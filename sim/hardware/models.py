@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from pdvsim.sim.core import Family, ModelSpec, Pair
+from pdvsim.sim.core import ModelFamily, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.reading import quoted, read_json, said
 
 __all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
 
-FAMILIES: tuple[Family, ...] = ("llama", "qwen2", "gemma")
+FAMILIES: tuple[ModelFamily, ...] = ("llama", "qwen2", "gemma")
 
 MODELS: dict[str, ModelSpec] = {
     m.name: m
@@ -95,7 +95,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
     return ModelSpec(
         name=name,
-        family=cast(Family, family),
+        family=cast(ModelFamily, family),
         layers=_size(config, "num_hidden_layers"),
         hidden=hidden,
         intermediate=_size(config, "intermediate_size"),

@@ -18,6 +18,7 @@ from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.reach import Reach, Reaches
+from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
@@ -164,8 +165,6 @@ def roofline(spec: GpuSpec) -> Profile:
 
 def transferred(spec: GpuSpec) -> Profile:
     """What the H200's kernels would do under this card's ceilings; its host and its sharing are the H200's as well."""
-    from pdvsim.sim.hardware.transfer import shipped
-
     transfer, h200 = shipped(), builtin("h200")
     return Profile(
         schema_version=SCHEMA,
@@ -188,8 +187,6 @@ def covering(profile: Profile, pair: Pair) -> Profile:
     if profile.foundation == ROOFLINE:
         fits = {name: ForwardFit.roofline(spec, profile.gpu) for name, spec in missing.items()}
         return replace(profile, models=profile.models | fits)
-    from pdvsim.sim.hardware.transfer import shipped
-
     # a profile's ceilings are reached ones, whether measured or assumed
     card = replace(profile.gpu, measured=True)
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
@@ -282,10 +279,10 @@ def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
 
 def builtin(gpu_name: str) -> Profile:
     """The best-founded profile for a card: measured or published where one is shipped, else transferred."""
-    shipped = shipped_profile(gpu_name)
-    if shipped is None:
+    file = shipped_profile(gpu_name)
+    if file is None:
         return transferred(gpu(gpu_name))
-    data = json.loads(shipped.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
+    data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
     parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "measured_together": Reach}

@@ -2,7 +2,7 @@
 
 Every matrix product, attention and the output projection are priced by what they move and multiply, as shares of the
 card's own ceilings, plus a cost a kernel in seconds; the shares and costs are learned from the H200's samples
-(`calibration.fit.transfer`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
+(`calibration.fit.efficiency`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
 
 Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a cost a kernel that differs
 from the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 COMPUTE_TOKENS = (32, 64, 128, 256, 512, 1024, 2048)  # tokens at which the share of the arithmetic is learned
 TOKENS: tuple[int, ...] = (
@@ -65,7 +65,7 @@ class Coefficients:
 
 
 @dataclass(frozen=True)
-class Engine:
+class EngineLimits:
     """Limits and graph sizes of the engine that was measured."""
 
     small_tokens: int
@@ -83,7 +83,7 @@ class Transfer:
     """
 
     coefficients: Coefficients
-    engine: Engine
+    engine: EngineLimits
     sms: int
     bandwidth_share: float
     flops_share: float
@@ -119,14 +119,14 @@ class Transfer:
 class Sizes(NamedTuple):
     """A model's sizes as arrays: of one model, or one entry a sample of many."""
 
-    layers: Array
-    hidden: Array
-    intermediate: Array
-    heads: Array
-    kv_heads: Array
-    head_dim: Array
-    vocab: Array
-    dtype_bytes: Array
+    layers: Floats
+    hidden: Floats
+    intermediate: Floats
+    heads: Floats
+    kv_heads: Floats
+    head_dim: Floats
+    vocab: Floats
+    dtype_bytes: Floats
 
 
 def sizes_of(spec: ModelSpec) -> Sizes:
@@ -142,14 +142,14 @@ class Prices:
         self.c, self.engine = transfer.coefficients, transfer.engine
         self.bandwidth, self.flops = ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s
 
-    def products(self) -> list[tuple[Array, Array]]:
+    def products(self) -> list[tuple[Floats, Floats]]:
         """Inputs and outputs of a layer's matrix products: q, k and v; output; gate and up; down."""
         s = self.s
         attended = s.heads * s.head_dim
         qkv = attended + 2 * s.kv_heads * s.head_dim
         return [(s.hidden, qkv), (attended, s.hidden), (s.hidden, 2 * s.intermediate), (s.intermediate, s.hidden)]
 
-    def layers(self, tokens: Array) -> Array:
+    def layers(self, tokens: Floats) -> Floats:
         """All layers over `tokens`, without attention over what is cached."""
         total = np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(self.s.layers)))
         for inputs, outputs in self.products():
@@ -157,7 +157,7 @@ class Prices:
             total += np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
         return np.asarray(self.s.layers * total)
 
-    def narrow(self, inputs: Array, outputs: Array, tokens: Array) -> Array:
+    def narrow(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
         """One product in the engine's kernel, whose programs split the inputs until they fill the card."""
         c, tiles, steps = self.c, np.ceil(outputs / NARROW_TILE), np.ceil(inputs / NARROW_STEP)
         wanted = np.clip(np.round(self.sms / tiles), 1, np.minimum(NARROW_SPLITS, steps))
@@ -168,7 +168,7 @@ class Prices:
             c.narrow_s + reading * (1 + c.narrow_padding * (padded - 1)) / self._even(programs) ** c.narrow_balance
         )
 
-    def library(self, inputs: Array, outputs: Array, tokens: Array) -> Array:
+    def library(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
         """One product in the vendor's library, with the norms and activations around it."""
         c = self.c
         tiles = np.ceil(tokens / LIBRARY_TILE) * np.ceil(outputs / LIBRARY_TILE)
@@ -178,7 +178,7 @@ class Prices:
         moved = self.s.dtype_bytes * tokens * (inputs + outputs)
         return np.asarray(c.library_s + _joined(reading, multiplying, c.sharpness) + c.traffic * moved / self.bandwidth)
 
-    def kv(self, width: Array) -> Array:
+    def kv(self, width: Floats) -> Floats:
         """Per cached token that a row's `width` queries read."""
         s, c = self.s, self.c
         queries = self._queries(width)
@@ -186,36 +186,36 @@ class Prices:
         multiplying = 4 * queries * s.head_dim * s.kv_heads * s.layers / (self.flops * c.kv_compute)
         return _joined(reading, multiplying, 3.0)
 
-    def width(self, width: Array) -> Array:
+    def width(self, width: Floats) -> Floats:
         """Per forward that has rows."""
         tile = self._queries(width) * self.s.head_dim / 1024
         return np.asarray(self.s.layers * (self.c.attention_s + self.c.tile_s * tile))
 
-    def row(self) -> Array:
+    def row(self) -> Floats:
         return np.asarray(self.s.layers * self.c.row_s)
 
-    def head(self) -> tuple[Array, Array]:
+    def head(self) -> tuple[Floats, Floats]:
         """The output projection: reading it, and multiplying one token."""
         c, params = self.c, self.s.hidden * self.s.vocab
         reading = c.head_s + params * self.s.dtype_bytes / (self.bandwidth * c.head_bandwidth)
         return np.asarray(reading), np.asarray(2 * params / (self.flops * c.head_compute))
 
-    def prompt_pair(self) -> Array:
+    def prompt_pair(self) -> Floats:
         """Per (query, key) pair where a prompt is read; few heads leave multiprocessors idle."""
         s = self.s
         filled = np.minimum(1.0, PROMPT_BLOCKS * s.heads / self.sms)
         return np.asarray(4 * s.layers * s.heads * s.head_dim / (self.flops * self.c.prompt_compute * filled))
 
-    def mixed(self) -> Array:
+    def mixed(self) -> Floats:
         return np.asarray(self.s.layers * self.c.mixed_s)
 
-    def _bytes(self, inputs: Array, outputs: Array) -> Array:
+    def _bytes(self, inputs: Floats, outputs: Floats) -> Floats:
         return np.asarray(inputs * outputs * self.s.dtype_bytes)
 
-    def _queries(self, width: Array) -> Array:
+    def _queries(self, width: Floats) -> Floats:
         return np.maximum(LEAST_QUERIES, _doubled(width * self.s.heads / self.s.kv_heads))
 
-    def _even(self, tiles: Array) -> Array:
+    def _even(self, tiles: Floats) -> Floats:
         """How evenly equal tiles fill the multiprocessors, up to 1."""
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
 
@@ -247,16 +247,16 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
     )
 
 
-def _knots(at: tuple[int, ...], seconds: Array) -> tuple[tuple[int, float], ...]:
+def _knots(at: tuple[int, ...], seconds: Floats) -> tuple[tuple[int, float], ...]:
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 
-def _doubled(x: Array) -> Array:
+def _doubled(x: Floats) -> Floats:
     """Up to the next power of two."""
     return np.asarray(np.exp2(np.ceil(np.log2(np.maximum(x, 1.0)) - 1e-9)))
 
 
-def _joined(a: Array, b: Array, p: float) -> Array:
+def _joined(a: Floats, b: Floats, p: float) -> Floats:
     return np.asarray((a**p + b**p) ** (1 / p))
 
 
@@ -272,7 +272,7 @@ def from_document(data: dict[str, Any]) -> Transfer:
     learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
     limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
     rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}
-    return Transfer(coefficients=Coefficients(**learned), engine=Engine(**limits), **rest)
+    return Transfer(coefficients=Coefficients(**learned), engine=EngineLimits(**limits), **rest)
 
 
 def document(transfer: Transfer) -> dict[str, Any]:

@@ -26,10 +26,10 @@ NEVER: Due = (inf, NORMAL, 0)
 class Completion(Event):
     """A launched work as its process sees it: happens when the host has noticed the end."""
 
-    device: Machine
+    device: TimedDevice
 
 
-class Machine(Protocol):
+class TimedDevice(Protocol):
     """A device on simulated time: it knows when its next work will end, unless something is launched before."""
 
     due: Due
@@ -44,7 +44,7 @@ class Machine(Protocol):
         """The work that is due ends: its completion and when the host notices it; none where nobody looks."""
 
 
-class _NoMachine:
+class _NoDevice:
     """Where there is no device, nothing ends."""
 
     due = NEVER
@@ -57,7 +57,7 @@ class _NoMachine:
         raise EmptySchedule
 
 
-_NONE = _NoMachine()
+_NONE = _NoDevice()
 _due = attrgetter("due")
 
 
@@ -90,8 +90,8 @@ class Clock(simpy.Environment):
 
     def __init__(self, direct: bool = True) -> None:
         super().__init__()
-        self.machines: list[Machine] = []
-        self.launched: list[Machine] = []  # with works that are not on their streams yet
+        self.machines: list[TimedDevice] = []
+        self.launched: list[TimedDevice] = []  # with works that are not on their streams yet
         self.direct = direct  # False: every completion goes through the queue, with the same result
 
     def process(self, generator: ProcessGenerator) -> Process:
@@ -173,7 +173,7 @@ class Clock(simpy.Environment):
         while self.launched:
             self.launched.pop().take_in()
 
-    def _next_machine(self) -> Machine:
+    def _next_machine(self) -> TimedDevice:
         """The one whose work ends first."""
         machines = self.machines
         return machines[0] if len(machines) == 1 else min(machines, key=_due, default=_NONE)

@@ -11,7 +11,7 @@ from pdvsim.sim.core import Request, Work
 from pdvsim.sim.policies.base import PRIORITY, Policy, Process
 
 
-class Lanes(Policy):
+class PrefillDecode(Policy):
     """A prefill lane that feeds a decode lane."""
 
     draft_lane = "decode"
@@ -50,7 +50,7 @@ class Lanes(Policy):
         raise NotImplementedError
 
 
-class PD(Lanes):
+class PD(PrefillDecode):
     """Draft and verify in one atomic step of the decode lane."""
 
     def decode_worker(self) -> Process:

@@ -14,10 +14,10 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies.base import Process
-from pdvsim.sim.policies.pd import Lanes
+from pdvsim.sim.policies.pd import PrefillDecode
 
 
-class PDV(Lanes):
+class PDV(PrefillDecode):
     verify_lane = "verify"
     hands_over = True
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.sim.config import Acceptance, Arch, Controller, Experiment, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.view.plots.canvas import DPI, dress, new_figure
+from pdvsim.view.figure import DPI, new_figure, styled
 from pdvsim.view.style import BLUE, GREY, ORANGE
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b")
@@ -41,14 +41,14 @@ def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
     return float(tokens[(times > from_s) & (times <= to_s)].sum() / (to_s - from_s))
 
 
-def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: Controller, k: int) -> float:
+def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: ControllerName, k: int) -> float:
     traffic = Traffic("random", num_prompts=AT_ONCE[at_once], input_len=TOKENS, output_len=TOKENS,
                       max_concurrency=at_once)  # fmt: skip
     server = Server(pair, num_speculative_tokens=k, controller=controller)
     return speed(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), server)))
 
 
-def grid(controllers: Sequence[Controller], out: Path) -> dict[str, Any]:
+def grid(controllers: Sequence[ControllerName], out: Path) -> dict[str, Any]:
     """Every cell's ratios by controller and start, written as they come; cells that are there are kept."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     for pair, arch, rate, at_once in itertools.product(PAIRS, ARCHS, RATES, AT_ONCE):
@@ -93,7 +93,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
     return made
 
 
-def served(stages: Sequence[tuple[int, float, float]], controller: Controller, k: int) -> Result:
+def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:
     """The stages one behind the other, in a closed loop of 32 where all arrive at once."""
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)
@@ -128,7 +128,7 @@ def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[
 def picture(path: Path) -> None:
     """The draft length over time for both steps, beside each stage's best fixed length."""
     caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
-    with dress():
+    with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
             best = best_lengths(stages)

@@ -9,7 +9,7 @@ from typing import Any
 from pdvsim.profiler import grid
 from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import SCHEMA, Part
-from pdvsim.realrun.engine.arch import Architecture
+from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.models import model
 
@@ -23,9 +23,9 @@ CARD = {
 SOFTWARE = {"pdvsim": "0.1.0", "python": "3.12", "torch": "2.11", "triton": "3.6", "cuda": "13.0", "driver": None}
 
 
-def tiny(name: str) -> Architecture:
+def tiny(name: str) -> ModelArchitecture:
     """A model of one layer; any name will do."""
-    return Architecture(ModelSpec(name, "llama", 1, 32, 48, 2, 1, 16, 61), 1e4, 1e-5)
+    return ModelArchitecture(ModelSpec(name, "llama", 1, 32, 48, 2, 1, 16, 61), 1e4, 1e-5)
 
 
 def options(folder: Path, **changes: Any) -> Options:

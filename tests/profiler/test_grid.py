@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from pdvsim.profiler import corun, rig
-from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, Point, design, ordered
+from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, GridPoint, design, ordered
 from pdvsim.profiler.precompile import shares
 from pdvsim.realrun.engine.cache import HEADROOM
 from pdvsim.sim.hardware.models import MODELS
@@ -15,7 +15,7 @@ from pdvsim.sim.hardware.models import MODELS
 ALL = [p for points in design(drafts=True) for p in points]
 
 
-def forwards() -> list[Point]:
+def forwards() -> list[GridPoint]:
     return [p for p in ALL if p.kind in ("decode", "verify")]
 
 

@@ -156,7 +156,7 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path, monkeypatch: py
 def test_one_refused_shape_does_not_cost_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = Rig.measure
 
-    def choosy(self: Rig, point: grid.Point, effort: rig.Effort) -> object:
+    def choosy(self: Rig, point: grid.GridPoint, effort: rig.Effort) -> object:
         if point.kind == "mixed":
             raise RuntimeError("out of\nresources")
         return real(self, point, effort)
@@ -173,7 +173,7 @@ def test_one_refused_shape_does_not_cost_the_others(tmp_path: Path, monkeypatch:
     [grid.decode(3, 1, 100), grid.decode(8, 5, 128), grid.draft(8, 4, 100), grid.draft(4, 2, 128, catch_up=True)],
     ids=lambda p: p.label(),
 )
-def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.Point) -> None:
+def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.GridPoint) -> None:
     launch = bed.launcher(point)
     for _ in range(3):
         drawn = launch.draw()

@@ -71,7 +71,7 @@ def test_gated(activation: Activation) -> None:
 
 
 tunings = st.builds(
-    linear.Tuning,
+    linear.LinearTuning,
     widest=st.sampled_from([8, 64]),
     block_n=st.sampled_from([16, 32]),
     block_k=st.sampled_from([16, 32]),
@@ -86,7 +86,7 @@ def test_normed(
     tokens: int,
     inputs: int,
     outputs: int,
-    tuning: linear.Tuning,
+    tuning: linear.LinearTuning,
     activation: Activation | None,
     biased: bool,
     parts: int,
@@ -103,7 +103,7 @@ def test_normed(
 
 @quick
 @given(*sizes)
-def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.Tuning) -> None:
+def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.LinearTuning) -> None:
     y, weight = normal(tokens, inputs), normal(outputs, inputs, seed=1)
     x = normal(tokens, outputs, seed=2)
     expected = twins.added(y, weight, Residual(x.clone(), None)).x
@@ -142,7 +142,7 @@ def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int],
     batch = rows_batch([(3 * r + seed) % SLOTS for r in range(rows)], width)
     positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int()
     got_qkv, got_kv = qkv.clone(), kv.clone()
-    tuning = attention.Tuning(programs_per_sm=splits * rows * kv_heads // 8 + 1, block=16)
+    tuning = attention.AttentionTuning(programs_per_sm=splits * rows * kv_heads // 8 + 1, block=16)
     got = attention.decode_attention(got_qkv, got_kv, batch, positions, *tables(dim), tuning)
     expected = twins.decode_attention(qkv, kv, batch, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)

@@ -15,10 +15,10 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
-from pdvsim.realrun.device import Rig
+from pdvsim.realrun.device import ServingRig
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
@@ -60,14 +60,14 @@ def models(noise: float = 0.2) -> dict[Role, Transformer]:
     return {"draft": Transformer(arch, theirs, 64), "target": Transformer(arch, ours, 64)}
 
 
-def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> Rig:
+def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> ServingRig:
     made = models(noise)
     if chosen.arch == "autoregressive":
         made = {"target": made["target"]}
     return prepare(chosen, OWN, requests, models=made)
 
 
-def plain_greedy(requests: list[Request], rig: Rig, seed: int) -> dict[int, list[int]]:
+def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
     """Each request's tokens, one request and one token at a time."""
     texts = {i: tuple(text.tolist()) for i, text in prompts(requests, rig, seed).items()}
     return {r.id: continued(texts[r.id], r.output_tokens) for r in requests}
@@ -80,10 +80,10 @@ def continued(text: tuple[int, ...], tokens: int) -> list[int]:
 
 
 @cache
-def alone() -> Lane:
+def alone() -> GraphLane:
     """The target with room for one sequence."""
     target, capacity = models()["target"], 256
-    return Lane(Engine(Transformer(target.arch, target.weights, capacity), Sequences(1, capacity, CPU)))
+    return GraphLane(Engine(Transformer(target.arch, target.weights, capacity), Sequences(1, capacity, CPU)))
 
 
 def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
@@ -146,9 +146,9 @@ def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
 def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     """A verify is as wide as its longest draft; what lies behind a shorter one is no draft."""
     lengths, calls = itertools.cycle((1, 3)), []
-    verify = Lane.verify
+    verify = GraphLane.verify
 
-    def watched(self: Lane, slots: list[int], drafts: int, **more: Any) -> Ticket:
+    def watched(self: GraphLane, slots: list[int], drafts: int, **more: Any) -> Ticket:
         calls.append((drafts, more["limits"]))
         return verify(self, slots, drafts, **more)
 
@@ -156,7 +156,7 @@ def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch
     chosen = experiment("pdv", verify_gather="always", max_num_seqs=8)
     requests = make_requests(chosen.traffic, chosen.acceptance)
     rig = rig_for(chosen, requests)
-    monkeypatch.setattr(Lane, "verify", watched)
+    monkeypatch.setattr(GraphLane, "verify", watched)
     serve(chosen, OWN, requests=requests, rig=rig)
     assert any(set(limits) == {1, 3} for _, limits in calls)
     assert all(drafts == max(limits) and set(limits) <= {1, 3} for drafts, limits in calls)
@@ -249,7 +249,7 @@ def test_with_fewer_slots_than_asked_for_requests_wait(arch: Arch, monkeypatch: 
     chosen = experiment(arch, rate=float("inf"), num_workers=4)
     requests = make_requests(chosen.traffic, chosen.acceptance)
     rig = prepare(replace(chosen, traffic=replace(chosen.traffic, max_concurrency=2)), MACHINE, requests)
-    monkeypatch.setattr(Rig, "serves", lambda self, server, needs: True)
+    monkeypatch.setattr(ServingRig, "serves", lambda self, server, needs: True)
     result = serve(chosen, MACHINE, requests=requests, rig=rig)
     assert (result.requests["finish_s"] > 0).all()
     assert result.meta["kv_slots"] == 2 < result.meta["kv_slots_wanted"]

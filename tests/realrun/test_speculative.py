@@ -14,7 +14,7 @@ from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
 from pdvsim.realrun.engine.cache import Sequences
-from pdvsim.realrun.engine.graphs import Lane, PromptChunk
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.sampling import Sampler
 from pdvsim.realrun.engine.speculative import generate, prefill
 
@@ -82,7 +82,7 @@ def sampling_stage(vocab: int, temperature: float, rows: int) -> Stage:
     target = engine(tiny_arch(vocab=vocab), sequences, 1, temperature)
     draft = engine(tiny_arch(1, 2, 1, vocab), sequences, 2, temperature)
     target.row_buckets = draft.row_buckets = (rows,)
-    return Stage(Lane(target), Lane(draft))
+    return Stage(GraphLane(target), GraphLane(draft))
 
 
 def p_value(counts: torch.Tensor, probabilities: torch.Tensor) -> float:

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from pdvsim.realrun.engine.arch import Architecture, Llama3Rope
+from pdvsim.realrun.engine.arch import Llama3Rope, ModelArchitecture
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import Lane
+from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
 
@@ -18,24 +18,24 @@ CPU = torch.device("cpu")
 
 def tiny_arch(
     layers: int = 2, heads: int = 4, kv_heads: int = 2, vocab: int = 61, *, scaled: bool = False, hidden: int = 32
-) -> Architecture:
+) -> ModelArchitecture:
     spec = ModelSpec("tiny", "llama", layers, hidden, 48, heads, kv_heads, 16, vocab)
-    return Architecture(spec, 1e4, 1e-5, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16) if scaled else None)
+    return ModelArchitecture(spec, 1e4, 1e-5, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16) if scaled else None)
 
 
 @dataclass
 class Stage:
     """A target lane and a draft lane over the same sequences."""
 
-    target: Lane
-    draft: Lane
+    target: GraphLane
+    draft: GraphLane
 
     @property
     def sequences(self) -> Sequences:
         return self.target.engine.sequences
 
 
-def engine(arch: Architecture, sequences: Sequences, seed: int, temperature: float = 0.0) -> Engine:
+def engine(arch: ModelArchitecture, sequences: Sequences, seed: int, temperature: float = 0.0) -> Engine:
     model = Transformer.random(arch, sequences.capacity, CPU, torch.float32, seed)
     return Engine(model, sequences, temperature=temperature, row_buckets=(1, 2, 4, 8), chunk_buckets=(4, 8, 16, 32, 64))
 
@@ -43,6 +43,6 @@ def engine(arch: Architecture, sequences: Sequences, seed: int, temperature: flo
 def stage(target_seed: int = 1, draft_seed: int = 2, slots: int = 8, capacity: int = 128) -> Stage:
     sequences = Sequences(slots, capacity, CPU)
     return Stage(
-        Lane(engine(tiny_arch(), sequences, target_seed)),
-        Lane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
+        GraphLane(engine(tiny_arch(), sequences, target_seed)),
+        GraphLane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
     )

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pdvsim.study.results import Results, label
-from pdvsim.view.plots.canvas import DPI
-from pdvsim.view.plots.custom import Axis, custom_figure
+from pdvsim.view.figure import DPI
+from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import improvement_figure
 from pdvsim.view.plots.pictures import (
     acceptance_figure,
@@ -56,7 +56,7 @@ def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str,
             yield slug(f"improvement-{metric.removesuffix('_ms')}{suffix}"), figure
 
 
-def own(results: Results, axis: Axis) -> tuple[str, Figure]:
+def own(results: Results, axis: Layout) -> tuple[str, Figure]:
     """The user's own picture and its name."""
     return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
 

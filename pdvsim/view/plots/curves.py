@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.study.stats import Interval, over_replications, varied
-from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, AXIS_NAMES, STRANGER, grew, name_of, replications, rests_on
+from pdvsim.view.style import (
+    ARCH_MARKERS,
+    AXIS_NAMES,
+    PALETTE,
+    arch_colour,
+    arch_marker,
+    grew,
+    name_of,
+    paler,
+    replications,
+    rests_on,
+)
 from pdvsim.view.table import load_name, load_text
 
 if TYPE_CHECKING:
@@ -21,11 +32,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Entry = dict[str, Any]
+Dash = Literal["-", "--", ":"]
 
 CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
 WHISKER_DODGE = 0.05
 BAND = ("low", "high")  # ends of a metric's error bar, as columns are called
 LEGEND_INCHES = 0.28  # a line
+DASHES: tuple[Dash, ...] = ("-", "--", ":")
+PALEST = 0.7  # white in the colour of an architecture's last setting, at most
 
 
 @dataclass(frozen=True)
@@ -35,12 +49,21 @@ class Curve:
     label: str
     colour: str
     marker: str = "o"
-    dash: Literal["-", "--", ":"] = "-"
+    dash: Dash = "-"
 
 
 def arch_curve(arch: str) -> Curve:
-    """An architecture's own look."""
-    return Curve(arch, ARCH_COLOURS.get(arch, STRANGER), ARCH_MARKERS.get(arch, "p"))
+    """An architecture's own curve."""
+    return Curve(arch, arch_colour(arch), arch_marker(arch))
+
+
+def curves_named(labels: Sequence[str]) -> list[Curve]:
+    """Curves that are not told apart by architecture: ten colours, markers in turn, then other dashes."""
+    markers = list(ARCH_MARKERS.values())
+    return [
+        Curve(name, PALETTE[i % len(PALETTE)], markers[i % len(markers)], DASHES[i // len(PALETTE) % len(DASHES)])
+        for i, name in enumerate(labels)
+    ]
 
 
 def entries_of(points: pd.DataFrame) -> list[Entry]:
@@ -54,15 +77,19 @@ def entries_of(points: pd.DataFrame) -> list[Entry]:
 
 
 def curves_of(entries: Sequence[Entry]) -> list[Curve]:
-    """The curves of entries, in the order of architectures and settings: with one setting each architecture's own."""
-    series = {e["series"]: e["arch"] for e in entries}
-    if list(series) == list(series.values()):
-        return [arch_curve(arch) for arch in series]
-    import seaborn as sns
-
-    colours = sns.color_palette("colorblind" if len(series) <= 10 else "husl", len(series)).as_hex()
-    markers = [ARCH_MARKERS.get(arch, "p") for arch in series.values()]
-    return [Curve(name, colour, marker) for name, colour, marker in zip(series, colours, markers, strict=True)]
+    """The curves of entries, in the order of architectures and settings: further settings of one are paler."""
+    series: dict[str, list[str]] = {}
+    for entry in entries:
+        names = series.setdefault(entry["arch"], [])
+        if entry["series"] not in names:
+            names.append(entry["series"])
+    if len(series) == 1 and len(names := next(iter(series.values()))) > 1:
+        return curves_named(names)
+    return [
+        replace(arch_curve(arch), label=name, colour=paler(arch_colour(arch), PALEST * number / len(names)))
+        for arch, names in series.items()
+        for number, name in enumerate(names)
+    ]
 
 
 def has(entry: Entry, metric: str) -> bool:
@@ -71,7 +98,7 @@ def has(entry: Entry, metric: str) -> bool:
 
 
 def draw(
-    axes: Axes, entries: Sequence[Entry], metric: str, look: Curve, at: Sequence[float], whiskers: bool = False
+    axes: Axes, entries: Sequence[Entry], metric: str, curve: Curve, at: Sequence[float], whiskers: bool = False
 ) -> None:
     """One curve through the places `at`: line, markers, and its interval as a band or as whiskers."""
     scale = name_of(metric)[2]
@@ -79,21 +106,23 @@ def draw(
     x = [place for _, place in shown]
     y = [e[metric].mean * scale for e, _ in shown]
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e, _ in shown]
-    axes.plot(x, y, look.dash, color=look.colour, linewidth=2)
+    axes.plot(x, y, curve.dash, color=curve.colour, linewidth=2)
     if any(half) and whiskers:
-        axes.errorbar(x, y, half, fmt="none", ecolor=look.colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
+        axes.errorbar(x, y, half, fmt="none", ecolor=curve.colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
     elif any(half):
         low = [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)]
         high = [a + h for a, h in zip(y, half, strict=True)]
-        axes.fill_between(x, low, high, color=look.colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, low, high, color=curve.colour, alpha=0.2, linewidth=0)
     if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
         low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in BAND)
-        axes.fill_between(x, low, high, facecolor="none", edgecolor=look.colour, hatch="///", alpha=0.35, linewidth=0.5)
+        axes.fill_between(
+            x, low, high, facecolor="none", edgecolor=curve.colour, hatch="///", alpha=0.35, linewidth=0.5
+        )
     for hollow in (False, True):
         chosen = [i for i, (e, _) in enumerate(shown) if grew(e.get("stability")) is hollow]
         axes.plot(
-            [x[i] for i in chosen], [y[i] for i in chosen], look.marker, color=look.colour, markersize=8,
-            markerfacecolor="white" if hollow else look.colour, markeredgewidth=1.6,
+            [x[i] for i in chosen], [y[i] for i in chosen], curve.marker, color=curve.colour, markersize=8,
+            markerfacecolor="white" if hollow else curve.colour, markeredgewidth=1.6,
         )  # fmt: skip
 
 
@@ -101,10 +130,10 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str) -> None:
     """One load only: a bar an architecture, hatched where the queue grew."""
     scale = name_of(metric)[2]
     shown = [e for e in entries if has(e, metric)]
-    looks = [arch_curve(e["arch"]) for e in shown]
+    curves = [arch_curve(e["arch"]) for e in shown]
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e in shown]
     drawn = axes.bar(
-        range(len(shown)), [e[metric].mean * scale for e in shown], color=[look.colour for look in looks], width=0.7,
+        range(len(shown)), [e[metric].mean * scale for e in shown], color=[curve.colour for curve in curves], width=0.7,
         yerr=half if any(half) else None, capsize=5, ecolor="0.25",
     )  # fmt: skip
     for bar, entry in zip(drawn, shown, strict=True):
@@ -135,10 +164,10 @@ def panel(
         bars(axes, entries, metric)
         axes.set_xlabel(load_line(entries))
     else:
-        for number, look in enumerate(curves):
-            mine = [e for e in entries if e["series"] == look.label]
+        for number, curve in enumerate(curves):
+            mine = [e for e in entries if e["series"] == curve.label]
             aside = 2 ** aside_of(number, len(curves), dodge)
-            draw(axes, mine, metric, look, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
+            draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
     frame(axes, entries, metric, log, banded)
     axes.set_title(title, fontweight="bold", loc="left")

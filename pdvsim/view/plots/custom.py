@@ -13,20 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.results import Results
 from pdvsim.study.stats import over_replications
-from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import (
     CLEAR,
     Curve,
     Entry,
     arch_curve,
     caption,
+    curves_named,
     draw,
     frame,
     has,
     legend,
     load_axis,
 )
-from pdvsim.view.style import ARCH_MARKERS, AXIS_NAMES, GREY, name_of
+from pdvsim.view.style import AXIS_NAMES, name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +39,7 @@ FEW = 10  # values of an option that each get a tick
 
 
 @dataclass(frozen=True)
-class Axis:
+class Layout:
     """Which column goes where."""
 
     x: str = "load"
@@ -48,7 +49,7 @@ class Axis:
     column: str | None = None
 
 
-def custom_figure(results: Results, axis: Axis) -> Figure:
+def custom_figure(results: Results, axis: Layout) -> Figure:
     """Means over replications of `axis.y` over `axis.x`; a column that no axis names may not vary."""
     points = results.points
     keys = ("arch", "load", *results.dims)
@@ -67,7 +68,7 @@ def custom_figure(results: Results, axis: Axis) -> Figure:
     rows = _values(points, axis.row)
     columns = _values(points, axis.column)
     curves = _curves(points, axis.curve)
-    with dress():
+    with styled():
         size = (max(5 * len(columns) + 1, 7.5), 3.8 * len(rows) + 0.8)
         figure = new_figure(*size, caption(points, results.dims))
         grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
@@ -92,13 +93,13 @@ def _entries(points: pd.DataFrame, keys: tuple[str, ...]) -> list[Entry]:
     return entries
 
 
-def _panel(axes: Axes, entries: list[Entry], axis: Axis, curves: dict[Any, Curve], by_metric: bool) -> None:
-    for value, look in curves.items():
+def _panel(axes: Axes, entries: list[Entry], axis: Layout, curves: dict[Any, Curve], by_metric: bool) -> None:
+    for value, curve in curves.items():
         mine = [e for e in entries if _is(e, axis.curve, value) and (not by_metric or has(e, axis.x))]
         mine.sort(key=lambda e: e["load"] if by_metric else _number(e[axis.x]))
         scale = name_of(axis.x)[2]
         at = [e[axis.x].mean * scale if by_metric else _place(e[axis.x], entries, axis.x) for e in mine]
-        draw(axes, mine, axis.y, look, at, whiskers=len(curves) > CLEAR)
+        draw(axes, mine, axis.y, curve, at, whiskers=len(curves) > CLEAR)
 
 
 def _place(value: Any, entries: list[Entry], name: str) -> float:
@@ -111,7 +112,7 @@ def _place(value: Any, entries: list[Entry], name: str) -> float:
     return 2.0 * max((float(v) for v in values if math.isfinite(v)), default=0.5)
 
 
-def _names(grid: Any, axis: Axis, entries: list[Entry], by_metric: bool) -> None:
+def _names(grid: Any, axis: Layout, entries: list[Entry], by_metric: bool) -> None:
     """Ticks, names and units on the outer panels."""
     values = [] if by_metric else list(dict.fromkeys(e[axis.x] for e in entries))
     for axes in grid.flat:
@@ -145,15 +146,7 @@ def _curves(points: pd.DataFrame, name: str) -> dict[Any, Curve]:
     values = _values(points, name)
     if name == "arch":
         return {value: arch_curve(value) for value in values}
-    import seaborn as sns
-
-    colours = sns.color_palette("colorblind", len(values)).as_hex()
-    markers = list(ARCH_MARKERS.values())
-    looks = [
-        Curve(_text(v), colours[i] if i < 10 else GREY, markers[i % len(markers)], "-" if i < 10 else "--")
-        for i, v in enumerate(values)
-    ]
-    return dict(zip(values, looks, strict=True))
+    return dict(zip(values, curves_named([_text(value) for value in values]), strict=True))
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:
@@ -179,7 +172,7 @@ def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _check(points: pd.DataFrame, axis: Axis, keys: tuple[str, ...]) -> None:
+def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
     """Refuse columns that are not there, and curves or panels by what is measured."""
     from pandas.api.types import is_numeric_dtype
 

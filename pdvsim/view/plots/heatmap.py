@@ -10,9 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pdvsim.study.results import Results, label
 from pdvsim.study.stats import Interval, over_replications, paired_differences
-from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
 from pdvsim.view.table import load_name, load_text
 
@@ -25,7 +27,7 @@ MANY_FOLD = 10.0  # a ratio from which it is written as such, not in percent
 
 
 @dataclass(frozen=True)
-class Cell:
+class Gain:
     """One architecture against the reference, at one load and setting."""
 
     setting: str
@@ -53,17 +55,17 @@ def told_apart(difference: Interval) -> bool:
     return difference.n > 1 and abs(difference.mean) > difference.half_width
 
 
-def cells(results: Results, metric: str, against: str) -> list[Cell]:
+def cells(results: Results, metric: str, against: str) -> list[Gain]:
     """Every architecture but `against`, at every load and setting that both have."""
     check(results, metric, against)
-    found: list[Cell] = []
+    found: list[Gain] = []
     for setting, points in results.settings():
         labels = {(e["arch"], e["load_kind"], _key(e["load"])): e["stability"] for e in over_replications(points)}
         for d in paired_differences(points, metric, against):
             if math.isfinite(d["relative"].mean):
                 load = (d["load_kind"], _key(d["load"]))
                 unsteady = any(grew(labels.get((arch, *load))) for arch in (d["arch"], against))
-                found.append(Cell(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
+                found.append(Gain(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
     return found
 
 
@@ -85,7 +87,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
     width = 2.6 + 0.095 * longest + 1.05 * len(loads)
     title, _, _ = name_of(metric)
     limit = _limit(found)
-    with dress():
+    with styled():
         figure = new_figure(
             max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, found, metric, against),
             f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
@@ -102,9 +104,8 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
 
 
 def _panel(
-    axes: Axes, found: list[Cell], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
+    axes: Axes, found: list[Gain], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
 ) -> None:
-    import numpy as np
     import seaborn as sns
     from matplotlib.patches import Rectangle
 
@@ -116,8 +117,8 @@ def _panel(
         values[row, column] = cell.relative.mean if cell.told_apart else 0.0
         texts[row, column] = cell.text
         if not cell.told_apart:
-            look: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
-            axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **look))
+            style: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
+            axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **style))
     sns.heatmap(
         values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r", center=0, vmin=-limit,
         vmax=limit, cbar=False, linewidths=1.5, linecolor="white", annot_kws={"fontsize": 11},
@@ -130,7 +131,7 @@ def _panel(
     axes.tick_params(axis="x", rotation=0)
 
 
-def _limit(found: list[Cell]) -> float:
+def _limit(found: list[Gain]) -> float:
     """The smallest scale that tells half of the cells apart: one hopeless architecture must not bleach the others."""
     sizes = sorted(abs(cell.relative.mean) for cell in found if cell.told_apart) or [0.0]
     return next((scale for scale in SCALES if scale >= sizes[(len(sizes) - 1) // 2]), SCALES[-1])
@@ -144,7 +145,7 @@ def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
     bar.outline.set_visible(False)
 
 
-def _caption(results: Results, found: list[Cell], metric: str, against: str) -> str:
+def _caption(results: Results, found: list[Gain], metric: str, against: str) -> str:
     what = "lower" if lower_is_better(metric) else "higher"
     note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in found])}"
     if any(not cell.told_apart for cell in found):

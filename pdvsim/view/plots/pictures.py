@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pdvsim.sim.records import LANES
-from pdvsim.view.plots.canvas import dress, new_figure
+from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import (
     Curve,
     Entry,
@@ -65,7 +65,7 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     drawn = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
     inside = "dotted" if drawn == "Lines" else "narrow"
     note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
-    with dress():
+    with styled():
         figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title)
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
@@ -88,20 +88,20 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
     if not entries:
         return None
     curves = curves_of(entries)
-    with dress():
+    with styled():
         note = "Curves that coincide are drawn side by side. By position: at the highest load of each."
         figure = new_figure(15, 4.8, f"{note} {caption(points)}", title)
         first, second, third = figure.subplots(1, 3)
         for axes, metric in ((first, rate), (second, length)):
             panel(axes, entries, metric, curves, dodge=DODGE)
         first.set_ylim(0, 100)
-        for number, look in enumerate(curves):
-            last = [e for e in entries if e["series"] == look.label][-1]
+        for number, curve in enumerate(curves):
+            last = [e for e in entries if e["series"] == curve.label][-1]
             rates = last.get("spec_decode_per_position_acceptance_rates") or []
             aside = aside_of(number, len(curves), DODGE)
             third.plot(
-                [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], look.dash, color=look.colour,
-                marker=look.marker, markersize=8, linewidth=2,
+                [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], curve.dash,
+                color=curve.colour, marker=curve.marker, markersize=8, linewidth=2,
             )  # fmt: skip
         third.set_ylim(0, 100)
         third.xaxis.get_major_locator().set_params(integer=True)
@@ -115,7 +115,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
 def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> Figure:
     entries = entries_of(points)
     curves = curves_of(entries)
-    with dress():
+    with styled():
         several = len({e["load"] for e in entries}) > 1
         figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title)
         grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)

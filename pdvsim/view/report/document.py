@@ -18,13 +18,12 @@ from pdvsim.study.results import KEYS, Results, known_profile, label, records
 from pdvsim.study.stats import Interval, interval, over_replications
 from pdvsim.view.report.series import BINS, over_time
 from pdvsim.view.style import (
-    ARCH_COLOURS,
     GREY,
     KIND_COLOURS,
     LANE_COLOURS,
     PINK,
     STEP_COLOURS,
-    STRANGER,
+    arch_colour,
     grew,
     name_of,
 )
@@ -68,7 +67,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
     for entry in entries:
         entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
     return {
-        "archs": [{"name": arch, "colour": ARCH_COLOURS.get(arch, STRANGER)} for arch in results.archs],
+        "archs": [{"name": arch, "colour": arch_colour(arch)} for arch in results.archs],
         "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
         "settings": settings,
         "incomplete": results.incomplete,

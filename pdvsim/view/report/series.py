@@ -18,7 +18,7 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
 from pdvsim.study.results import Records
 
-Array = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 BINS = 600
 
@@ -27,16 +27,16 @@ BINS = 600
 class Steps:
     """A step function: 0 before the first time, then each value from its time on."""
 
-    times_s: Array
-    values: Array
+    times_s: Floats
+    values: Floats
 
     @classmethod
-    def summed(cls, times_s: Array, changes: Array) -> Steps:
+    def summed(cls, times_s: Floats, changes: Floats) -> Steps:
         """The running sum of changes; those at one time happen together."""
         at, where = np.unique(times_s, return_inverse=True)
         return cls(at, np.bincount(where, changes, len(at)).cumsum())
 
-    def mean(self, edges_s: Array) -> Array:
+    def mean(self, edges_s: Floats) -> Floats:
         """Time averages between neighbouring edges."""
         times = np.concatenate((edges_s[:1], self.times_s.clip(edges_s[0], edges_s[-1]), edges_s[-1:]))
         values = np.concatenate(([0.0], self.values))
@@ -44,7 +44,7 @@ class Steps:
         return np.diff(np.interp(edges_s, times, area)) / np.diff(edges_s)
 
 
-def present(start_s: Array, end_s: Array, weight: Array | None = None) -> Steps:
+def present(start_s: Floats, end_s: Floats, weight: Floats | None = None) -> Steps:
     """How many intervals cover a time, or the sum of their weights; one whose end is before its start never ends."""
     weight = np.ones(len(start_s)) if weight is None else weight
     ends = end_s >= start_s
@@ -121,12 +121,16 @@ def over_time(records: Records, bandwidth_bytes_per_s: float, bins: int = BINS) 
 
 
 def _mean_in_bins(
-    launches: Columns, chosen: NDArray[np.bool_], values: NDArray[Any], edges: Array, weight: NDArray[Any] | None = None
-) -> Array:
+    launches: Columns,
+    chosen: NDArray[np.bool_],
+    values: NDArray[Any],
+    edges: Floats,
+    weight: NDArray[Any] | None = None,
+) -> Floats:
     """The mean over launches that start in a bin; nan where none does."""
     at, values = launches["start_s"][chosen], values[chosen].astype(float)
     heavy = np.ones(len(at)) if weight is None else weight[chosen].astype(float)
     total = np.histogram(at, edges, weights=heavy)[0]
     summed = np.histogram(at, edges, weights=heavy * values)[0]
-    means: Array = np.divide(summed, total, out=np.full(len(total), math.nan), where=total > 0)
+    means: Floats = np.divide(summed, total, out=np.full(len(total), math.nan), where=total > 0)
     return means

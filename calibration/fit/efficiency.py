@@ -1,6 +1,6 @@
 """Learn from measured samples how forward times follow from a card's ceilings and a model's sizes, and prove it.
 
-`python -m pdvsim.calibration.fit.transfer calibration/data/h200 -o transfer.json` learns the efficiencies in
+`python -m pdvsim.calibration.fit.efficiency calibration/data/h200 -o transfer.json` learns the efficiencies in
 `sim.hardware.transfer`, leaves out one model at a time and prints how far it is then predicted off; `--models` leaves
 out only those named.
 """
@@ -18,16 +18,16 @@ from typing import Protocol
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
-from pdvsim.calibration.fit.points import Array, Points, medians, points_of
+from pdvsim.calibration.fit.points import Floats, Points, medians, points_of
 from pdvsim.common.files import write_whole
-from pdvsim.profiler.samples import Samples
+from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit
-from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, Engine, Prices, Sizes, Transfer, document
+from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, EngineLimits, Prices, Sizes, Transfer, document
 
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
-ENGINE = Engine(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
+ENGINE = EngineLimits(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
 # holds 95% of |log(predicted / published)| over the layers of Vidur's A100 and H100 files, predicted from the cards'
 # data sheets alone: `pdvsim calibrate DIR --from vidur --gpu a100-80gb,h100-sxm` prints it
 CARD_BAR = 0.22
@@ -62,12 +62,12 @@ STEPS = 60  # of the search, which needs 10 to 30
 ROBUST = 0.05  # relative errors beyond which a point pulls less
 
 
-def packed(c: Coefficients) -> Array:
+def packed(c: Coefficients) -> Floats:
     """The free parameters: logarithms."""
     return np.asarray(np.log([*(getattr(c, name) for name in NAMES), *c.compute]))
 
 
-def unpacked(x: Array) -> Coefficients:
+def unpacked(x: Floats) -> Coefficients:
     values = np.exp(x).tolist()
     return Coefficients(**dict(zip(NAMES, values, strict=False)), compute=tuple(values[len(NAMES) :]))
 
@@ -87,7 +87,7 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
     return {str(name): Measured(specs[str(name)], points_of(medians(rows))) for name, rows in solo}
 
 
-def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Array]:
+def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Floats]:
     """All points of all models as one, with the weight that makes models count alike."""
     models = list(models)
     counts = [len(m.points) for m in models]
@@ -99,13 +99,13 @@ def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Array]:
 class Parts(Protocol):
     """Seconds of the parts of a forward: by the formula (`Prices`), or read from the knots of a fit."""
 
-    def layers(self, tokens: Array) -> Array: ...
-    def head(self) -> tuple[Array, Array]: ...
-    def kv(self, width: Array) -> Array: ...
-    def width(self, width: Array) -> Array: ...
-    def row(self) -> Array: ...
-    def prompt_pair(self) -> Array: ...
-    def mixed(self) -> Array: ...
+    def layers(self, tokens: Floats) -> Floats: ...
+    def head(self) -> tuple[Floats, Floats]: ...
+    def kv(self, width: Floats) -> Floats: ...
+    def width(self, width: Floats) -> Floats: ...
+    def row(self) -> Floats: ...
+    def prompt_pair(self) -> Floats: ...
+    def mixed(self) -> Floats: ...
 
 
 class Knots:
@@ -114,42 +114,42 @@ class Knots:
     def __init__(self, fit: ForwardFit) -> None:
         self.fit = fit
 
-    def layers(self, tokens: Array) -> Array:
+    def layers(self, tokens: Floats) -> Floats:
         return _read(self.fit.layer_knots, tokens)
 
-    def head(self) -> tuple[Array, Array]:
+    def head(self) -> tuple[Floats, Floats]:
         return np.asarray(self.fit.head_weights_s), np.asarray(self.fit.head_token_s)
 
-    def kv(self, width: Array) -> Array:
+    def kv(self, width: Floats) -> Floats:
         return _read(self.fit.kv_knots, width)
 
-    def width(self, width: Array) -> Array:
+    def width(self, width: Floats) -> Floats:
         return _read(self.fit.width_knots, width)
 
-    def row(self) -> Array:
+    def row(self) -> Floats:
         return np.asarray(self.fit.row_s)
 
-    def prompt_pair(self) -> Array:
+    def prompt_pair(self) -> Floats:
         return np.asarray(self.fit.prompt_pair_s or 0.0)
 
-    def mixed(self) -> Array:
+    def mixed(self) -> Floats:
         return np.asarray(self.fit.mixed_s)
 
 
-def _read(knots: Sequence[tuple[int, float]], at: Array) -> Array:
+def _read(knots: Sequence[tuple[int, float]], at: Floats) -> Floats:
     return np.asarray(np.interp(at, *np.array(knots).T))
 
 
-def seconds(parts: Parts, draft_ratio: float, points: Points) -> Array:
+def seconds(parts: Parts, draft_ratio: float, points: Points) -> Floats:
     """The time of every point, put together from its parts."""
     rows, padded, later = points.rows, points.padded, points.steps - 1
     reading, multiplying = parts.head()
 
-    def forward(tokens: Array, logits: Array) -> Array:
+    def forward(tokens: Floats, logits: Floats) -> Floats:
         top = np.where(logits > 0, np.maximum(reading, multiplying * logits), 0.0)
         return np.asarray(parts.layers(np.maximum(tokens, 1)) + top)
 
-    def attention(width: Array, context: Array) -> Array:
+    def attention(width: Floats, context: Floats) -> Floats:
         width = np.maximum(width, 1)
         each = (context + rows * width) * parts.kv(width) + rows * parts.row() + parts.width(width)
         return np.where(rows > 0, each, 0.0)
@@ -181,7 +181,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
     held = np.array([*(PRIOR[name] for name in NAMES), *(0.05 for _ in COMPUTE_TOKENS)])
     middle = packed(START)
 
-    def residuals(x: Array) -> Array:
+    def residuals(x: Floats) -> Floats:
         prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
         errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points) / points.seconds)
         return np.concatenate([errors, held * (x - middle)])
@@ -190,7 +190,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
     return replace(base, coefficients=unpacked(found.x))
 
 
-def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Array:
+def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Predicted over measured, less one, in the form that the simulator uses."""
     fit = transfer.fit(model.spec, gpu)
     return np.asarray(seconds(Knots(fit), fit.draft_ratio, model.points) / model.points.seconds - 1)
@@ -198,7 +198,7 @@ def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Array:
 
 def leave_one_out(
     models: Mapping[str, Measured], gpu: GpuSpec, sms: int, start: Coefficients, names: Iterable[str]
-) -> dict[str, Array]:
+) -> dict[str, Floats]:
     """Errors on each named model of figures learned from all the others."""
     found = {}
     for name in names:
@@ -207,7 +207,7 @@ def leave_one_out(
     return found
 
 
-def spread(errors: Array) -> tuple[float, float, float]:
+def spread(errors: Floats) -> tuple[float, float, float]:
     """Median and 95th percentile of the absolute errors, and the median error with its sign."""
     size = np.abs(errors)
     return float(np.median(size)), float(np.percentile(size, 95)), float(np.median(errors))
@@ -215,14 +215,12 @@ def spread(errors: Array) -> tuple[float, float, float]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m pdvsim.calibration.fit.transfer", description=__doc__.split("\n")[0]
+        prog="python -m pdvsim.calibration.fit.efficiency", description=__doc__.split("\n")[0]
     )
     parser.add_argument("samples", help="folder with samples.parquet and header.json")
     parser.add_argument("-o", "--output", help="file for the learned figures (JSON)")
     parser.add_argument("--models", help="leave out only these, separated by commas; default: each in turn")
     options = parser.parse_args(argv)
-    from pdvsim.profiler.samples import load
-
     try:
         samples = load(options.samples)
         gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors

@@ -1,4 +1,4 @@
-"""A figure without a window and without global state, in the house's dress, with a caption under it."""
+"""The one figure factory: no window, no global state, one style, a caption under it."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ WHITEGRID: dict[str, Any] = {
 
 
 @contextmanager
-def dress() -> Iterator[None]:
-    """Seaborn's style while a figure is drawn."""
+def styled(grid: bool = True) -> Iterator[None]:
+    """The style of all figures, while one is drawn."""
     import matplotlib as mpl
 
-    with mpl.rc_context(WHITEGRID):  # type: ignore[arg-type]
+    with mpl.rc_context(WHITEGRID | {"axes.grid": grid}):  # type: ignore[arg-type]
         yield
 
 

@@ -1,0 +1,313 @@
+"""Whether the advice is right on the GPU: `python -m pdvsim.cli.truth plan`, then `run` on a CUDA card, then `report`.
+
+`plan` decides a dozen scenarios as every command does (each architecture at its own best settings, simulated) and
+writes what is to be served for each: the recommendation, it with drafts longer by one, the best of every other
+architecture, plain decoding, and continuous batching with the usual drafts of four. `run` serves them for real, each on
+the same requests, some twice. `report` gives the regret: how far the recommendation's measured figure lies behind the
+best measured one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+from pdvsim.cli.args import parse
+from pdvsim.common.files import write_whole
+from pdvsim.decide.commandline import command_line
+from pdvsim.decide.contest import contest
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.space import Space, complexity, described
+from pdvsim.decide.tune import Search, tuned
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.reading import parse_json, read_text
+from pdvsim.sim.relevance import suited
+from pdvsim.study.sweep import flatten
+from pdvsim.view.table import grid
+
+ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
+# controllers are left out: graphs of every draft length take long to capture
+SPACE = Space(ARCHS, controllers=("fixed",), max_num_seqs=(64, 128), max_num_batched_tokens=(256, 512, 2048))
+SEEDS = 5
+REPEATED = 2  # entries of a trial that are served twice
+SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
+GEMMA, LARGE = "gemma-2b:gemma-7b", "tinyllama-1.1b:codellama-34b"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One question of a user."""
+
+    name: str
+    pair: str
+    traffic: Traffic
+    objective: Objective
+    levels: tuple[str, ...] = ()
+    acceptance: float = 0.6
+
+    @property
+    def goal(self) -> Goal:
+        return Goal(self.objective, self.levels)
+
+    def experiment(self) -> Experiment:
+        """As the engine serves it."""
+        server = Server(pair=self.pair, max_prompts_per_forward=4, kv_cache="reserved")
+        base = Experiment("colocated", self.traffic, Acceptance(acceptance_rate=self.acceptance), server)
+        return self.goal.prepared(base, 0.1)
+
+
+def chat(rate: float, prompts: int) -> Traffic:
+    return Traffic(num_prompts=prompts, request_rate=rate)
+
+
+def fixed(inputs: int, outputs: int, prompts: int, at_once: int | None = None, rate: float = float("inf")) -> Traffic:
+    return Traffic(
+        "random", num_prompts=prompts, input_len=inputs, output_len=outputs, max_concurrency=at_once, request_rate=rate
+    )
+
+
+TRIALS = (
+    Trial("short chat, 8 at once", SMALL, fixed(128, 128, 64, 8), "throughput"),
+    Trial("batch, 64 at once", SMALL, fixed(128, 128, 320, 64), "throughput"),
+    Trial("ShareGPT, 6 req/s", SMALL, chat(6.0, 90), "e2el"),
+    Trial("ShareGPT, 20 req/s, levels", SMALL, chat(20.0, 240), "headroom", ("ttft:300", "tpot:15")),
+    Trial("batch, 64 at once", QWEN, fixed(128, 128, 320, 64), "throughput"),
+    Trial("ShareGPT, 10 req/s, acceptance 0.8", QWEN, chat(10.0, 130), "e2el", acceptance=0.8),
+    Trial("ShareGPT, 8 req/s, levels", LLAMA3, chat(8.0, 110), "headroom", ("ttft:300", "tpot:30")),
+    Trial(
+        "long prompts, 4 req/s, levels", LLAMA3, fixed(1500, 128, 60, None, 4.0), "headroom", ("ttft:500", "tpot:20")
+    ),
+    Trial("short chat, 32 at once", GEMMA, fixed(64, 200, 128, 32), "throughput"),
+    Trial("ShareGPT, 6 req/s, acceptance 0.75", GEMMA, chat(6.0, 90), "e2el", acceptance=0.75),
+    Trial("long prompts, 8 at once", LARGE, fixed(1500, 100, 32, 8), "e2el"),
+    Trial("short chat, 16 at once", LARGE, fixed(128, 128, 64, 16), "throughput"),
+)
+
+
+def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
+    """What is decided, and what is to be served."""
+    base, goal = trial.experiment(), trial.goal
+    [best] = tuned(Search(goal, SPACE, 0.1), [base], bench, kept=2)
+    figures, runs = {}, {}
+    for arch, candidate in best.items():
+        rows = bench.rows(replications(candidate, SEEDS))
+        figures[arch], runs[arch] = [goal.value(row) for row in rows], rows
+    able = {arch: mine for arch, mine in figures.items() if goal.met(runs[arch])} or figures
+    held = contest(able, goal.sign, threshold=max(0.01, lead_error(base, goal.objective)))
+    chosen = min((held.best, *held.unsure), key=lambda arch: complexity(best[arch], base))
+    default = suited(replace(base, server=replace(base.server, num_speculative_tokens=4)))
+    entries = [
+        {
+            "role": "recommended" if arch == chosen else "rival",
+            "described": described(candidate),
+            "command": command_line("realrun", suited(candidate)),
+            "predicted": figures[arch][0],
+            "predicted_mean": sum(figures[arch]) / SEEDS,
+            "not_told_apart": arch in (held.best, *held.unsure) and arch != chosen,
+        }
+        for arch, candidate in best.items()
+    ]
+    server = best[chosen].server
+    longer = server.num_speculative_tokens + 1 if best[chosen].speculates else 1
+    neighbour = replace(
+        best[chosen if best[chosen].speculates else "colocated"],
+        server=replace(server, num_speculative_tokens=longer),
+    )
+    for role, other in (("usual", default), ("neighbour", neighbour)):
+        values = [goal.value(row) for row in bench.rows(replications(other, SEEDS))]
+        entries.append(
+            {
+                "role": role,
+                "described": described(other),
+                "command": command_line("realrun", suited(other)),
+                "predicted": values[0],
+                "predicted_mean": sum(values) / SEEDS,
+                "not_told_apart": False,
+            }
+        )
+    entries.sort(key=lambda entry: -goal.sign * entry["predicted_mean"])
+    entries.sort(key=_turn(entries))
+    return {
+        "name": trial.name, "pair": trial.pair, "objective": trial.objective, "levels": trial.levels,
+        "acceptance": trial.acceptance, "sign": goal.sign, "entries": entries,
+    }  # fmt: skip
+
+
+def _turn(entries: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
+    """What is served first: the recommendation, its best rival, plain decoding, drafts of 4, one draft more, pdv."""
+    rival = next(entry for entry in entries if entry["role"] == "rival")
+
+    def turn(entry: dict[str, Any]) -> int:
+        arch = entry["described"].partition(",")[0]
+        role = entry["role"]
+        firsts = (role == "recommended", entry is rival, arch == "autoregressive", role == "usual", role == "neighbour")
+        return next((at for at, is_it in enumerate((*firsts, arch == "pdv")) if is_it), 6)
+
+    return turn
+
+
+def plan(output: Path, jobs: int | None) -> int:
+    """Decide every trial, and write what is to be served."""
+    bench, found = Bench(jobs), []
+    for trial in TRIALS:
+        begin = monotonic()
+        found.append(planned(trial, bench))
+        first = found[-1]["entries"][0]
+        print(f"{trial.pair}, {trial.name}: {first['described']} ({monotonic() - begin:.0f} s)", flush=True)
+        write_whole(output, (json.dumps({"trials": found}, indent=1) + "\n").encode())
+    return 0
+
+
+def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
+    """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
+    from pdvsim.realrun.machine import Machine
+    from pdvsim.realrun.site import prepare, serve
+    from pdvsim.sim.metrics.summary import summarise
+    from pdvsim.sim.workload.requests import make_requests
+
+    begin, machine = monotonic(), Machine()
+    trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
+    done: list[dict[str, Any]] = []
+    if output.exists():
+        done = [parse_json(line) for line in read_text(output, MAX_DATA_BYTES).splitlines()]
+    models: Any = None
+    pair = ""
+    for trial in trials:
+        goal = Goal(trial["objective"], tuple(trial["levels"]))
+        for at, entry in enumerate(trial["entries"][:most]):
+            mine = [line for line in done if (line["command"], line["name"]) == (entry["command"], trial["name"])]
+            wanted = 2 if at < REPEATED else 1
+            if len(mine) >= wanted:
+                continue
+            if monotonic() - begin > budget_s:
+                print(f"{monotonic() - begin:6.1f} s  time is up before {trial['pair']}, {trial['name']}", flush=True)
+                return 0
+            experiment = parse(Experiment, shlex.split(entry["command"])[1:])
+            requests = make_requests(experiment.traffic, experiment.acceptance)
+            models = models if pair == trial["pair"] else None
+            pair = trial["pair"]
+            rig = prepare(experiment, machine, requests, models=models)
+            models = (models or {}) | rig.models
+            few = replace(experiment.traffic, num_prompts=min(24, experiment.traffic.num_prompts))
+            scoring = replace(experiment.scoring, warmup_requests=0)
+            serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
+            for repeat in range(len(mine), wanted):
+                result = serve(experiment, machine, rig=rig)
+                metrics = flatten(summarise(result)) | {"load": experiment.traffic.request_rate}
+                meta = {k: v for k, v in result.meta.items() if k != "telemetry"}
+                line = {
+                    "pair": trial["pair"], "name": trial["name"], "command": entry["command"], "repeat": repeat,
+                    "value": goal.value(metrics), "metrics": metrics, "meta": meta,
+                }  # fmt: skip
+                done.append(line)
+                write_whole(output, "".join(json.dumps(d, default=str) + "\n" for d in done).encode())
+                print(
+                    f"{monotonic() - begin:6.1f} s  {trial['pair']}, {trial['name']}: {entry['described']}: "
+                    f"{line['value']:.4g} (predicted {entry['predicted']:.4g})",
+                    flush=True,
+                )
+            del rig
+    return 0
+
+
+def report(plan_file: Path, output: Path) -> dict[str, Any]:
+    """Regret and order, trial by trial."""
+    trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
+    lines = [parse_json(line) for line in read_text(output, MAX_DATA_BYTES).splitlines()]
+    found = []
+    for trial in trials:
+        sign, entries = trial["sign"], []
+        for entry in trial["entries"]:
+            mine = [x for x in lines if (x["command"], x["name"]) == (entry["command"], trial["name"])]
+            if mine:
+                values = [float(x["value"]) for x in mine]
+                spread = max(values) / min(values) - 1 if len(values) > 1 else None
+                entries.append(
+                    entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
+                )
+        if not entries or entries[0]["role"] != "recommended":
+            continue
+        best = max(entries, key=lambda e: sign * e["measured"])
+        recommended = entries[0]
+        ratio = recommended["measured"] / best["measured"]
+        regret = 1 - ratio if sign > 0 else 1 - 1 / ratio
+        spread = max((e["spread"] or 0.0 for e in entries), default=0.0)
+        pairs = [(a, b) for i, a in enumerate(entries) for b in entries[i + 1 :]]
+        apart = [(a, b) for a, b in pairs if abs(a["measured"] / b["measured"] - 1) > max(spread, 0.01)]
+        right = [(a, b) for a, b in apart if (a["measured"] > b["measured"]) == (a["predicted"] > b["predicted"])]
+        found.append(
+            {
+                **{key: trial[key] for key in ("name", "pair", "objective", "levels", "acceptance")},
+                "recommended": recommended["described"],
+                "best": best["described"],
+                "regret": regret,
+                "pairs_apart": len(apart),
+                "pairs_in_order": len(right),
+                "wrong": [f"{a['described']} / {b['described']}" for a, b in apart if (a, b) not in right],
+                "spread": spread,
+                "entries": entries,
+            }
+        )
+    return {"trials": found}
+
+
+def table(document: dict[str, Any]) -> str:
+    """The report as text."""
+    rows = []
+    for trial in document["trials"]:
+        entries = trial["entries"]
+        plain = next((e for e in entries if e["described"].startswith("autoregressive")), None)
+        usual = next((e for e in entries if e["role"] == "usual"), None)
+        first = entries[0]
+        rows.append(
+            [
+                f"{trial['pair']}, {trial['name']}",
+                first["described"],
+                f"{first['measured']:.4g} ({first['predicted'] / first['measured'] - 1:+.1%})",
+                f"{plain['measured']:.4g}" if plain else "-",
+                f"{usual['measured']:.4g}" if usual else "-",
+                trial["best"] if trial["regret"] > 0 else "the same",
+                f"{trial['regret']:.1%}",
+                f"{trial['pairs_in_order']} of {trial['pairs_apart']}",
+            ]
+        )
+    header = ["scenario", "recommended", "measured (predicted)", "plain", "colocated k=4", "best", "regret", "order"]
+    return grid(header, rows)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.cli.truth", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("step", choices=("plan", "run", "report"))
+    parser.add_argument("--plan", type=Path, default=Path("truth.json"), help="what is to be served")
+    parser.add_argument(
+        "-o", "--output", type=Path, default=Path("truth.jsonl"), help="what was measured, a line a run"
+    )
+    parser.add_argument("--jobs", type=int, default=None)
+    parser.add_argument("--budget-s", type=float, default=540.0, help="start no run after so many seconds")
+    parser.add_argument("--most", type=int, default=6, help="entries of a trial")
+    options = parser.parse_args(argv)
+    if options.step == "plan":
+        return plan(options.plan, options.jobs)
+    if options.step == "run":
+        import torch
+
+        if not torch.cuda.is_available():
+            print("no CUDA device: the truth is measured on one", file=sys.stderr)
+            return 2
+        return run(options.plan, options.output, options.budget_s, options.most)
+    print(table(report(options.plan, options.output)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

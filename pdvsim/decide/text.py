@@ -1,0 +1,55 @@
+"""Pieces of the commands' tables and documents: intervals, leads, and who is best."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdvsim.decide.contest import LEAST_SEEDS, Contest
+from pdvsim.study.stats import Interval
+from pdvsim.view.table import cell
+
+
+def contest_document(held: Contest) -> dict[str, Any]:
+    """Who is best, by how much over whom, and how sure."""
+    return {
+        "best": held.best,
+        "sure": held.sure,
+        "not_told_apart": list(held.unsure),
+        "confidence_of_each": held.confidence,
+        "leads_up_to_do_not_count": held.threshold,
+        "seeds": held.seeds,
+        "values": held.values,
+        "leads": {name: {"difference": held.differences[name], "relative": held.leads[name]} for name in held.behind},
+    }
+
+
+def positive(value: Interval, decimals: int = 2, scale: float = 1.0) -> str:
+    """A cell of what cannot be negative: an interval that would reach below 0 is given by its ends, from 0."""
+    if not vague(value):
+        return cell(value, decimals, scale)
+    return f"{cell(value.mean, decimals, scale)} (0 to {cell(value.mean + value.half_width, decimals, scale)})"
+
+
+def vague(value: Interval) -> bool:
+    """Whether the interval reaches below 0."""
+    return value.half_width > value.mean
+
+
+def lead_text(held: Contest, other: str) -> str:
+    """The best's lead over another as a share of it, with its interval."""
+    lead = held.leads[other]
+    return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
+
+
+def percent(share: float) -> str:
+    """A lead in percent; one over next to nothing is only called large."""
+    return f"{share:+.1%}" if share < 10 else "+>999%"
+
+
+def threshold_text(held: Contest, indifference: float) -> str:
+    """What a lead must exceed, and why."""
+    if held.seeds < LEAST_SEEDS:
+        return f"{held.seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"
+    if held.threshold <= indifference:
+        return f"leads up to {held.threshold:.1%} do not count"
+    return f"leads up to {held.threshold:.1%} are inside the profile's own error and do not count"
