@@ -1,13 +1,14 @@
 """What happened, as flat columns: one row a request, one a launch, one a delivery of tokens. Metrics come afterwards.
 
 The simulator and the real GPU write the same rows. Deliveries hold what inter-token latency needs: request `request`
-received `tokens` tokens at `time_s`.
+received `tokens` tokens at `time_s`. A long run has millions of rows, so they are kept packed, and worked through a
+part at a time.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from struct import Struct
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS, Kind, Request, Role
 
-Columns = dict[str, NDArray[Any]]
+Array = NDArray[Any]
+Columns = dict[str, Array]
+Table = Mapping[str, Array]  # columns, or what gives them
+
+ROWS = 1 << 16  # of a part: many for numpy, few for the processor's cache
+REQUESTS = 4096  # served, before they are taken into the records
 
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
 ROLES: tuple[Role, ...] = ("draft", "target")
@@ -148,8 +154,8 @@ class Result:
 
     experiment: Any  # the Experiment that made it
     requests: Columns
-    deliveries: Columns
-    launches: Columns
+    deliveries: Table
+    launches: Table
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
 
@@ -164,3 +170,122 @@ def request_columns(requests: Sequence[Request]) -> Columns:
         else:
             columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
+
+
+def rows_of(columns: Table, rows: Array | slice) -> Columns:
+    """Some of the rows."""
+    return {name: column[rows] for name, column in columns.items()}
+
+
+class PackedColumn:
+    """A column in fewer bytes: whole numbers as narrow as they fit, equal neighbours once. Nothing is rounded."""
+
+    __slots__ = ("_counts", "_dtype", "_least", "_values")
+
+    def __init__(self, column: Array) -> None:
+        self._dtype, self._least = column.dtype, 0
+        if column.dtype.kind == "i" and len(column):
+            self._least = int(column.min())
+            column = (column - self._least).astype(np.min_scalar_type(int(column.max()) - self._least))
+        bits = column.view(f"u{column.itemsize}")  # -0.0 is not 0.0, and nan is itself
+        new = np.flatnonzero(np.concatenate(([True], bits[1:] != bits[:-1]))[: len(bits)])
+        self._counts = None
+        if 2 * len(new) < len(column):
+            counts = np.diff(new, append=len(column))
+            self._counts = counts.astype(np.min_scalar_type(counts.max()))
+            column = column[new]
+        self._values = np.ascontiguousarray(column)
+
+    def column(self) -> Array:
+        """As it was."""
+        values = self._values if self._counts is None else np.repeat(self._values, self._counts)
+        values = values.astype(self._dtype)
+        if self._least:  # adding nothing would make 0.0 of -0.0
+            values += self._dtype.type(self._least)
+        return values
+
+
+class PackedTable(Table):
+    """A table kept packed, part by part. What it gives are copies, so they cannot be written to."""
+
+    def __init__(self) -> None:
+        self._parts: list[dict[str, PackedColumn]] = []
+
+    def append(self, part: Columns) -> None:
+        """More rows."""
+        self._parts.append({name: PackedColumn(column) for name, column in part.items()})
+
+    def parts(self, names: Sequence[str]) -> Iterator[Columns]:
+        """Some columns of each part."""
+        return ({name: part[name].column() for name in names} for part in self._parts)
+
+    def __getitem__(self, name: str) -> Array:
+        column = np.concatenate([part[name] for part in self.parts([name])])
+        column.flags.writeable = False
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts[0])
+
+    def __len__(self) -> int:
+        return len(self._parts[0])
+
+    def __or__(self, other: Columns) -> Columns:
+        return dict(self) | other
+
+
+def parts(table: Table, names: Sequence[str] = ()) -> Iterator[Columns]:
+    """A table, or some columns of it, about ROWS rows at a time; without rows one part, which is empty."""
+    names = names or list(table)
+    if isinstance(table, PackedTable):
+        yield from table.parts(names)
+    else:
+        for first in range(0, len(table[names[0]]) or 1, ROWS):
+            yield {name: table[name][first : first + ROWS] for name in names}
+
+
+class Reader:
+    """Takes what has happened out of a log, so many served requests or rows at a time."""
+
+    def __init__(self, log: Log, at_once: int) -> None:
+        self.log, self._at_once = log, at_once
+        self.served: list[Request] = []
+
+    def arrived(self, request: Request) -> None:
+        """A request is sent."""
+
+    def finished(self, request: Request) -> None:
+        """A request has all its tokens, and they are in the log."""
+        self.served.append(request)
+        rows = max(len(self.log.launches), len(self.log.deliveries))
+        if len(self.served) >= self._at_once or rows >= ROWS:
+            self.take(request.finish_s)
+
+    def take(self, now_s: float) -> None:
+        """Take out what is in the log and who is served, at a time from which on more may come."""
+        raise NotImplementedError
+
+
+class Keeper(Reader):
+    """Keeps the rows of a run."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__(log, REQUESTS)
+        self.deliveries, self.launches = PackedTable(), PackedTable()
+        self._requests: list[Columns] = []
+        self._sent = array("q")  # who, in order
+
+    def arrived(self, request: Request) -> None:
+        self._sent.append(request.id)
+
+    def take(self, now_s: float) -> None:
+        self.deliveries.append(self.log.deliveries.drain())
+        self.launches.append(self.log.launches.drain())
+        self._requests.append(request_columns(self.served))
+        self.served = []
+
+    def requests(self) -> Columns:
+        """In the order in which they were sent."""
+        found = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
+        order = np.argsort(found["id"])
+        return rows_of(found, order[np.searchsorted(found["id"], self._sent, sorter=order)])

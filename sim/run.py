@@ -31,12 +31,7 @@ from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.records import (
-    REQUEST_DTYPES,
-    Log,
-    Result,
-    request_columns,
-)
+from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.workload.acceptance import Coins, accepted_at, rate_at
 from pdvsim.sim.workload.requests import Workload
@@ -61,54 +56,37 @@ def simulate(
         profile = covering_profile(experiment)
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
-    if not experiment.scoring.detailed:
-        return stream(experiment, profile, requests, progress, direct)
-    if isinstance(requests, Workload):
-        requests = requests.all()
     log, env = Log(), Clock(direct)
     site = Site(env, experiment, profile, log)
-    site.check(requests)
-    client = Client(env, requests, experiment, site, progress)
-    with no_collector():
-        client.run()
-    return Result(experiment, request_columns(requests), log.deliveries.drain(), log.launches.drain(), site.meta())
-
-
-def stream(
-    experiment: Experiment,
-    profile: Profile,
-    requests: list[Request] | Workload,
-    progress: Callable[[int], None] | None = None,
-    direct: bool = True,
-) -> Result:
-    """The same run with nothing kept but its metrics: requests are drawn as they come, and forgotten when served."""
-    log, env = Log(), Clock(direct)
-    site = Site(env, experiment, profile, log)
+    if isinstance(requests, Workload) and experiment.scoring.detailed:
+        requests.check_total()
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)
-    bandwidth, reaches = profile.gpu.bandwidth_bytes_per_s, profile.reaches(site.pair)
-    tally = Tally(experiment, len(requests), bandwidth, log, reaches, site.settled_s)
-    client = Client(env, requests, experiment, Door(site, tally), progress)
+    keeper, tally = Keeper(log), None
+    if not experiment.scoring.detailed:
+        bandwidth, reaches = profile.gpu.bandwidth_bytes_per_s, profile.reaches(site.pair)
+        tally = Tally(experiment, len(requests), bandwidth, log, site.settled_s, reaches)
+    client = Client(env, requests, experiment, Door(site, tally or keeper), progress)
     with no_collector():
         client.run()
-    empty = {name: np.empty(0, dtype) for name, dtype in REQUEST_DTYPES.items()}
-    metrics = tally.close()
-    return Result(experiment, empty, log.deliveries.drain(), log.launches.drain(), site.meta(), metrics)
+    metrics = None if tally is None else tally.close()
+    keeper.take(env.now)
+    return Result(experiment, keeper.requests(), keeper.deliveries, keeper.launches, site.meta(), metrics)
 
 
 class Door:
-    """In front of a site that keeps no records: counts the requests in and out."""
+    """In front of a site: whoever reads its log learns of the requests that go in and out."""
 
-    def __init__(self, site: Site, tally: Tally) -> None:
+    def __init__(self, site: Site, reader: Reader) -> None:
         self.on_finish: Callable[[Request], None] = lambda request: None
-        self._site, self._tally, self.servers = site, tally, site.servers
+        self._site, self._reader, self.servers = site, reader, site.servers
         site.on_finish = self._finished
 
     def route(self, request: Request) -> Policy:
-        self._tally.arrived(request)
+        self._reader.arrived(request)
         return self._site.route(request)
 
     def _finished(self, request: Request) -> None:
-        self._tally.finished(request)
+        self._reader.finished(request)
         self.on_finish(request)
 
 

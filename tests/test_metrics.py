@@ -16,6 +16,7 @@ from synthetic import result, served_alone
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.summary import frames, summarise
 from pdvsim.sim.records import Result
+from pdvsim.study.sweep import flatten
 
 POISSON = Traffic(request_rate=1.0, num_prompts=2)
 
@@ -210,6 +211,31 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
     assert sum(per_position) == pytest.approx(metrics.get("spec_decode_acceptance_length", 1.0) - 1)
     assert sum(metrics["breakdown_ms"].values()) == pytest.approx(metrics["mean_e2el_ms"])
     assert all(0 <= lane["utilisation"] <= 1 + 1e-9 for lane in metrics["lanes"].values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**16), count=st.integers(2, 30), rate=st.sampled_from([0.5, 50.0]),
+    warmup=st.integers(0, 1), replicas=st.integers(1, 2), rows=st.sampled_from([1, 7, 50]), lost=st.booleans(),
+)  # fmt: skip
+def test_parts_give_what_the_whole_gives(
+    seed: int, count: int, rate: float, warmup: int, replicas: int, rows: int, lost: bool
+) -> None:
+    """Also where works of a lane overlap, and where a request was never served. Percentiles to the last bit."""
+    scoring = Scoring(("ttft:20", "e2el:150"), warmup_requests=warmup)
+    traffic = Traffic(num_prompts=count, request_rate=rate, seed=seed)
+    run = served_alone(Experiment(traffic=traffic, scoring=scoring), replicas)
+    if lost:
+        run.requests["finish_s"][0] = -1
+    whole = flatten(summarise(run))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.sim.records.ROWS", rows)
+        found = flatten(summarise(run))
+    assert list(found) == list(whole)
+    for name, value in whole.items():
+        off = 0.0 if name.startswith(("median_", "p99_")) else 1e-9
+        close = pytest.approx(value, rel=off, abs=off, nan_ok=True) if isinstance(value, float) else value
+        assert found[name] == close, name
 
 
 def test_frames_decode_lanes_and_kinds() -> None:

@@ -209,5 +209,6 @@ def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> Non
     result = simulate(Experiment("pdv", CROWD, server=LARGE))
     whole = summarise(result)["outside_measured"]
     assert whole["share"] > 0.1
-    monkeypatch.setattr("pdvsim.sim.hardware.reach.AT_ONCE", 7)
+    monkeypatch.setattr("pdvsim.sim.records.ROWS", 7)
+    result.launches = dict(result.launches)
     assert summarise(result)["outside_measured"] == pytest.approx(whole, rel=1e-9)

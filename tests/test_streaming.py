@@ -171,7 +171,7 @@ def test_what_needs_records_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
 
 
 def test_memory_does_not_grow_with_the_requests() -> None:
-    """Four times the requests, within 8 MB of the same peak; kept, the records of 24,000 more take 22 MB.
+    """Four times the requests, within 8 MB of the same peak; kept, the records of 24,000 more take 11 MB.
 
     The peak is of its own memory: a process's `ru_maxrss` starts at what the one that started it had.
     """

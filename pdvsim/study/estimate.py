@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SAMPLE = 50  # requests of a point that are timed
 MOST_STEPS = 50_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
 MOST_TIMED = 8  # points that are
-HELD = 3.0  # memory of a run, over that of its records once they are packed
+HELD = 3.0  # memory of a run that writes its records, over theirs; without it takes a third
 SMALL_STEPS = 5_000_000  # that never take long
 LONG_S = 600.0
 LARGE_SHARE = 0.5  # of the memory

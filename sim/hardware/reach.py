@@ -24,7 +24,6 @@ from pdvsim.sim.records import Columns
 Array = NDArray[Any]
 
 DRAFT = KINDS.index("draft")
-AT_ONCE = 1 << 16  # launches
 TELLING = 0.01  # share of the GPU time from which on a table says so
 
 
@@ -73,6 +72,8 @@ class Outside:
         beyond = np.zeros(len(target), bool)
         for name, size in sizes.items():
             low, high = (math.inf if reach[name] is None else reach[name] for reach in self._alone)
+            if size.max(initial=0) <= min(low, high):
+                continue
             over = size > np.where(target, high, low)
             for limit, mine in ((low, over & ~target), (high, over & target)):
                 self._reached(name, size[mine], limit)
@@ -84,28 +85,22 @@ class Outside:
             self._open.append(kept | sizes | {"place": place, "counted": beyond})
             self._side_by_side(settled_s)
 
-    def add_all(self, launches: Columns) -> None:
-        """The launches of a whole run, a part at a time: what they are worked out from need not be held at once."""
-        start_s = launches["start_s"]
-        later_s = np.minimum.accumulate(start_s[::-1])[::-1]  # when the first of those from here on began
-        for first in range(0, len(start_s), AT_ONCE):
-            end = first + AT_ONCE
-            part = {name: column[first:end] for name, column in launches.items()}
-            self.add(part, float(later_s[end]) if end < len(start_s) else math.inf)
-
     def _side_by_side(self, settled_s: float) -> None:
         """Count what ran together up to then; launches that reach beyond it are kept."""
         works = {name: np.concatenate([part[name] for part in self._open]) for name in self._open[0]}
-        over = {name: works[name] > limit for name, limit in self._together.items()}
-        beyond = np.logical_or.reduce(list(over.values()))
         begin_s, end_s = (works[name].clip(self._settled_s, settled_s) for name in ("start_s", "end_s"))
-        for gpu in np.unique(works["place"]).tolist() if beyond.any() else ():
-            here = works["place"] == gpu
-            shared_s = np.zeros(len(here))
-            shared_s[here] = _shared_s(begin_s[here], end_s[here], beyond[here])
-            self._outside_s += float(shared_s[~works["counted"]].sum())
+        for gpu in np.flatnonzero(np.bincount(works["place"])).tolist():
+            here = np.flatnonzero(works["place"] == gpu)
+            here = here[_beside(begin_s[here], end_s[here])]
+            mine = {name: column[here] for name, column in works.items()}
+            over = {name: mine[name] > limit for name, limit in self._together.items()}
+            beyond = np.logical_or.reduce(list(over.values()))
+            if not beyond.any():
+                continue
+            shared_s = _shared_s(begin_s[here], end_s[here], beyond)
+            self._outside_s += float(shared_s[~mine["counted"]].sum())
             for name, limit in self._together.items():
-                self._reached(f"together_{name}", works[name][over[name] & (shared_s > 0)], limit)
+                self._reached(f"together_{name}", mine[name][over[name] & (shared_s > 0)], limit)
         last = works["end_s"] > settled_s
         self._open = [{name: column[last] for name, column in works.items()}]
         self._settled_s = settled_s
@@ -142,6 +137,16 @@ def _sizes(launches: Columns) -> dict[str, Array]:
         "prompt_start": launches["prompt_start"],
         "tokens": rows * first + prompt,
     }
+
+
+def _beside(start_s: Array, end_s: Array) -> Array:
+    """Mask of the works that are not alone from start to end; it may hold a few that are."""
+    order = np.argsort(start_s, kind="stable")
+    meets = start_s[order][1:] < np.maximum.accumulate(end_s[order])[:-1]  # one of those before it
+    found = np.zeros(len(order), bool)
+    found[order[1:]] = meets
+    found[order[:-1]] |= meets
+    return found
 
 
 def _shared_s(start_s: Array, end_s: Array, beyond: Array) -> Array:

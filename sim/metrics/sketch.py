@@ -1,19 +1,18 @@
-"""What is left of many numbers when they are not kept: quantiles, mean and spread, and when things happened.
+"""What is left of many numbers that come in parts: mean, spread and quantiles, and when things happened.
 
-The quantiles are DDSketch's (Masson, Rim and Lee, 2019): numbers are counted in bins whose bounds grow by a constant
-factor, so each order statistic is known to a fixed relative error. Mean and deviation are exact, merged part by part
-(Chan, Golub and LeVeque, 1979).
+Mean and deviation are exact, merged part by part (Chan, Golub and LeVeque, 1979). Where the numbers are not kept,
+quantiles are DDSketch's (Masson, Rim and Lee, 2019): numbers are counted in bins whose bounds grow by a constant
+factor, so each order statistic is known to a fixed relative error.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from array import array
 
 import numpy as np
-from numpy.typing import NDArray
 
-Array = NDArray[Any]
+from pdvsim.sim.records import Array
 
 ERROR = 0.004  # relative, of an order statistic
 _GROWTH = math.log((1 + ERROR) / (1 - ERROR))
@@ -42,8 +41,11 @@ class Spread:
             mean = self.mean + apart * count / both
         self.count += count
         self.mean, self._squares = mean, squares
+        self._note(values)
+
+    def _note(self, values: Array) -> None:
         seen = values[values >= _SMALLEST]
-        self._zeros += count - len(seen)
+        self._zeros += len(values) - len(seen)
         at = np.ceil(np.log(seen / _SMALLEST) / _GROWTH).astype(np.int64)
         self._bins += np.bincount(at.clip(0, _BINS - 1), minlength=_BINS)
 
@@ -71,6 +73,23 @@ class Spread:
         return 0.0 if at == 0 else _SMALLEST * math.exp((at - 1) * _GROWTH) * (1 - ERROR)
 
 
+class Exact(Spread):
+    """The same with the numbers kept: the quantiles are exact."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._values = array("d")
+
+    def _note(self, values: Array) -> None:
+        self._values.frombytes(values.astype(float).view("u1").data)
+
+    def percentiles(self, ranks: list[float]) -> list[float]:
+        if not self.count:
+            return super().percentiles(ranks)
+        found: list[float] = np.percentile(np.frombuffer(self._values), ranks, overwrite_input=True).tolist()
+        return found
+
+
 class Timeline:
     """How often each of several things happened, in bins of time that double in width as time goes on.
 
@@ -92,3 +111,71 @@ class Timeline:
                 self.counts[:, : self.BINS // 2] = self.counts.reshape(len(self.counts), -1, 2).sum(axis=2)
                 self.counts[:, self.BINS // 2 :] = 0
         self.counts[thing] += np.bincount((times_s / self.width_s).astype(np.int64), minlength=self.BINS)
+
+
+class Seconds:
+    """Most tokens in any one second."""
+
+    def __init__(self) -> None:
+        self.most = 0.0
+        self._first = 0  # second that more tokens may come in
+        self._tokens = np.zeros(0)  # from then on
+
+    def add(self, after_s: Array, tokens: Array, settled_s: float) -> None:
+        """Tokens, so long after the start; no more come before `settled_s`."""
+        if len(tokens):
+            second = after_s.astype(np.int64) - self._first
+            self._tokens = summed(self._tokens, np.bincount(second, weights=tokens))
+            self.most = max(self.most, float(self._tokens.max()))
+        if self._first < settled_s < math.inf:
+            self._tokens = self._tokens[int(settled_s) - self._first :]
+            self._first = int(settled_s)
+
+
+class Crowd:
+    """Most requests in the system at once; one that leaves makes room for one that arrives at the same time."""
+
+    def __init__(self) -> None:
+        self.most = 0
+        self._inside = 0
+        self._came_s = self._left_s = np.empty(0)  # that others may follow at the same time
+
+    def add(self, came_s: Array, left_s: Array, since_s: float, settled_s: float) -> None:
+        """More arrivals and finishes; arrivals from `since_s` on count."""
+        came_s = np.sort(np.concatenate((self._came_s, came_s)))
+        left_s = np.sort(np.concatenate((self._left_s, left_s)))
+        came, left = np.searchsorted(came_s, settled_s), np.searchsorted(left_s, settled_s)
+        inside = self._inside + np.arange(1, came + 1) - np.searchsorted(left_s, came_s[:came], side="right")
+        self.most = max(self.most, int(inside[came_s[:came] >= since_s].max(initial=0)))
+        self._inside += int(came - left)
+        self._came_s, self._left_s = came_s[came:], left_s[left:]
+
+
+class Union:
+    """How long some of several intervals lasted, overlaps once."""
+
+    def __init__(self) -> None:
+        self._length_s = 0.0
+        self._open = np.empty((2, 0))  # intervals that others, not yet added, may overlap
+        self._settled_s = -math.inf
+
+    def add(self, start_s: Array, end_s: Array, settled_s: float) -> None:
+        """More intervals in any order; those still to come begin at `settled_s` or later."""
+        both = np.concatenate((self._open, (start_s, end_s)), axis=1)
+        begin_s, finish_s = both.clip(self._settled_s, settled_s)
+        order = np.argsort(begin_s, kind="stable")
+        reach_s = np.maximum.accumulate(finish_s[order])
+        begin_s = np.maximum(begin_s[order], np.concatenate(([-math.inf], reach_s))[:-1])
+        self._length_s += float((reach_s - begin_s).clip(0).sum())
+        self._open, self._settled_s = both[:, both[1] > settled_s], settled_s
+
+    def length_s(self) -> float:
+        """When all are added."""
+        self.add(np.empty(0), np.empty(0), math.inf)
+        return self._length_s
+
+
+def summed(a: Array, b: Array) -> Array:
+    """The sum of two counts, of which either may be longer."""
+    long, short = (a, b) if len(a) >= len(b) else (b, a)
+    return np.concatenate((long[: len(short)] + short, long[len(short) :]))

@@ -14,11 +14,9 @@ from typing import Any
 import numpy as np
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.records import LANES, Columns, Result
+from pdvsim.sim.records import LANES, ROLES, Columns, Result, Table, parts
 
-BLOCK = 1 << 15  # rows formatted at once
 GPUS_PER_REPLICA = 16  # room between the process numbers of two replicas
-ROLES = ("draft", "target")
 
 
 def trace(result: Result) -> Iterator[bytes]:
@@ -32,7 +30,7 @@ def trace(result: Result) -> Iterator[bytes]:
     yield b"\n]}\n"
 
 
-def _names(launches: Columns) -> list[str]:
+def _names(launches: Table) -> list[str]:
     """Metadata: what the processes and tracks are called, GPUs and lanes in order."""
     replica, gpu, lane = (launches[name] for name in ("replica", "gpu", "lane"))
     keys = np.unique((replica.astype(np.int64) * GPUS_PER_REPLICA + gpu) * len(LANES) + lane).tolist()
@@ -57,14 +55,8 @@ def _pid(replica: int, gpu: int) -> int:
     return replica * GPUS_PER_REPLICA + gpu + 1
 
 
-def _blocks(columns: Columns) -> Iterator[Columns]:
-    rows = len(next(iter(columns.values())))
-    for start in range(0, rows, BLOCK):
-        yield {name: column[start : start + BLOCK] for name, column in columns.items()}
-
-
-def _launches(launches: Columns) -> Iterator[list[str]]:
-    for block in _blocks(launches):
+def _launches(launches: Table) -> Iterator[list[str]]:
+    for block in parts(launches):
         # Ends are rounded, not lengths: neighbours that touch must not overlap by a nanosecond after rounding.
         start_ns, end_ns = (np.rint(block[name] * 1e9).astype(np.int64) for name in ("start_s", "end_s"))
         pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
@@ -91,9 +83,9 @@ def _launches(launches: Columns) -> Iterator[list[str]]:
         ]
 
 
-def _queues(launches: Columns) -> Iterator[list[str]]:
+def _queues(launches: Table) -> Iterator[list[str]]:
     """Requests left waiting behind each lane, at each of its launches."""
-    for block in _blocks({name: launches[name] for name in ("replica", "gpu", "lane", "queue_depth", "start_s")}):
+    for block in parts(launches, ["replica", "gpu", "lane", "queue_depth", "start_s"]):
         pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
         columns = (pid, block["lane"], block["start_s"] * 1e6, block["queue_depth"])
         yield [
@@ -111,7 +103,7 @@ def _in_flight(requests: Columns) -> Iterator[list[str]]:
         time_s = np.concatenate((left_s, requests["arrival_s"][mine]))  # leavers first: a stable sort keeps it so
         change = np.repeat((-1, 1), (len(left_s), int(mine.sum())))
         order = np.argsort(time_s, kind="stable")
-        for block in _blocks({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
+        for block in parts({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
             yield [
                 f'{{"ph":"C","name":"requests in flight","pid":{_pid(replica, 0)},"ts":{ts:.3f},'
                 f'"args":{{"requests":{count}}}}}'

@@ -62,8 +62,12 @@ class Workload:
 
     def all(self) -> list[Request]:
         """The whole of it, to be kept."""
-        _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
+        self.check_total()
         return list(self)
+
+    def check_total(self) -> None:
+        """Refuse more output tokens than can be held, or recorded."""
+        _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
 
     def largest(self) -> Request:
         """The first of those with the most tokens, as it would be asked for at once."""

@@ -70,15 +70,15 @@ def steady_day(hours: float) -> dict[str, float]:
     profile = profile_of(experiment)
     log, env = Log(), Clock()
     site = Site(env, experiment, profile, log)
-    tally = Tally(experiment, traffic.num_prompts, profile.gpu.bandwidth_bytes_per_s, log)
+    tally = Tally(experiment, traffic.num_prompts, profile.gpu.bandwidth_bytes_per_s, log, site.settled_s)
     client = Client(env, Workload(traffic, experiment.acceptance), experiment, Door(site, tally), None)
     area = occupancy(site, env)
     with no_collector():
         env.run_to(client.all_done)
     metrics = tally.close()
     span_s = metrics["duration"]
-    end_s = span_s + tally.start_s
-    census = tally.census
+    end_s = span_s + tally.sums.window.start_s
+    census = tally.sums.census
     quarters = [census.in_system(end_s * q / 4, end_s * (q + 1) / 4) for q in range(4)]
     assert metrics["completed"] == traffic.num_prompts
     assert len(client.inside) == site.servers[0].in_flight == site.servers[0].kv.used_tokens == 0

@@ -1,0 +1,86 @@
+"""What ran on the GPUs: how busy each lane was, and how long each kind of launch took."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.hardware.reach import Outside, Reaches
+from pdvsim.sim.metrics.sketch import Union
+from pdvsim.sim.records import LANES, Array, Columns, rows_of
+
+
+class Works:
+    """What each lane and each kind of launch did."""
+
+    def __init__(self, reaches: Reaches) -> None:
+        self.count = 0
+        self.outside = Outside(reaches)
+        self._lanes: dict[int, Array] = {}  # launches, queue depths, bytes
+        self._busy: dict[tuple[int, int], Union] = {}  # by lane and GPU
+        self._kinds: dict[int, Array] = {}  # launches, rows, tokens, seconds, seconds alone
+
+    def add(self, works: Columns, start_s: float, end_s: float, settled_s: float) -> None:
+        """More launches. What lies outside of the window is cut off; a launch moves its bytes evenly over its time."""
+        inside = (works["start_s"] < end_s) & (works["end_s"] > start_s)
+        works = works if inside.all() else rows_of(works, inside)
+        self.count += int(inside.sum())
+        self.outside.add(works, settled_s)
+        whole_s = works["end_s"] - works["start_s"]
+        begin_s, finish_s = works["start_s"].clip(start_s), works["end_s"].clip(max=end_s)
+        moved = works["bytes"] * np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
+        place = works["replica"].astype(np.int64) * 256 + works["gpu"]
+        for lane, mine, count in _groups(works["lane"]):
+            sums = [count, works["queue_depth"][mine].sum(), moved[mine].sum()]
+            self._lanes[lane] = self._lanes.get(lane, 0) + np.array(sums, float)
+            for gpu, here, _ in _groups(place[mine]):
+                busy = self._busy.setdefault((lane, gpu), Union())
+                busy.add(begin_s[mine][here], finish_s[mine][here], settled_s)
+        for kind, mine, count in _groups(works["kind"]):
+            columns = (works["rows"], works["tokens"], whole_s, works["solo_s"])
+            sums = [count, *(column[mine].sum() for column in columns)]
+            self._kinds[kind] = self._kinds.get(kind, 0) + np.array(sums, float)
+
+    def lanes(self, span_s: float, bandwidth: float, replicas: int) -> dict[str, Any]:
+        """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, queue behind."""
+        found: dict[str, Any] = {}
+        for lane, (launches, depths, moved) in sorted(self._lanes.items()):
+            busy_s = [busy.length_s() for (of, _), busy in sorted(self._busy.items()) if of == lane]
+            available_s = span_s * max(len(busy_s), replicas)  # a replica that never ran it was idle
+            found[LANES[lane]] = {
+                "launches": int(launches),
+                "utilisation": rate(sum(busy_s), available_s),
+                "bandwidth_share": rate(float(moved), available_s * bandwidth),
+                "mean_queue_depth": float(depths / launches),
+            }
+        return found
+
+    def kinds(self) -> dict[str, Any]:
+        """Per kind of work: launches, mean batch, mean time, and how much sharing the GPU stretched it."""
+        return {
+            KINDS[kind]: {
+                "launches": int(launches),
+                "mean_batch": float(rows / launches),  # decoding rows: a prefill has none
+                "mean_tokens": float(tokens / launches),
+                "mean_ms": float(ran_s / launches) * 1e3,
+                "stretch": rate(float(ran_s), float(solo_s)),
+            }
+            for kind, (launches, rows, tokens, ran_s, solo_s) in sorted(self._kinds.items())
+        }
+
+
+def rate(count: float, duration_s: float) -> float:
+    """So many in a time; nan where there was none."""
+    return count / duration_s if duration_s > 0 else math.nan
+
+
+def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
+    """Each number that occurs, the rows where it does, and how many: without a copy where it is the only one."""
+    counts = np.bincount(codes)
+    found = np.flatnonzero(counts).tolist()
+    return [
+        (code, np.flatnonzero(codes == code) if len(found) > 1 else slice(None), int(counts[code])) for code in found
+    ]

@@ -1,0 +1,65 @@
+"""Records come back as they were written, bit for bit, and in parts they mean what they mean whole."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import array_shapes, arrays
+
+from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, PackedColumn, PackedTable, parts
+from pdvsim.sim.run import simulate
+
+DTYPES = sorted({*DELIVERY_DTYPES.values(), *LAUNCH_DTYPES.values()})
+COLUMNS = st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype, array_shapes(max_dims=1, min_side=0)))
+
+
+@given(column=COLUMNS, times=st.integers(1, 5))
+def test_a_packed_column_comes_back_bit_for_bit(column: np.ndarray[Any, Any], times: int) -> None:
+    """Whatever its bits: the least and the greatest number, -0.0, nan; with runs of equal ones and without."""
+    column = np.repeat(column, times)
+    found = PackedColumn(column).column()
+    assert found.dtype == column.dtype
+    assert found.tobytes() == column.tobytes()
+
+
+@given(columns=st.lists(arrays("f8", array_shapes(max_dims=1)), min_size=1, max_size=4))
+def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarray[Any, Any]]) -> None:
+    table = PackedTable()
+    for column in columns:
+        table.append({"a": column, "b": np.arange(len(column))})
+    assert list(table) == ["a", "b"]
+    assert table["a"].tobytes() == np.concatenate(columns).tobytes()
+    assert [len(part["b"]) for part in parts(table)] == [len(column) for column in columns]
+    with pytest.raises(ValueError, match="read-only"):
+        table["a"][0] = 0  # it would be lost
+
+
+def test_how_often_a_log_is_emptied_changes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    traffic = Traffic("random", num_prompts=40, input_len=200, output_len=30, random_range_ratio=0.9, request_rate=40.0)
+    for arch in ARCHS:
+        monkeypatch.setattr("pdvsim.sim.records.REQUESTS", 4096)
+        whole = simulate(Experiment(arch, traffic))
+        monkeypatch.setattr("pdvsim.sim.records.REQUESTS", 1)
+        cut = simulate(Experiment(arch, traffic))
+        for name in ("requests", "deliveries", "launches"):
+            table, same = getattr(whole, name), getattr(cut, name)
+            assert all(table[column].tobytes() == same[column].tobytes() for column in table), (arch, name)
+        assert len(list(parts(cut.deliveries))) > 30
+        assert len(list(parts(whole.deliveries))) == 1
+
+
+def test_requests_are_in_the_order_in_which_they_were_sent() -> None:
+    """Their ids are names, and the last to be sent may be the first to finish."""
+    traffic, ids, lengths = Traffic("random", num_prompts=6, input_len=16), [5, 40, 3, 2, 17, 8], [40, 1, 20, 40, 5, 1]
+    requests = [Request(id, 0.0, 16, tokens, bytes(tokens)) for id, tokens in zip(ids, lengths, strict=True)]
+    found = simulate(Experiment("colocated", traffic), requests=requests).requests
+    assert found["id"].tolist() == ids
+    assert found["output_tokens"].tolist() == lengths
+    assert found["finish_s"].tolist() == [request.finish_s for request in requests]
