@@ -40,7 +40,7 @@ fuzz: $(VENV)/.installed-dev
 
 # Random experiments under the laws, and sweeps that are killed and resumed.
 soak: $(VENV)/.installed-dev
-	$(BIN)/python tests/soak.py --minutes $(SOAK_MINUTES)
+	$(BIN)/python tests/sim/soak.py --minutes $(SOAK_MINUTES)
 
 # The notebooks with their outputs, at the full budget: a few minutes.
 notebooks: $(VENV)/.installed-dev

@@ -5,6 +5,7 @@
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 8])
     pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
+    pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
 
 Keywords are the flags of the command of the same name, with underscores.
 """
@@ -21,10 +22,18 @@ if TYPE_CHECKING:
 
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
+    from pdvsim.decide.draft_table import DraftTable
     from pdvsim.decide.winners import WinnerMap
-    from pdvsim.options import AdviseKeywords, CapacityKeywords, MapKeywords, RunKeywords, SweepKeywords
+    from pdvsim.options import (
+        AdviseKeywords,
+        CapacityKeywords,
+        DraftTableKeywords,
+        MapKeywords,
+        RunKeywords,
+        SweepKeywords,
+    )
 
-__all__ = ["Run", "__version__", "advise", "capacity", "run", "sweep", "winner_map"]
+__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "run", "sweep", "winner_map"]
 
 
 def run(**options: Unpack[RunKeywords]) -> Run:
@@ -72,6 +81,20 @@ def advise(**options: Unpack[AdviseKeywords]) -> Advice:
 
     chosen = build(AdviseOptions, options)
     return answer(chosen.question(), Bench(chosen.jobs))
+
+
+def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
+    """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
+    from pdvsim.cli.build import build
+    from pdvsim.cli.draft_table import DraftTableOptions
+    from pdvsim.decide.draft_lengths import confirm, find_table
+    from pdvsim.decide.runs import Bench
+
+    chosen = build(DraftTableOptions, options)
+    table = find_table(chosen.question())
+    if chosen.confirm:
+        confirm(table, Bench(chosen.jobs))
+    return table
 
 
 def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:

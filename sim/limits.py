@@ -118,6 +118,8 @@ RANGES: dict[str, Range] = {
     "draft_lengths": Range(0, MAX_DRAFT),
     "try_max_num_seqs": Range(1, 65_536),
     "try_max_num_batched_tokens": Range(1, MAX_TOKENS),
+    "max_k": _DRAFT,
+    "against": Range(0, MAX_DRAFT),
     "acceptances": _SHARE,
     "places": _SHARE,  # of a map, where they are acceptance rates
     "pair_acceptance": _SHARE,

@@ -1,4 +1,4 @@
-"""Broken files and command lines from a seed, and the law they are held to, for `tests/test_fuzz.py` and `make fuzz`.
+"""Broken files and command lines from a seed, and the law they are held to: for `test_fuzz` and `make fuzz`.
 
 The law: a loader returns or raises a ValueError or OSError of one line. A command ends with 0, 1 or 2; with 2 its last
 line begins `pdvsim: error:`; every line of its standard error begins `pdvsim:`; there is no traceback, no crash file
@@ -29,6 +29,7 @@ from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.args import RunCommand, SweepCommand, flags
 from pdvsim.cli.capacity import CapacityCommand
 from pdvsim.cli.compare import CompareCommand
+from pdvsim.cli.draft_table import DraftTableCommand
 from pdvsim.cli.map import MapCommand
 from pdvsim.profiler import parts, samples
 from pdvsim.sim.hardware.cards import card_file
@@ -300,7 +301,7 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
 
 COMMANDS: dict[str, type] = {
     "run": RunCommand, "sweep": SweepCommand, "compare": CompareCommand, "map": MapCommand,
-    "capacity": CapacityCommand, "advise": AdviseCommand,
+    "capacity": CapacityCommand, "advise": AdviseCommand, "draft-table": DraftTableCommand,
 }  # fmt: skip
 ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where nothing else is said
     "run": SMALL,
@@ -309,6 +310,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
     "map": (*SMALL, "--arch", "pd,pdv", "--num-runs", "2", "--concurrency", "2", "--acceptances", "0.5", "--jobs", "1"),
     "capacity": ("--goodput", "ttft:9", *SMALL, "--num-runs", "1", "--arch", "pd", "--jobs", "1"),
     "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget", "9"),
+    "draft-table": (*SMALL, "--max-num-seqs", "4", "--num-runs", "2", "--jobs", "1"),
 }
 BARE = (
     "plot",
@@ -335,7 +337,7 @@ def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...
             flag = rng.choice(["num-runs", "seed", "budget-s", "jobs", "gpu", "nope"])
             words.append(f"--{flag}={rng.choice(['-1', 'nan', ''])}")
         return (name, *words) if name else ()
-    name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["compare", "map", "capacity", "advise"])
+    name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["compare", "map", "capacity", "advise", "draft-table"])
     known = flags(COMMANDS[name])
     chosen = rng.sample(sorted(known), rng.randrange(1, 3))
     argv: list[str] = [name, *ALWAYS[name]]

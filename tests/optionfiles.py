@@ -9,6 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.args import SweepOptions, flags
 from pdvsim.cli.capacity import CapacityOptions
+from pdvsim.cli.draft_table import DraftTableOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.sim.config import Experiment
 
@@ -18,9 +19,10 @@ COMMANDS: dict[str, type] = {
     "SweepKeywords": SweepOptions,
     "CapacityKeywords": CapacityOptions,
     "AdviseKeywords": AdviseOptions,
+    "DraftTableKeywords": DraftTableOptions,
     "MapKeywords": MapOptions,
 }
-HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise` and `winner_map`, for editors and checkers.
+HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise`, `draft_table` and `winner_map`, for editors.
 
 Made from the commands\' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
 `pdvsim run --help` and its like.

@@ -24,7 +24,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import pdvsim
-from pdvsim.cli import COMMANDS, main
+from pdvsim.cli import COMMANDS, main, module_of
 from pdvsim.cli.args import flags, parse
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.realrun import main as realrun
@@ -86,7 +86,7 @@ def command_of(argv: list[str]) -> type | None:
         return RealCommand
     if argv[0] != "pdvsim":
         return None
-    module = vars(import_module(f"pdvsim.cli.{argv[1]}"))
+    module = vars(import_module(module_of(argv[1])))
     return next(value for name, value in module.items() if name.endswith("Command"))
 
 
@@ -238,7 +238,7 @@ def test_what_cannot_run_here_says_so(block: Block, folder: Path, capfd: pytest.
 def test_python_runs(
     block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in () if block.output else ("run", "sweep", "capacity", "advise", "winner_map"):
+    for name in () if block.output else ("run", "sweep", "capacity", "advise", "draft_table", "winner_map"):
         monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
     monkeypatch.syspath_prepend(folder)
     exec(compile(block.text, named(block), "exec"), {})
@@ -247,7 +247,7 @@ def test_python_runs(
 
 
 def _with_budget(call: Any, name: str) -> Any:
-    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name)]))  # type: ignore[arg-type]
+    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name.replace("_", "-"))]))  # type: ignore[arg-type]
     most = {flag.replace("-", "_"): value for flag, value in BUDGET.items() if flag in known}
 
     def smaller(**options: Any) -> Any:

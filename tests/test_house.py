@@ -30,11 +30,8 @@ HEAVY = {  # what takes long to import, or may not be there
     "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray", "rich",
     "safetensors", "scipy", "seaborn", "simpy", "torch", "transformers", "triton", "tyro",
 }  # fmt: skip
-PENDING = {  # circles that are known, and on their way out
+PENDING = {  # circles that are known
     ("pdvsim.sim.policies", "pdvsim.sim.policies.base"),
-    ("pdvsim.decide.advise", "pdvsim.decide.advice"),
-    ("pdvsim.decide.capacity", "pdvsim.decide.tables"),
-    ("pdvsim.decide.winners", "pdvsim.decide.tables"),
 }
 
 

@@ -14,7 +14,7 @@ from importlib import import_module
 from pdvsim.common.console import guarded
 from pdvsim.common.version import __version__
 
-COMMANDS = {  # module of this package: one line of help
+COMMANDS = {  # name, that of a module of this package: one line of help
     "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
     "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
     "plot": "pictures of sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
@@ -22,6 +22,7 @@ COMMANDS = {  # module of this package: one line of help
     "check": "whether results on disk are whole: pdvsim check results/sweep-DATE",
     "capacity": "the highest rate each architecture holds: pdvsim capacity --goodput ttft:500 tpot:50 --attainment 0.9",
     "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
+    "draft-table": "the best draft length by batch size, for vLLM: pdvsim draft-table --pair draft:target --gpu h200",
     "map": "which architecture wins where: pdvsim map --y acceptance",
     "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
     "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
@@ -50,8 +51,13 @@ def _dispatch(argv: list[str]) -> int:
         close = difflib.get_close_matches(first or "", COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"
         raise ValueError(what + hint)
-    code: int = import_module(f"pdvsim.cli.{first}").main(argv[1:])
+    code: int = import_module(module_of(first)).main(argv[1:])
     return code
+
+
+def module_of(command: str) -> str:
+    """The module of a command."""
+    return f"{__name__}.{command.replace('-', '_')}"
 
 
 def help_text() -> str:

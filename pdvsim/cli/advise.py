@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
+from pdvsim.decide.advice import Question, advice_document, advice_text
+from pdvsim.decide.advise import advise
+from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
@@ -19,9 +22,6 @@ from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
-
-if TYPE_CHECKING:
-    from pdvsim.decide.advice import Question
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,6 @@ class AdviseOptions:
 
     def question(self) -> Question:
         """What these options ask; a ValueError names what is wrong."""
-        from pdvsim.decide.advice import Question
-
         space = self.server.space(
             self.arch,
             draft_lengths=self.try_draft_lengths,
@@ -127,10 +125,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question = args.options.question()
-
-    from pdvsim.decide.advice import advice_document, advice_text
-    from pdvsim.decide.advise import advise
-    from pdvsim.decide.figures import flips_figure
 
     files: list[Path] = []
     if args.output:

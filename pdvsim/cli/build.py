@@ -48,7 +48,7 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
     if name == "arch" and not many:
         value = named(value)
     if name == "vary" and isinstance(value, Mapping):
-        return tuple(f"{axis}={','.join(map(str, _listed(values)))}" for axis, values in value.items())
+        return tuple(token for axis, values in value.items() for token in _axis(axis, _listed(values)))
     if origin is tuple:
         return tuple(_checked(name, inside[0], item) for item in _listed(value))
     if many:
@@ -79,3 +79,9 @@ def _checked(name: str, hint: Any, value: Any) -> Any:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if not isinstance(value, str) and isinstance(value, Iterable) else [value]
+
+
+def _axis(name: str, values: list[Any]) -> list[str]:
+    """A varied flag as `args.axes` reads it: its name with the first value, then the others; a list as 0.8+0.6."""
+    first, *others = ["+".join(map(str, _listed(value))) for value in values] or [""]
+    return [f"{name}={first}", *others]

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.common.progress import Progress
+from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
+from pdvsim.decide.figures import capacity_figure
+from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.runs import Bench, without_band
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
-
-if TYPE_CHECKING:
-    from pdvsim.decide.capacity import Plan
 
 
 @dataclass(frozen=True)
@@ -58,9 +61,6 @@ class CapacityOptions:
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        from pdvsim.decide.capacity import Plan
-        from pdvsim.decide.goal import Goal
-
         traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
         scoring = plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
@@ -90,12 +90,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CapacityCommand, argv, "pdvsim capacity")
     plan = args.options.plan()
-
-    from pdvsim.common.progress import Progress
-    from pdvsim.decide.capacity import capacity_document, capacity_table, find_capacities
-    from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.study import output
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))

@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
+from pdvsim.common.progress import Progress
+from pdvsim.common.version import __version__
+from pdvsim.decide.compare import at_their_best, judged, settings
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import TunedServer
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
+from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import RANGES, check, check_ranges
+from pdvsim.sim.metrics.summary import percentile_name
+from pdvsim.study import output
+from pdvsim.study.compare import Comparison, differences, run_comparison, summary
 from pdvsim.study.estimate import forewarn
-from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.study.sweep import Point, SweepInterrupted
+from pdvsim.view.compare_plots import comparison_figure
+from pdvsim.view.compare_text import comparison_text
 from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from pdvsim.study.compare import Comparison
-    from pdvsim.study.sweep import Point
 
 T = TypeVar("T")
 
@@ -93,8 +100,6 @@ class CompareCommand:
 
     def comparison(self) -> Comparison:
         """The comparison these options describe."""
-        from pdvsim.study.compare import Comparison
-
         if not self.arch:
             raise ValueError("arch needs at least one value")
         base = Experiment(
@@ -156,13 +161,6 @@ def main(argv: list[str]) -> int:
 
     import pandas as pd
 
-    from pdvsim.common.progress import Progress
-    from pdvsim.decide.compare import at_their_best, settings
-    from pdvsim.decide.runs import Bench
-    from pdvsim.decide.tune import most_runs
-    from pdvsim.study import output
-    from pdvsim.study.compare import run_comparison
-
     comparison = args.comparison()
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
@@ -186,13 +184,9 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(output.dumps(document))
     elif len(frame):
-        from pdvsim.view.compare_text import comparison_text
-
         print(comparison_text(document, args.scoring))
     contents: list[bytes | None] = [None, None, None]
     if len(frame):
-        from pdvsim.view.compare_plots import comparison_figure
-
         picture = output.picture(comparison_figure(frame), files[2], DPI)
         contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
     done = f"{len(frame)} of {total} points" if interrupted else ""
@@ -205,12 +199,6 @@ def _loads(points: list[Point]) -> set[tuple[str, str, float]]:
 
 def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
     """A comparison as it was run, and what came of it."""
-    from pdvsim.common.version import __version__
-    from pdvsim.decide.compare import judged
-    from pdvsim.sim.metrics.summary import percentile_name
-    from pdvsim.study import output
-    from pdvsim.study.compare import differences, summary
-
     tails = [f"{percentile_name(p)}_e2el_ms" for p in sorted(comparison.base.scoring.metric_percentiles)]
     metrics = ("output_throughput", "mean_e2el_ms", *tails[-1:])
     paired = differences(frame, metrics, comparison.archs[0]) if len(frame) and len(comparison.archs) > 1 else []

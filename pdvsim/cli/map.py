@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.progress import Progress
+from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
-from pdvsim.decide.winners import Axis, Family, Grid, by_size, natural_pairs
+from pdvsim.decide.runs import Bench, without_band
+from pdvsim.decide.tune import most_runs
+from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, draw_map, map_document, map_table, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
+from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
-
-if TYPE_CHECKING:
-    from pdvsim.decide.winners import Place
 
 LOADS = (1, 4, 16, 64)
 
@@ -118,12 +119,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(MapCommand, argv, "pdvsim map")
     grid = args.options.grid()
-
-    from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.runs import Bench, without_band
-    from pdvsim.decide.tune import most_runs
-    from pdvsim.decide.winners import draw_map, map_document, map_table
-    from pdvsim.study import output
 
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))

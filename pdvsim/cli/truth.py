@@ -29,10 +29,13 @@ from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space, complexity, described
 from pdvsim.decide.tune import Search, tuned
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.stats import interval
 from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
@@ -167,12 +170,10 @@ def plan(output: Path, jobs: int | None) -> int:
     return 0
 
 
-def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
+def run(plan_file: Path, output: Path, budget_s: float, most: int, first: int = 0) -> int:
     """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
-    from pdvsim.realrun.machine import Machine
+    from pdvsim.realrun.memory import Needs
     from pdvsim.realrun.site import prepare, serve
-    from pdvsim.sim.metrics.summary import summarise
-    from pdvsim.sim.workload.requests import make_requests
 
     begin, machine = monotonic(), Machine()
     trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
@@ -180,8 +181,9 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
     if output.exists():
         done = [parse_json(line) for line in read_text(output, MAX_DATA_BYTES).splitlines()]
     models: Any = None
+    rig: Any = None
     pair = ""
-    for trial in trials:
+    for trial in trials[first:]:
         goal = Goal(trial["objective"], tuple(trial["levels"]))
         for at, entry in enumerate(trial["entries"][:most]):
             mine = [line for line in done if (line["command"], line["name"]) == (entry["command"], trial["name"])]
@@ -193,15 +195,20 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
                 return 0
             experiment = parse(Experiment, shlex.split(entry["command"])[1:])
             requests = make_requests(experiment.traffic, experiment.acceptance)
-            models = models if pair == trial["pair"] else None
+            models, rig = models if pair == trial["pair"] else None, None
             pair = trial["pair"]
-            rig = prepare(experiment, machine, requests, models=models)
+            try:
+                rig = prepare(experiment, machine, requests, models=models)
+                few = replace(experiment.traffic, num_prompts=min(16, len(requests)), request_rate=math.inf)
+                scoring = replace(experiment.scoring, warmup_requests=0)
+                serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
+                if not rig.serves(experiment.server, Needs.of(experiment, requests)):
+                    raise ValueError(f"{rig.needs.slots} KV slots fit, of {Needs.of(experiment, requests).slots}")
+            except ValueError as error:
+                rig = None
+                print(f"{monotonic() - begin:6.1f} s  {trial['name']}: {entry['described']}: {error}", flush=True)
+                continue
             models = (models or {}) | rig.models
-            few = replace(
-                experiment.traffic, num_prompts=min(16, experiment.traffic.num_prompts), request_rate=math.inf
-            )
-            scoring = replace(experiment.scoring, warmup_requests=0)
-            serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
             for repeat in range(len(mine), wanted):
                 result = serve(experiment, machine, rig=rig)
                 metrics = flatten(summarise(result)) | {"load": experiment.traffic.request_rate}
@@ -217,7 +224,7 @@ def run(plan_file: Path, output: Path, budget_s: float, most: int) -> int:
                     f"{line['value']:.4g} (predicted {entry['predicted']:.4g})",
                     flush=True,
                 )
-            del rig
+            rig = None
     return 0
 
 
@@ -296,6 +303,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=None)
     parser.add_argument("--budget-s", type=float, default=540.0, help="start no run after so many seconds")
     parser.add_argument("--most", type=int, default=6, help="entries of a trial")
+    parser.add_argument("--first", type=int, default=0, help="trial to begin with")
     options = parser.parse_args(argv)
     if options.step == "plan":
         return plan(options.plan, options.jobs)
@@ -305,7 +313,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not torch.cuda.is_available():
             print("no CUDA device: the truth is measured on one", file=sys.stderr)
             return 2
-        return run(options.plan, options.output, options.budget_s, options.most)
+        return run(options.plan, options.output, options.budget_s, options.most, options.first)
     print(table(report(options.plan, options.output)))
     return 0
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from pdvsim.common.console import say
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
-from pdvsim.study.sweep import with_settings
-
-if TYPE_CHECKING:
-    from pdvsim.study.sweep import Point
+from pdvsim.study.sweep import Point, with_settings
 
 SAMPLE = 50  # requests of a point that are timed
 MOST_STEPS = 50_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more

@@ -17,7 +17,7 @@ import numpy as np
 
 from pdvsim.common.files import digest
 from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.records import Columns
@@ -26,8 +26,6 @@ from pdvsim.study.sweep import flatten
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from pdvsim.sim.hardware.profile import Profile
 
 KEYS = ("arch", "load_kind", "load")  # what a point is, beside its settings and its seed
 NEEDED = (*KEYS, "seed", "output_throughput", "stability")

@@ -33,9 +33,10 @@ from pdvsim.study.sweep import Point, Sweep
 
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.args", "pdvsim.sim.config", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
-           "pdvsim.decide.options", *(f"pdvsim.cli.{name}" for name in cli.COMMANDS),
-           *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "winners", "goal", "space")))  # fmt: skip
-MADE = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell"}  # answers, not questions
+           "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
+           *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
+                                                  "space")))  # fmt: skip
+MADE = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell", "DraftTable", "Tier"}  # answers, not questions
 
 
 def numeric(hint: Any) -> bool:

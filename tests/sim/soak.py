@@ -1,4 +1,4 @@
-"""An hour of random experiments under the laws, and of sweeps that are killed: `make soak`, or `python tests/soak.py`.
+"""An hour of random experiments under the laws, and of sweeps that are killed: `make soak`, or run this file.
 
 Two things go on by turns until the time is over. A random experiment, of any architecture and setting, is run three
 ways: its books must balance (`test_laws`), records must be the same to the last bit directly and through the event

@@ -191,7 +191,7 @@ def test_memory_does_not_grow_with_the_requests() -> None:
 
 def test_a_quarter_of_an_hour_at_95_percent_load() -> None:
     """Lindley to the nanosecond, Little, a GPU busy for less than all of the time, an empty cache; 24 h by hand."""
-    script = Path(__file__).parent / "benchmarks" / "long_run.py"
+    script = Path(__file__).parents[1] / "benchmarks" / "long_run.py"
     done = subprocess.run([sys.executable, str(script), "--hours", "0.25"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "all laws hold" in done.stdout

@@ -17,7 +17,7 @@ from pdvsim.decide.error import LEADS
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
-RUNS = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "runs.jsonl"
+RUNS = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "runs.jsonl"
 
 
 @pytest.fixture(scope="module")

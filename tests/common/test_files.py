@@ -20,7 +20,7 @@ from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
 from pdvsim.study.sweep import SweepInterrupted
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
 RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "20"]
 

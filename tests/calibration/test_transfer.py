@@ -36,7 +36,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
 SHIPPED = ROOT / "sim" / "hardware" / "data"
 

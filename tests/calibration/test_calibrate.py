@@ -14,7 +14,7 @@ from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
 SHIPPED = ROOT / "sim" / "hardware" / "data" / "h200.json"
 

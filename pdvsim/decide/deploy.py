@@ -1,0 +1,251 @@
+"""An experiment as what one starts: vLLM, SGLang, `pdvsim run` and `realrun`.
+
+Flags and fields are those of the versions named below; what a field needs at least is said with the line. What an
+engine does not have, as lanes, is said and not translated: the line is then that of colocated batching at its own best.
+
+Not checked here: that the line starts. Nothing of vLLM or SGLang is imported or run.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pdvsim.decide.commandline import command_line
+from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import ModelSpec, Pair
+from pdvsim.sim.hardware.models import pair as named_pair
+
+VLLM = "0.27.1"  # releases whose documentation and source were read
+SGLANG = "0.5.18"
+VLLM_DRAFT_MODELS = "0.15.0"  # the first with what a line uses
+VLLM_TABLE = "0.24.0"
+VLLM_UNLIKE_VOCABULARIES = "0.25.0"
+SGLANG_DRAFT_MODELS = "0.5.2"
+SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
+
+CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others of that shape do as well
+    "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+    "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
+    "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
+    "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
+    "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
+    "gemma-2b": "google/gemma-2b-it",
+    "gemma-7b": "google/gemma-7b-it",
+}
+
+BEYOND = {  # what an architecture does that no flag of the engines asks for
+    "baseline": "serves each request to its end at batch 1",
+    "pd": "reads prompts on a stream of their own, beside the decode on the same GPU",
+    "pdv": "has three lanes on one GPU, and gathers verify batches from several drafts",
+    "pdv-unified": "has three streams on one GPU, fed in turn by one loop",
+    "pdv-hybrid": "goes from one lane to three with the number of requests",
+    "adaptive": "goes from one lane to three with the load, by the latency model",
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """A command or a file under its label, and what to know of it. No text: there is none, and the notes say why."""
+
+    label: str
+    text: str
+    notes: tuple[str, ...] = ()
+
+
+class LengthTable(Protocol):
+    """What is asked of a draft table."""
+
+    single: int
+    single_lost: float
+    plain_from: int | None
+
+    @property
+    def base(self) -> Experiment: ...
+
+    def ranges(self, rows: int | None = None) -> list[list[int]]: ...
+
+
+class Served(NamedTuple):
+    """Colocated batching as an engine can have it."""
+
+    experiment: Experiment
+    ranges: list[list[int]]  # first batch size, last, draft length; one row where it does not vary
+    k: int  # where there can be only one draft length; 0: no drafter
+    table: LengthTable | None = None
+    notes: tuple[str, ...] = ()  # what of an experiment it is not
+
+    @property
+    def longest(self) -> int:
+        return max(k for *_, k in self.ranges)
+
+    @property
+    def varies(self) -> bool:
+        return len(self.ranges) > 1
+
+
+def deployment(experiment: Experiment, table: LengthTable | None = None) -> list[Block]:
+    """What to start for an experiment; `table` is that of colocated batching for its models, card and traffic."""
+    served = served_as(experiment, table)
+    engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
+    return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
+
+
+def deployment_text(blocks: Sequence[Block]) -> str:
+    """Every block with its notes."""
+    parts = []
+    for block in blocks:
+        body = [block.text] if block.text else []
+        parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
+    return "\n\n".join(parts)
+
+
+def served_as(experiment: Experiment, table: LengthTable | None) -> Served | str:
+    """What engines serve in place of an experiment, or why there is nothing."""
+    if experiment.arch in ("autoregressive", "colocated"):
+        return _as_it_is(experiment, table)
+    does = BEYOND.get(experiment.arch, "is a policy of your own")
+    if experiment.hardware.verify_gpu:
+        does += ", with the target on a second GPU"
+    cannot = f"{experiment.arch} {does}: no flag asks for that"
+    if table is None:
+        return cannot
+    return of_table(table)._replace(notes=(f"{cannot}; this is colocated batching at its own best",))
+
+
+def of_table(table: LengthTable) -> Served:
+    """A table's own setting; without a drafter where that is faster at every size."""
+    if table.plain_from == 1:
+        return Served(table.base, [[1, table.base.server.max_num_seqs, 0]], 0)
+    return Served(table.base, table.ranges(), table.single, table)
+
+
+def _as_it_is(experiment: Experiment, table: LengthTable | None) -> Served:
+    server = experiment.server
+    k = server.num_speculative_tokens if experiment.speculates else 0
+    notes: tuple[str, ...] = ()
+    if server.controller != "fixed" and experiment.speculates:
+        notes = (f"draft lengths do not follow acceptance as --controller {server.controller} does",)
+    ranges = table.ranges(server.max_num_seqs) if table is not None and experiment.speculates else []
+    if table is None or len(ranges) < 2:
+        return Served(experiment, [[1, server.max_num_seqs, k]], k, notes=notes)
+    if notes:
+        return Served(experiment, ranges, table.single, table, notes)
+    most = f"simulated with k={k} throughout; the table is what gives most tokens per second at each batch size"
+    return Served(experiment, ranges, k, table, (most,))
+
+
+def vllm(served: Served) -> Block:
+    """The vLLM server."""
+    server, pair, longest = served.experiment.server, named_pair(served.experiment.server.pair), served.longest
+    # vLLM keeps a slot a request of this budget for its drafter
+    budget = server.max_num_batched_tokens + (server.max_num_seqs if longest else 0)
+    words = [
+        *("vllm", "serve", checkpoint(pair.target)),
+        *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
+        *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
+        *_context("--max-model-len", pair, longest),
+    ]
+    notes = [*served.notes, *_replicas(served)]
+    if longest:
+        config: dict[str, Any] = {
+            "method": "draft_model",
+            "model": checkpoint(pair.draft),
+            "num_speculative_tokens": longest,
+        }
+        needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models"
+        if served.varies:
+            config["num_speculative_tokens_per_batch_size"] = served.ranges
+            needs = f"needs vLLM {VLLM_TABLE} or later, for the table"
+        if pair.draft.vocab != pair.target.vocab:
+            config["use_heterogeneous_vocab"] = True
+            needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of unlike size"
+        words += ["--speculative-config", json.dumps(config)]
+        notes.append(needs)
+        notes.append(f"{server.max_num_seqs} of --max-num-batched-tokens are the slots that vLLM keeps for its drafter")
+    if served.varies and served.table is not None:
+        one = f"k={served.table.single}" if served.table.single else "no drafter"
+        notes += [
+            "it counts the requests of a step, those whose prompts are read too",
+            "with a draft model the table takes its V1 runner to piecewise CUDA graphs; by formula the table is "
+            f"{served.table.single_lost:.1%} faster than {one} throughout",
+            "it was tested with EAGLE and DFlash drafters: measure yours at the edges of the ranges (vLLM issue 49548)",
+        ]
+    return Block(f"vLLM (checked against {VLLM})", _line(words), tuple(notes))
+
+
+def sglang(served: Served) -> list[Block]:
+    """The SGLang server, and the file that its adaptive speculation would take."""
+    server, pair, k = served.experiment.server, named_pair(served.experiment.server.pair), served.k
+    label = f"SGLang (checked against {SGLANG})"
+    if k and pair.draft.vocab != pair.target.vocab:
+        unlike = f"it refuses vocabularies of unlike size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
+        return [Block(label, "", (*served.notes, unlike))]
+    words = [
+        *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
+        *("--max-running-requests", server.max_num_seqs, "--chunked-prefill-size", server.max_num_batched_tokens),
+        *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
+        *_context("--context-length", pair, k),
+    ]
+    notes = [*served.notes, *_replicas(served)]
+    if k:
+        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", checkpoint(pair.draft)]
+        words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
+        notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
+        notes.append("with a drafter it reads prompts in batches of their own, not beside the decoding as colocated")
+    else:
+        words.append("--enable-mixed-chunk")
+    blocks = [Block(label, _line(words), tuple(notes))]
+    if served.varies:
+        slots = {str(first): {"candidate_steps": [length]} for first, _, length in served.ranges}
+        blocks.append(
+            Block(
+                "SGLang's adaptive configuration, a file",
+                json.dumps(slots),
+                (
+                    f"for --speculative-adaptive --speculative-adaptive-config FILE, SGLang {SGLANG_ADAPTIVE} or later",
+                    f"{SGLANG} takes it for EAGLE and EAGLE3 drafters alone: with a draft model it warns, and keeps "
+                    "its fixed draft length",
+                ),
+            )
+        )
+    return blocks
+
+
+def realrun(experiment: Experiment) -> Block:
+    """The run of the same policy on this machine's GPU, or why there is none."""
+    try:
+        refuse(experiment, Machine())
+    except ValueError as error:
+        return Block("realrun", "", (str(error),))
+    return Block("realrun", command_line("realrun", experiment))
+
+
+def checkpoint(model: ModelSpec) -> str:
+    """What an engine loads: a name on Hugging Face, or the folder of a model that is read from one."""
+    if model.name in CHECKPOINTS:
+        return CHECKPOINTS[model.name]
+    path = Path(model.name)
+    return str(path.parent if path.suffix == ".json" else path)
+
+
+def _replicas(served: Served) -> list[str]:
+    count = served.experiment.hardware.replicas
+    return [f"start {count} of them behind a router; data parallelism turns vLLM's table off"] if count > 1 else []
+
+
+def _context(flag: str, pair: Pair, k: int) -> list[Any]:
+    """The drafter's context, where it is the shorter one: nothing was simulated beyond it."""
+    mine, whole = pair.draft.max_position_embeddings, pair.target.max_position_embeddings
+    return [flag, mine] if k and mine is not None and (whole is None or mine < whole) else []
+
+
+def _line(words: list[Any]) -> str:
+    return shlex.join(str(word).removesuffix(".0") if isinstance(word, float) else str(word) for word in words)

@@ -1,0 +1,209 @@
+"""What to start: lines that the engines can read, and no line for what they cannot do."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pdvsim.cli.args import RunCommand, parse
+from pdvsim.cli.realrun import RealCommand
+from pdvsim.decide.deploy import BEYOND, CHECKPOINTS, Block, deployment, deployment_text, of_table, sglang, vllm
+from pdvsim.decide.draft_lengths import find_table
+from pdvsim.decide.draft_table import DraftQuestion, DraftTable
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.policies import ARCHS
+
+# what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
+VLLM_FLAGS = {
+    "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
+    "--max-model-len", "--speculative-config",
+}  # fmt: skip
+VLLM_FIELDS = {
+    "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "use_heterogeneous_vocab",
+}  # fmt: skip
+SGLANG_FLAGS = {
+    "--model-path", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static", "--context-length",
+    "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk",
+    "--speculative-num-draft-tokens", "--enable-mixed-chunk",
+}  # fmt: skip
+
+TRAFFIC = Traffic("random", input_len=64, output_len=16, num_prompts=8)
+COLOCATED = Experiment("colocated", TRAFFIC, server=Server(max_num_seqs=128))
+
+
+@cache
+def table(rate: float = 0.6, pair: str = Server.pair, replicas: int = 1) -> DraftTable:
+    server, hardware = replace(COLOCATED.server, pair=pair), Hardware(replicas=replicas)
+    base = replace(COLOCATED, acceptance=Acceptance(acceptance_rate=rate), server=server, hardware=hardware)
+    return find_table(DraftQuestion(base))
+
+
+def flags(line: str) -> dict[str, str | None]:
+    """The flags of a line with their values; one that has none is None."""
+    words = [*shlex.split(line), "--"]
+    return {a: None if b.startswith("--") else b for a, b in pairwise(words) if a.startswith("--") and a != "--"}
+
+
+def speculative(block: Block) -> dict[str, Any]:
+    """The configuration in a vLLM line, held to vLLM's own rules."""
+    given = flags(block.text)
+    assert set(given) <= VLLM_FLAGS
+    config: dict[str, Any] = json.loads(given["--speculative-config"] or "")
+    assert set(config) <= VLLM_FIELDS
+    assert config["num_speculative_tokens"] > 0
+    ranges = config.get("num_speculative_tokens_per_batch_size", [[1, 1, 1]])
+    assert ranges[0][0] == 1
+    assert all(last < first for (_, last, _), (first, _, _) in pairwise(ranges))
+    for first, last, k in ranges:
+        assert first <= last
+        assert 0 <= k <= config["num_speculative_tokens"]
+    return config
+
+
+def test_the_table_is_in_the_line() -> None:
+    found = table()
+    config = speculative(vllm(of_table(found)))
+    assert config == {
+        "method": "draft_model",
+        "model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        "num_speculative_tokens": max(found.best),
+        "num_speculative_tokens_per_batch_size": found.ranges(),
+    }
+    assert len(found.ranges()) > 1
+
+
+def test_limits_and_versions_are_in_the_line() -> None:
+    block = deployment(COLOCATED, table())[0]
+    given = flags(block.text)
+    assert shlex.split(block.text)[:3] == ["vllm", "serve", "meta-llama/Llama-2-7b-chat-hf"]
+    assert given["--max-num-seqs"] == "128"
+    assert given["--max-num-batched-tokens"] == str(2048 + 128)  # a slot a request is the drafter's
+    assert given["--gpu-memory-utilization"] == "0.9"
+    assert given["--max-model-len"] == "2048"  # the drafter's, which is the shorter
+    assert block.label == "vLLM (checked against 0.27.1)"
+    assert "needs vLLM 0.24.0 or later, for the table" in block.notes
+
+
+def test_one_draft_length_needs_no_table() -> None:
+    config = speculative(deployment(COLOCATED)[0])
+    assert config["num_speculative_tokens"] == 4
+    assert "num_speculative_tokens_per_batch_size" not in config
+    assert "needs vLLM 0.15.0 or later, for draft models" in deployment(COLOCATED)[0].notes
+
+
+def test_the_table_ends_with_the_batch_limit() -> None:
+    small = replace(COLOCATED, server=replace(COLOCATED.server, max_num_seqs=table().ranges()[0][1] + 3))
+    ranges = speculative(deployment(small, table())[0])["num_speculative_tokens_per_batch_size"]
+    assert ranges == table().ranges(small.server.max_num_seqs)
+    assert ranges[-1][1] == small.server.max_num_seqs
+
+
+@pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
+def test_without_drafts_there_is_no_drafter(arch: str) -> None:
+    plain = replace(COLOCATED, arch=arch, server=replace(COLOCATED.server, num_speculative_tokens=0))
+    for given in (None, table()):
+        first, second, *_ = deployment(plain, given)
+        assert "--speculative-config" not in flags(first.text)
+        assert flags(first.text)["--max-num-batched-tokens"] == "2048"
+        assert "--speculative-algorithm" not in flags(second.text)
+        assert flags(second.text)["--enable-mixed-chunk"] is None
+
+
+def test_a_drafter_that_never_pays_is_left_out() -> None:
+    assert table(0.05).plain_from == 1
+    assert "--speculative-config" not in flags(vllm(of_table(table(0.05))).text)
+
+
+@pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in ("autoregressive", "colocated")])
+def test_lanes_are_not_translated(arch: str) -> None:
+    lanes = replace(COLOCATED, arch=arch)
+    blocks = deployment(lanes, table())
+    assert blocks[0].text == vllm(of_table(table())).text
+    assert blocks[1].text == sglang(of_table(table()))[0].text
+    for block in blocks[:2]:
+        assert (
+            block.notes[0]
+            == f"{arch} {BEYOND[arch]}: no flag asks for that; this is colocated batching at its own best"
+        )
+    first, *rest = deployment(lanes)
+    assert (first.label, first.text) == ("vLLM, SGLang", "")
+    assert [block.label for block in rest] == ["pdvsim", "realrun"]
+
+
+def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None:
+    second = replace(COLOCATED, arch="pdv", hardware=Hardware(verify_gpu=1))
+    assert "with the target on a second GPU" in deployment(second, table())[0].notes[0]
+    file = tmp_path / "mine.py"
+    file.write_text("from pdvsim.sim.policies.colocated import Colocated\n\n\nclass Mine(Colocated): ...\n", "utf-8")
+    assert "is a policy of your own" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), table())[0].notes[0]
+
+
+def test_sglang_has_one_length_for_a_draft_model() -> None:
+    line, file, *_ = deployment(COLOCATED, table())[1:]
+    given = flags(line.text)
+    assert set(given) <= SGLANG_FLAGS
+    assert shlex.split(line.text)[:3] == ["python3", "-m", "sglang.launch_server"]
+    assert (given["--speculative-algorithm"], given["--speculative-eagle-topk"]) == ("STANDALONE", "1")
+    assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == ("4", "5")
+    assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "2048")
+    slots = json.loads(file.text)
+    assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in table().ranges()}
+    assert "EAGLE and EAGLE3 drafters alone" in file.notes[1]
+    moving = replace(COLOCATED, server=replace(COLOCATED.server, controller="goodput"))
+    single = flags(deployment(moving, table())[1].text)["--speculative-num-steps"]
+    assert single == str(table().single)
+
+
+def test_vocabularies_of_unlike_size() -> None:
+    first, second, *_ = deployment(replace(COLOCATED, server=Server(pair="qwen2-1.5b:qwen2-7b")))
+    assert speculative(first)["use_heterogeneous_vocab"] is True
+    assert "needs vLLM 0.25.0 or later, for vocabularies of unlike size" in first.notes
+    assert second.text == ""
+    assert "151,936 and 152,064" in second.notes[0]
+
+
+def test_replicas_are_servers() -> None:
+    for block in deployment(replace(COLOCATED, hardware=Hardware(replicas=3)), table())[:2]:
+        assert any(note.startswith("start 3 of them behind a router") for note in block.notes)
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pdv", "autoregressive"])
+def test_our_own_lines_run_just_this(arch: str) -> None:
+    experiment = replace(COLOCATED, arch=arch)
+    ours, real = deployment(experiment)[-2:]
+    assert parse(RunCommand, shlex.split(ours.text)[2:]).experiment == experiment
+    assert parse(RealCommand, shlex.split(real.text)[1:]).experiment == experiment
+
+
+def test_what_realrun_cannot_do_it_says() -> None:
+    block = deployment(replace(COLOCATED, hardware=Hardware(replicas=2)))[-1]
+    assert (block.text, block.notes) == ("", ("realrun has one GPU: --replicas and --verify-gpu do not apply",))
+
+
+def test_every_preset_has_a_checkpoint() -> None:
+    assert set(CHECKPOINTS) == set(MODELS)
+
+
+def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
+    sizes = {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config = {"model_type": "llama", "vocab_size": 32000, "max_position_embeddings": 4096, **sizes}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    for name in (tmp_path, tmp_path / "config.json"):
+        own = replace(COLOCATED, server=Server(pair=f"{name}:llama-2-7b"))
+        assert speculative(deployment(own)[0])["model"] == str(tmp_path)
+
+
+def test_the_text_has_every_block() -> None:
+    blocks = deployment(COLOCATED, table())
+    text = deployment_text(blocks)
+    for block in blocks:
+        assert f"{block.label}:\n{block.text}" in text
+        assert all(f"- {note}" in text for note in block.notes)
