@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdvsim.decide.race import Race, race
 
 import pdvsim
 from pdvsim.calibration.fit.build import save
