@@ -309,7 +309,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
     "compare": (*SMALL, "--pairs", "tinyllama-1.1b:llama-2-7b", "--arch", "pd", "--concurrency", "2", "--jobs", "1"),
     "map": (*SMALL, "--arch", "pd,pdv", "--num-runs", "2", "--concurrency", "2", "--acceptances", "0.5", "--jobs", "1"),
     "capacity": ("--goodput", "ttft:9", *SMALL, "--num-runs", "1", "--arch", "pd", "--jobs", "1"),
-    "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget-s", "1"),
+    "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget", "9"),
     "draft-table": (*SMALL, "--max-num-seqs", "4", "--num-runs", "2", "--jobs", "1"),
 }
 BARE = (

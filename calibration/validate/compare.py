@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
 
@@ -33,6 +34,7 @@ METRICS = (
     *(f"{which}_{name}_ms" for name in FAMILIES for which in ("mean", "median", "p95", "p99")),
 )
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
+APART = 0.03  # two architectures measured nearer than this have no order to get right
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,41 @@ def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return found
 
 
+def leads(checked: Sequence[Checked]) -> dict[str, Any]:
+    """By metric, how far off a predicted lead of one architecture over another is, and how often their order is right.
+
+    For every two architectures in the same closed loop, the figure of the one predicted ahead over the other's,
+    predicted over measured, less one; repeated runs count as their mean. `baseline` served fewer requests: without it.
+    """
+    loops: dict[tuple[str, int], dict[str, list[Checked]]] = {}
+    for run in checked:
+        if run.load.concurrency is not None and run.load.arch != "baseline":
+            loops.setdefault((run.load.pair, run.load.concurrency), {}).setdefault(run.load.arch, []).append(run)
+    by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}
+    return {
+        "pairs": sum(math.comb(len(archs), 2) for archs in loops.values()),
+        "by_metric": {metric: found for metric, found in by_metric.items() if found},
+    }
+
+
+def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> dict[str, float] | None:
+    """Of one metric; None where no two architectures have it."""
+    errors, apart, right = [], 0, 0
+    sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
+    for archs in loops:
+        both = [
+            (runs[0].predicted[metric], float(np.mean([run.measured[metric] for run in runs])))
+            for runs in archs.values()
+            if all(metric in run.errors for run in runs)
+        ]
+        for (ahead, real), (behind, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
+            errors.append(ahead / behind / (real / other) - 1)
+            if max(real / other, other / real) > 1 + APART:
+                apart += 1
+                right += (ahead - behind) * (real - other) > 0
+    return {**middle(errors), "apart": apart, "order_right": right} if errors else None
+
+
 def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """All errors, and their medians and 95th percentiles overall, by metric and by architecture."""
     first, *others = found.checked
@@ -164,6 +201,7 @@ def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, An
             for c in found.checked[first]
         ],
         **_summary(found.checked[first]),
+        "leads": leads(found.checked[first]),
         "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
         "ablations": {name: _summary(found.checked[name]) for name in others},
     }

@@ -15,6 +15,7 @@ from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
+from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
@@ -96,7 +97,8 @@ def main(argv: list[str]) -> int:
     files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
     runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
     forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
-    with Progress(SEARCH_RUNS * len(plan.cases()), "runs or so", args.json, after_s=0) as progress:
+    tuning = most_runs(plan.space, 1) if plan.space else 0
+    with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     document = output.dumps({"date": date, **capacity_document(found)})
     print(document if args.json else capacity_table(found))

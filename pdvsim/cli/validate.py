@@ -118,7 +118,7 @@ def _serve(args: ValidateCommand, path: Path) -> None:
 
 
 def _tables(document: Mapping[str, Any]) -> str:
-    """Every run, then the errors by architecture and by metric beside the ablations and the spread of repeats."""
+    """Every run; the errors by architecture and by metric beside the ablations and the spread of repeats; of leads."""
     from pdvsim.view.table import cell, grid
 
     def percent(value: float | None, sign: str = "") -> str:
@@ -152,6 +152,15 @@ def _tables(document: Mapping[str, Any]) -> str:
     ]
     rows.append(["all", *(both(errors) for errors in whole), *([] if spread else ["-"])])
     blocks.append(grid(header, rows))
+    if (found := document["leads"])["pairs"]:
+        rows = [
+            [_short(m), percent(lead["median"]), percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
+            for m, lead in found["by_metric"].items()
+            if m in SHOWN
+        ]
+        header = ["a predicted lead is off by", "median", "95%", "order right, where over 3% apart"]
+        pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of architectures"
+        blocks.append(f"{grid(header, rows)}\n{pairs}, each in the same closed loop (without baseline)")
     again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
     blocks.append(f"{len(document['runs'])} runs, {again}; profile {document['foundation']}")
     return "\n\n".join(blocks)

@@ -49,10 +49,10 @@ def _finals(advice: Advice, best: dict[Arch, Experiment], bench: Bench) -> None:
     found = list(best.values())[:FINALISTS]
     found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
     chosen = [ask.goal.prepared(candidate, ask.warmup_share) for candidate in found]
-    budget = int(FINALS_SHARE * ask.budget)
-    finals = replicated(chosen, ask.goal, bench, ask.num_runs, ask.threshold, budget)
-    advice.finals, advice.held = finals.rows, finals.held
-    advice.recommended = min(finals.tied(), key=lambda c: complexity(c, ask.base))
+    for budget in (0, int(FINALS_SHARE * ask.budget)):  # Ctrl-C while seeds are added leaves what was decided before
+        finals = replicated(chosen, ask.goal, bench, ask.num_runs, ask.threshold, budget)
+        advice.finals, advice.held = finals.rows, finals.held
+        advice.recommended = min(finals.tied(), key=lambda c: complexity(c, ask.base))
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:

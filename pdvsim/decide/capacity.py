@@ -27,7 +27,7 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text, vague
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_points, check_ranges
@@ -225,11 +225,13 @@ def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Benc
     brackets: dict[Case, Bracket] = {}
     lockstep(short, {c: search(starts[c[0]] * c[1], WIDE_STEP, COARSE) for c in cases}, bench, brackets)
     servers: dict[Arch, Server] = {}
+    # tuned in runs as long as those just made: in shorter ones a batch that is full at that rate does not fill
+    longer = replace(short, base=replace(short.base, traffic=replace(short.base.traffic, num_prompts=int(few / SHORT))))
     goal = replace(plan.goal, objective="headroom")
     for case in cases:
         arch = case[0]
         starts[arch] = brackets[case].held / case[1] or starts[arch]
-        place = short.experiment(case, starts[arch] * case[1])
+        place = longer.experiment(case, starts[arch] * case[1])
         found = Search(goal, replace(space, archs=(arch,)), plan.warmup_share, plan.tolerance)
         servers[arch] = tuned(found, [place], bench)[0][arch].server
     return servers

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Chunk, Request, Role
@@ -24,7 +25,6 @@ from pdvsim.sim.run import covering_profile, make_planner
 from pdvsim.sim.workload.requests import make_requests
 
 SAMPLE = 256  # requests that the means are taken over
-LONGEST = 15  # drafts of a round, of those that the model is asked for
 
 
 class Predicted(NamedTuple):
@@ -72,12 +72,20 @@ class Formula:
         lengths = [(r.output_tokens, r.prompt_tokens + r.output_tokens / 2) for r in self.requests]
         return sum(n * at for n, at in lengths) / sum(n for n, _ in lengths)
 
+    @cached_property
+    def _runs(self) -> NDArray[np.uint8]:
+        """Drafts that would be accepted in a row, at every position of every answer."""
+        return np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
+
     def tokens_a_round(self, k: int) -> float:
         """Mean tokens that a round of k drafts yields a row, by the coins drawn for these requests."""
-        if not k:
-            return 1.0
-        runs = np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
-        return 1.0 + float(np.minimum(runs, k).mean())
+        return 1.0 + float(np.minimum(self._runs, k).mean())
+
+    def rounds(self, k: int) -> float:
+        """Mean rounds of an answer. Its first token comes with the prompt; what its last round has too many is lost."""
+        gains = 1.0 + np.minimum(self._runs, k)
+        lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long answer
+        return max(1.0, (self.output_tokens - 1 + lost) / float(gains.mean()))
 
     @cached_property
     def acceptance(self) -> float:
@@ -98,7 +106,7 @@ class Formula:
     def at(self, k: int) -> Predicted:
         """What a draft length does at the experiment's load."""
         traffic, most = self.experiment.traffic, self.experiment.server.max_num_seqs
-        rounds, prompt_s = self.output_tokens / self.tokens_a_round(k), self.prompt_s(k)
+        rounds, prompt_s = self.rounds(k), self.prompt_s(k)
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             at_once = traffic.max_concurrency or traffic.num_prompts
@@ -115,7 +123,7 @@ class Formula:
             rows = max(rows + 1, min(int(need) + 1, rows + max(1, rows // 8)))
         keeps_up = left > 0 and need <= min(rows, most)
         rows = min(rows, most)
-        pace_s = self.round_s(rows, k) / self.tokens_a_round(k) / max(left, 1e-3)
+        pace_s = self.round_s(rows, k) * rounds / self.output_tokens / max(left, 1e-3)
         return Predicted(k, need if keeps_up else rows, pace_s, servers * rows / pace_s, keeps_up)
 
     def ranked(self, lengths: Iterable[int]) -> list[Predicted]:

@@ -77,12 +77,16 @@ class Goal:
         )
 
     def value(self, row: Row) -> float:
-        """The objective's figure in a run."""
+        """The objective's figure in a run; a ValueError of one line where there is none."""
         if self.objective == "headroom":
-            return min(self.headrooms(row).values())
-        if self.objective == "goodput":
-            return float(row["request_goodput"])
-        return float(row["output_throughput" if self.objective == "throughput" else f"mean_{self.objective}_ms"])
+            figure = min(self.headrooms(row).values())
+        elif self.objective == "goodput":
+            figure = float(row["request_goodput"])
+        else:
+            figure = float(row["output_throughput" if self.objective == "throughput" else f"mean_{self.objective}_ms"])
+        if not math.isfinite(figure):  # times between tokens alone can be missing
+            raise ValueError(f"objective {self.objective} has no figure: every answer is a single token")
+        return figure
 
     def headrooms(self, row: Row) -> dict[str, float]:
         """Each service level over its metric's percentile; below 1 where the metric misses it."""

@@ -57,17 +57,20 @@ class TunedServer(Server):
     def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[ControllerName, ...]) -> Space:
         """What is left to try: `tried` by name, or all that the space has, of whatever is not given."""
         k, controller = self.num_speculative_tokens, self.controller
-        chosen: dict[str, object] = dict(tried)
+        fixed: dict[str, tuple[object, ...]] = {}
         if k is not None:
-            chosen |= {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
+            fixed = {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
         elif controller is not None:
-            chosen |= {"controllers": (controller,)}
+            fixed = {"controllers": (controller,)}
             if controller != "fixed":
-                chosen |= {"draft_lengths": (Server.num_speculative_tokens,)}
+                fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:
-                chosen[name] = (value,)
-        return Space(archs, **chosen)  # type: ignore[arg-type]
+                fixed[name] = (value,)
+        for name in fixed:
+            if tried.get(name, getattr(Space, name)) != getattr(Space, name):
+                raise ValueError(f"--try-{name.replace('_', '-')} has nothing to try: the settings given fix it")
+        return Space(archs, **(tried | fixed))  # type: ignore[arg-type]
 
 
 def plain(cls: type[T], given: T) -> T:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
-from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
@@ -263,19 +263,28 @@ def map_table(found: WinnerMap) -> str:
         *(f"{x:g} {unit}" for x in grid_.loads),
     ]
     first = found.rows[0]
-    limits = list(dict.fromkeys(threshold_text(c.contest, grid_.indifference) for c in found.cells if c.contest))
-    confidence = next((cell.contest.confidence for cell in found.cells if cell.contest), math.nan)
+    contests = [cell.contest for cell in found.cells if cell.contest]
+    limits = [f"; {_limit(contests, grid_.indifference)}"] if contests else []
+    confidence = contests[0].confidence if contests else math.nan
     whose = "the map as a whole" if grid_.family == "map" else "each cell alone, not for the map"
     return "\n".join(
         [
             table.grid(header, rows),
             f"best {NAMES[grid_.goal.objective]} and its lead over the second, each at its own best settings",
-            "(in brackets): not told apart from those named" + (f"; {limits[0]}" if limits else ""),
+            "".join(["(in brackets): not told apart from those named", *limits]),
             f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             table.founded(first),
             *table.most_outside(found.rows),
         ]
     )
+
+
+def _limit(contests: Sequence[Contest], indifference: float) -> str:
+    """What a lead must exceed; over pairs of which some were measured and some were not, from where to where."""
+    low, high = min(c.threshold for c in contests), max(c.threshold for c in contests)
+    if low == high or contests[0].seeds < LEAST_SEEDS:
+        return threshold_text(contests[0], indifference)
+    return f"leads up to {low:.1%} to {high:.1%}, by pair, are inside the profile's own error and do not count"
 
 
 def place_text(place: Place) -> str:

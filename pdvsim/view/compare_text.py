@@ -66,5 +66,5 @@ def _paired(differences: list[dict[str, Any]]) -> str:
     return (
         "Paired differences, same seeds, 95% confidence over replications\n"
         + rows_table(rows)
-        + f"\nnot told apart: fewer than 5 seeds, or inside the profile's own error of {limit}"
+        + f"\nnot told apart: fewer than 5 seeds, or an interval that reaches into the profile's own error of {limit}"
     )

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.calibration.validate.compare import METRICS, Checked, Validation, document, read, spread, validate
+from pdvsim.calibration.validate.compare import METRICS, Checked, Validation, document, leads, read, spread, validate
 from pdvsim.calibration.validate.runs import Scenario
 from pdvsim.cli import main
+from pdvsim.decide.error import LEADS
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
@@ -31,6 +32,20 @@ def test_predictions_are_within_a_few_percent_of_the_gpu(found: dict[str, Any]) 
     assert found["median_abs_error"] <= 0.03
     assert found["p95_abs_error"] <= 0.10
     assert found["by_metric"]["output_throughput"]["p95"] <= 0.05
+
+
+def test_what_a_lead_must_exceed_is_what_leads_were_off_by(found: dict[str, Any]) -> None:
+    """The 95th percentile over every two of seven architectures in eight closed loops, up to a tenth of a percent."""
+    assert found["leads"]["pairs"] == 8 * math.comb(7, 2)
+    off = {name: found["leads"]["by_metric"][name]["p95"] for name in LEADS}
+    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == LEADS
+
+
+def test_a_predicted_lead_in_throughput_or_latency_is_one(found: dict[str, Any]) -> None:
+    """Of two architectures that are over 3% apart on the GPU, the faster one was predicted, every time."""
+    for name in ("output_throughput", "mean_tpot_ms", "mean_e2el_ms"):
+        lead = found["leads"]["by_metric"][name]
+        assert lead["order_right"] == lead["apart"] > 100
 
 
 def test_the_measured_contention_model_beats_both_ablations() -> None:
@@ -84,6 +99,28 @@ def test_errors_by_hand() -> None:
     assert found["ablations"] == {}
 
 
+def test_leads_by_hand() -> None:
+    """Predicted 110 and 100 where 105 (the mean of its runs) and 125 were measured; a tie where 1% and 5% were."""
+
+    def checked(arch: str, predicted: float, *measured: float, concurrency: int = 8) -> list[Checked]:
+        runs = [run(arch, value, repeat, concurrency) for repeat, value in enumerate(measured)]
+        return [Checked(Scenario(**r["load"]), r["metrics"], dict.fromkeys(METRICS, predicted)) for r in runs]
+
+    found = leads([*checked("pd", 110.0, 100.0, 110.0), *checked("pdv", 100.0, 125.0), *checked("baseline", 1.0, 9.0)])
+    assert found["pairs"] == 1
+    by_metric = found["by_metric"]
+    assert set(by_metric) == set(METRICS)
+    assert by_metric["output_throughput"]["median"] == pytest.approx(1.1 / (105 / 125) - 1)  # pd was to be ahead
+    assert by_metric["mean_ttft_ms"]["median"] == pytest.approx(1 - 1 / 1.1 / (125 / 105))  # pdv was, and was not
+    assert {(lead["apart"], lead["order_right"]) for lead in by_metric.values()} == {(1, 0)}
+
+    tied = [*checked("pd", 1.0, 1.00), *checked("pdv", 1.0, 1.01), *checked("colocated", 1.0, 1.05)]
+    assert leads(tied)["by_metric"]["mean_tpot_ms"]["apart"] == 2
+    assert leads(tied)["by_metric"]["mean_tpot_ms"]["order_right"] == 0
+    elsewhere = checked("pdv", 100.0, 125.0, concurrency=1)  # no two of these met
+    assert leads([*checked("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
+
+
 def test_spread_needs_repeats() -> None:
     lines = [run("pd", 100.0), run("pd", 90.0, concurrency=16)]
     assert spread(lines) == []
@@ -102,17 +139,20 @@ def test_repeats_are_simulated_once_and_each_is_compared() -> None:
 
 def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, plot = tmp_path / "runs.jsonl", tmp_path / "runs.png"
-    lines = [run("pd", 300.0, concurrency=1), run("pd", 280.0, 1, concurrency=1), run("autoregressive", 200.0)]
+    lines = [run("pd", 300.0, concurrency=1), run("pd", 280.0, 1, concurrency=1)]
+    lines += [run("autoregressive", 200.0), run("colocated", 150.0)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert main(["validate", str(path), "--jobs", "1", "--plot", str(plot)]) == 0
     shown = capsys.readouterr().out
     assert "autoregressive" in shown
     assert "spread of repeated runs" in shown
     assert "serial" in shown
+    assert "1 pair of architectures, each in the same closed loop" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
     assert main(["validate", str(path), "--jobs", "1", "--no-ablations", "--contention", "max", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"runs", "median_abs_error", "p95_abs_error", "by_metric", "by_arch"} <= set(found)
+    assert found["leads"]["pairs"] == 1
     assert found["contention"] == "max"
     assert found["ablations"] == {}
     for checked, line in zip(found["runs"], lines, strict=True):

@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,11 +20,11 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import Bracket, Capacities, Plan, Search, find_capacities, search
-from pdvsim.decide.contest import contest
+from pdvsim.decide.capacity import Bisection, Bracket, Capacities, Plan, find_capacities, search
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
+from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
@@ -35,7 +36,7 @@ from pdvsim.study.sweep import Row, SweepInterrupted
 SERVICE_S = 0.01
 
 
-def drive(steps: Search, holds: float) -> tuple[Bracket, list[float]]:
+def drive(steps: Bisection, holds: float) -> tuple[Bracket, list[float]]:
     """A search against a server that holds every rate up to `holds`."""
     asked = [next(steps)]
     while True:
@@ -72,7 +73,7 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
     free, slow = (ForwardFit(0.0, 0.0, token_s, 0.0, 0.0, 0.0, 0.0) for token_s in (1e-15, SERVICE_S / 100))
     models = {"tinyllama-1.1b": free, "llama-2-7b": slow}
-    save(replace(roofline(GPUS["h200"]), name="queue", models=models), path)
+    save(replace(roofline(GPUS["h200"]), name="queue", models=models, uncertainty={}), path)  # it is what it is
     return Experiment(
         arch="autoregressive",
         traffic=Traffic("random", num_prompts=300, input_len=100, output_len=1),
@@ -177,16 +178,20 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
     assert held.differences[str(held.second)].mean == pytest.approx(np.mean(a - b))
 
 
-def test_a_lead_within_the_tolerance_is_none(one_by_one: Experiment) -> None:
-    plan = Plan(one_by_one, ("autoregressive", "colocated"), (1,), 3, Goal("throughput", ("ttft:15",), 0.9), 0.05)
-    found = Capacities(plan)
-    for gain, sure in ((1.04, False), (1.06, True)):
-        found.rows = [
-            {"arch": arch, "gpus": 1, "rate": rate * factor}
-            for arch, factor in (("autoregressive", 1.0), ("colocated", gain))
-            for rate in (10.0, 11.0, 12.0)
-        ]
-        assert (found.contests()[1].best, found.contests()[1].sure) == ("colocated", sure)
+@pytest.mark.parametrize(
+    ("tolerance", "gain", "sure"), [(0.05, 1.045, False), (0.05, 1.06, True), (0.02, 1.03, False), (0.02, 1.045, True)]
+)
+def test_a_lead_within_the_tolerance_or_the_profiles_error_is_none(
+    one_by_one: Experiment, tolerance: float, gain: float, sure: bool
+) -> None:
+    goal = Goal("throughput", ("ttft:15",), 0.9)
+    found = Capacities(Plan(one_by_one, ("autoregressive", "colocated"), (1,), 5, goal, tolerance))
+    found.rows = [
+        {"arch": arch, "gpus": 1, "rate": rate * factor}
+        for arch, factor in (("autoregressive", 1.0), ("colocated", gain))
+        for rate in (10.0, 11.0, 12.0, 13.0, 14.0)
+    ]
+    assert (found.contests()[1].best, found.contests()[1].sure) == ("colocated", sure)
 
 
 def test_a_rate_is_not_less_than_nothing(one_by_one: Experiment) -> None:
@@ -207,26 +212,29 @@ def test_a_rate_is_not_less_than_nothing(one_by_one: Experiment) -> None:
     assert note.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_one_seed_claims_nothing() -> None:
-    told = contest({"a": [100.0], "b": [1.0]}, 1)
-    assert not told.sure
-    assert math.isnan(told.leads["b"].half_width)
+def test_each_architecture_holds_what_it_can_at_its_own_best() -> None:
+    """Where all drafts fail, drafts of eight hold a fraction of what plain steps do: nobody is held to them."""
+    options: dict[str, Any] = {
+        "arch": ["colocated"], "acceptance_rate": 0.0, "goodput": ["ttft:60", "tpot:20"], "num_runs": 2,
+        "tolerance": 0.1, "jobs": 1, "dataset_name": "random", "num_prompts": 60, "input_len": 64, "output_len": 16,
+    }  # fmt: skip
+    best, given = pdvsim.capacity(**options), pdvsim.capacity(**options, num_speculative_tokens=8)
+    assert best.summary()[0]["settings"].startswith("k=0, ")
+    assert given.summary()[0]["settings"].startswith("k=8, ")
+    assert min(row["rate"] for row in best.rows) > 1.3 * max(row["rate"] for row in given.rows)
+    assert "k=0, " in str(best)
 
 
-def test_many_comparisons_cost_confidence() -> None:
-    values = {"a": [10.0, 11.0, 12.0, 13.0], "b": [9.9, 10.7, 11.9, 12.7]}
-    alone, among_many = contest(values, 1, 1), contest(values, 1, 100)
-    assert alone.sure
-    assert not among_many.sure
-    assert among_many.confidence == pytest.approx(1 - 0.05 / 100)
-    assert not contest(values, 1, 1, indifference=0.05).sure
-    assert contest(values, -1, 1).best == "b"
-
-
-def test_a_tie_is_no_win() -> None:
-    assert contest({"a": [1.0, 2.0], "b": [1.0, 2.0]}, 1).unsure == ("b",)
-    assert not contest({"a": [0.0, 0.0], "b": [0.0, 0.0]}, 1).sure
-    assert contest({"a": [5.0, 5.0], "b": [0.0, 0.0]}, 1).sure
+def test_a_batch_limit_that_binds_at_the_capacity_is_raised() -> None:
+    """Eight rows at once hold less than 64 do; a run too short to fill eight would not tell."""
+    goal, server = Goal("throughput", ("ttft:60", "tpot:20"), 0.9), Server(num_speculative_tokens=2, max_num_seqs=8)
+    traffic = Traffic("random", num_prompts=60, input_len=64, output_len=16)
+    space = Space(("colocated",), (2,), ("fixed",), (8, 64), (2048,))
+    plan = Plan(Experiment("colocated", traffic, server=server), ("colocated",), (1,), 2, goal, 0.1, space=space)
+    tuned = find_capacities(plan, Bench(1))
+    assert tuned.plan.servers["colocated"].max_num_seqs == 64
+    given = find_capacities(replace(plan, space=None), Bench(1))
+    assert min(row["rate"] for row in tuned.rows) > 1.2 * max(row["rate"] for row in given.rows)
 
 
 def test_attainment_is_the_share_in_time() -> None:

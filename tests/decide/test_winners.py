@@ -1,4 +1,4 @@
-"""Winner maps: who must win does, a tie is masked, and colour is earned over seeds."""
+"""Winner maps: who must win does, at its own best settings; a tie is masked, and colour is earned over seeds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ import pandas as pd
 import pytest
 
 import pdvsim
+from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
+from pdvsim.decide.space import Space
+from pdvsim.decide.tune import APART
 from pdvsim.decide.winners import Grid, WinnerMap, by_size, draw_map, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted
 
 TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=24)
@@ -25,16 +29,18 @@ THROUGHPUT = Goal("throughput")
 
 
 def grid(archs: tuple[Arch, ...], *places: float, server: Server | None = None, **more: object) -> Grid:
+    """Everyone with the settings given; `space` is what may be tuned."""
     base = Experiment(archs[0], TRAFFIC, server=server or Server())
-    options: dict[str, object] = {"concurrency": (1, 8), "request_rate": (), "num_runs": 3, "goal": THROUGHPUT} | more
-    return Grid(base, archs, axis="acceptance", places=places, **options)  # type: ignore[arg-type]
+    given = Space(archs, (4,), ("fixed",), (base.server.max_num_seqs,), (2048,), own=False)
+    options: dict[str, object] = {"concurrency": (1, 8), "request_rate": (), "num_runs": 5, "goal": THROUGHPUT}
+    return Grid(base, axis="acceptance", places=places, **(options | {"space": given} | more))  # type: ignore[arg-type]
 
 
 def drawn(of: Grid) -> WinnerMap:
     return draw_map(of, Bench(1))
 
 
-def test_drafts_that_all_fail_lose_and_drafts_that_all_pass_win() -> None:
+def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
     """At acceptance 0 a round yields one token and costs more than a step; at 1 it yields five and costs less."""
     found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
     for load in (1.0, 8.0):
@@ -44,6 +50,23 @@ def test_drafts_that_all_fail_lose_and_drafts_that_all_pass_win() -> None:
             assert (cell.winner, cell.sure) == (winner, True)
             assert cell.contest is not None
             assert cell.contest.margin > 0
+
+
+def test_nobody_loses_for_drafts_that_need_not_be() -> None:
+    """At its own best colocated batching drafts nothing where drafts fail, and is plain decoding; else it wins."""
+    archs: tuple[Arch, ...] = ("autoregressive", "colocated")
+    found = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
+    fails, passes = found.cells
+    assert fails.settings["colocated"].server.num_speculative_tokens == 0
+    assert not fails.sure
+    assert fails.contest is not None
+    assert fails.contest.margin < 0.01
+    assert passes.settings["colocated"].server.num_speculative_tokens > 4
+    assert (passes.winner, passes.sure) == ("colocated", True)
+    k = passes.settings["colocated"].server.num_speculative_tokens
+    assert f"colocated k={k} +" in str(found)
+    shown = found.points.groupby(["place", "arch"])["settings"].unique()
+    assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
 
 
 def test_the_margin_is_that_of_the_runs() -> None:
@@ -81,6 +104,13 @@ def test_a_whole_map_asks_for_more_than_a_cell() -> None:
 def test_indifference_masks_small_leads() -> None:
     found = drawn(grid(("autoregressive", "colocated"), 0.0, indifference=0.99))
     assert all(cell.winner == "autoregressive" and not cell.sure for cell in found.cells)
+    assert "leads up to 99.0% do not count" in str(found)
+
+
+def test_four_seeds_colour_nothing() -> None:
+    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0, num_runs=4))
+    assert not any(cell.sure for cell in found.cells)
+    assert "4 seeds tell nothing apart: give at least 5" in str(found)
 
 
 def test_natural_pairs_share_tokens_and_rise_in_size() -> None:
@@ -99,12 +129,25 @@ def test_over_sizes() -> None:
     pairs = ["tinyllama-1.1b:llama-2-7b", "tinyllama-1.1b:codellama-34b"]
     found = pdvsim.winner_map(
         y="size", pairs=pairs, arch=["autoregressive", "pd"], concurrency=[1], acceptance_rate=1.0, num_runs=2, jobs=1,
-        dataset_name="random", num_prompts=10, input_len=32, output_len=16,
+        dataset_name="random", num_prompts=10, input_len=32, output_len=16, num_speculative_tokens=4,
     )  # fmt: skip
     assert [cell.place for cell in found.cells] == pairs[::-1]  # the smaller ratio first
     assert {cell.winner for cell in found.cells} == {"pd"}
     assert "tinyllama-1.1b:codellama-34b (0.03)" in str(found)
     assert repr(found) == str(found)
+
+
+def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
+    measured = builtin("h200")
+    save(replace(measured, uncertainty={"gemma-7b": 0.3}), tmp_path / "card.json")
+    found = pdvsim.winner_map(
+        y="size", pairs=["tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b"], arch=["autoregressive", "pd"], num_runs=5,
+        concurrency=[1], jobs=1, num_speculative_tokens=4, profile=str(tmp_path / "card.json"),
+        dataset_name="random", num_prompts=6, input_len=32, output_len=8,
+    )  # fmt: skip
+    limits = {cell.place: cell.contest.threshold for cell in found.cells if cell.contest}
+    assert limits == {"tinyllama-1.1b:llama-2-7b": 0.035, "gemma-2b:gemma-7b": 0.3}
+    assert "leads up to 3.5% to 30.0%, by pair, are inside the profile's own error" in str(found)
 
 
 def test_the_picture_hatches_what_is_not_sure() -> None:
@@ -134,9 +177,12 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_ctrl_c_keeps_the_cells_that_are_done(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """When everyone is tuned and the first five runs of the map are done: the first cell's, and one more."""
     real = runs_module.run_sweep
 
     def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+        if points[0].experiment.traffic.seed >= APART:
+            return real(points, *rest)  # type: ignore[arg-type]
         raise SweepInterrupted(real(points[:5], *rest))  # type: ignore[arg-type]
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
@@ -144,6 +190,17 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
     assert f"interrupted: 1 of 4 cells saved in {tmp_path}" in capsys.readouterr().err
     cells = json.loads((tmp_path / "map.json").read_text())["cells"]
     assert [(cell["load"], cell["place"]) for cell in cells] == [(1.0, 0.2)]
+
+
+def test_ctrl_c_while_tuning_leaves_no_cell(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_sweep(*_: object) -> pd.DataFrame:
+        raise SweepInterrupted(pd.DataFrame())
+
+    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    assert main([*COMMAND, "-o", str(tmp_path / "none")]) == 130
+    assert "no cell is done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`pdvsim compare`: every pair on every card, the same requests, costs only where a price is given."""
+"""`pdvsim compare`: every pair on every card at its best, the same requests, costs only where a price is given."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import Any
 import pandas as pd
 import pytest
 
+import pdvsim
 from pdvsim.cli import main
 from pdvsim.cli.compare import prices_usd
-from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.config import Arch, Experiment, Traffic
 from pdvsim.sim.hardware import models
 from pdvsim.study import compare as compare_module
 from pdvsim.study.compare import COST, Comparison, differences, run_comparison, summary
@@ -121,7 +122,7 @@ def test_table_json_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         "--pairs",
         ",".join(PAIRS),
         "--concurrency",
-        "2,3",
+        "2",
         *FLAGS,
         "--num-runs",
         "2",
@@ -130,16 +131,72 @@ def test_table_json_and_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ]
     assert main([*argv, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert len(document["points"]) == 2 * 2 * 3 * 2
+    assert len(document["points"]) == 2 * 3 * 2
     assert [e["arch"] for e in document["summary"][:3]] == ["baseline", "pd", "pdv"]
     assert {d["metric"] for d in document["paired_differences"]} == {"output_throughput", "mean_e2el_ms", "p95_e2el_ms"}
     assert {path.name for path in tmp_path.iterdir()} == {"compare.parquet", "compare.json", "compare.png"}
-    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 24
+    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 12
     assert main([*argv, "--gpu-hour-usd", "h200=4"]) == 0
     out = capsys.readouterr().out
     assert "USD/M out tok" in out
     assert "no cost" not in out
     assert "Paired differences" in out
+
+
+@pytest.mark.usefixtures("quick_plots")
+def test_each_architecture_stands_at_its_own_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no draft passes nobody drafts, where all do everybody does; and the rows say so."""
+    argv = ["compare", "--pairs", PAIRS[0], "--arch", "colocated,pd", "--concurrency", "2", *FLAGS, "--json"]
+    for rate, drafts in (("0", False), ("1", True)):
+        assert main([*argv, "--acceptance-rate", rate, "--num-runs", "2", "-o", str(tmp_path)]) == 0
+        document = json.loads(capsys.readouterr().out)
+        for entry in document["summary"]:
+            assert entry["settings"].startswith("k=0") is not drafts
+        assert {point["settings"] for point in document["points"]} == {e["settings"] for e in document["summary"]}
+
+
+@pytest.mark.usefixtures("quick_plots")
+def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
+    argv = ["compare", "--pairs", PAIRS[0], "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]
+    for arch, num_runs, told in (("baseline,pd", 5, True), ("baseline,pd", 4, False), ("pd,pdv-hybrid", 5, False)):
+        assert main([*argv, "--arch", arch, "--num-runs", str(num_runs)]) == 0
+        out = capsys.readouterr().out
+        lines = [line for line in out.splitlines() if line.startswith("output_throughput ")]
+        assert [not line.endswith("not told apart") for line in lines] == [told]
+        assert "or an interval that reaches into the profile's own error of 3.5%" in out
+        for difference in json.loads((tmp_path / "compare.json").read_text())["paired_differences"]:
+            apart = difference["relative"]
+            beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
+            assert difference["told_apart"] is (beyond and num_runs >= 5)
+
+
+@pytest.mark.usefixtures("quick_plots")
+@pytest.mark.parametrize("archs", [("autoregressive", "colocated", "pd"), ("pd", "pdv")])
+def test_advice_map_and_comparison_agree_on_who_leads(
+    archs: tuple[Arch, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same question asked three ways: 30 requests per second, the shortest mean latency behind the warm-up."""
+    few: dict[str, Any] = {"dataset_name": "random", "num_prompts": 30, "input_len": 64, "output_len": 12}
+    same = few | {"arch": list(archs), "objective": "e2el", "num_runs": 5, "jobs": 1}
+    advice = pdvsim.advise(**same, request_rate=30, warmup_share=0.1, budget=80)
+    [cell] = pdvsim.winner_map(**same, request_rate=[30], acceptances=[0.6], warmup_share=0.1).cells
+    argv = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
+    argv += ["--request-rate", "30", "--warmup-requests", "3", "--objective", "e2el", "--arch", ",".join(archs)]
+    assert main(["compare", "--pairs", PAIRS[0], *argv, "--jobs", "1", "--json", "-o", str(tmp_path)]) == 0
+    entries = json.loads(capsys.readouterr().out)["summary"]
+    assert advice.held is not None
+    assert cell.contest is not None
+    means = {entry["arch"]: entry["mean_e2el_ms"]["mean"] for entry in entries}
+    assert advice.held.best == cell.winner == min(means, key=lambda arch: means[arch])
+    for arch in archs:  # who has the same settings has the same figure, to the last bit
+        finalist = advice.finalist(arch)
+        if finalist.server == cell.settings[arch].server:
+            assert advice.held.values[arch] == cell.contest.values[arch]
+            assert means[arch] == advice.held.values[arch].mean
+    assert any(advice.finalist(arch).server == cell.settings[arch].server for arch in archs)
 
 
 def test_without_a_price_there_is_no_cost_and_the_table_says_so(
@@ -162,7 +219,8 @@ def test_ctrl_c_keeps_what_is_finished(
         raise SweepInterrupted(run_sweep(points[:1], *rest))
 
     monkeypatch.setattr(compare_module, "run_sweep", interrupted)
-    assert main(["compare", "--pairs", ",".join(PAIRS), "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]) == 130
+    argv = ["compare", "--pairs", ",".join(PAIRS), "--concurrency", "2", "--num-runs", "1", *FLAGS, "-o", str(tmp_path)]
+    assert main(argv) == 130
     assert "interrupted: 4 of 6 points saved" in capsys.readouterr().err
     assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 4
     assert not math.isnan(json.loads((tmp_path / "compare.json").read_text())["points"][0]["output_throughput"])

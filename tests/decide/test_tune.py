@@ -1,0 +1,269 @@
+"""Every architecture at its own best: on seeds of its own, within what the user gave, the same on any machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.common.outcomes import Row
+from pdvsim.decide.advice import Advice, advice_document
+from pdvsim.decide.finals import replicated
+from pdvsim.decide.flips import Rivalry
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate
+from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
+from pdvsim.decide.tune import APART, SEEDS, Search, most_runs, tuned
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.study import output
+
+LOAD = Experiment("pd", Traffic("random", num_prompts=40, request_rate=30.0, input_len=64, output_len=16))
+LOOP = replace(LOAD, traffic=replace(LOAD.traffic, request_rate=math.inf, max_concurrency=8))
+TINY: dict[str, Any] = {
+    "dataset_name": "random", "num_prompts": 20, "input_len": 32, "output_len": 8, "jobs": 1, "num_runs": 5,
+}  # fmt: skip
+
+
+class Log(Bench):
+    """A bench that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+        self.asked: list[Experiment] = []
+
+    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+        self.asked += experiments
+        return super().rows(experiments)
+
+
+@pytest.mark.parametrize(("place", "goal"), [(LOOP, Goal("throughput")), (LOAD, Goal("e2el"))])
+def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goal) -> None:
+    """On the seeds of the search, where nothing is too small to count. Every architecture is there, the best first."""
+    bench = Log()
+    search = Search(goal, Space(), 0.1, indifference=0.0)
+    [best] = tuned(search, [place], bench)
+    assert set(best) == set(SIMPLEST_FIRST)
+    starts = {start.arch: start for start in search.space.starts(place)}
+    for arch, mine in best.items():
+        assert goal.sign * search.figures[mine] >= goal.sign * search.figures[starts[arch]]
+    order = [goal.sign * search.figures[mine] for mine in best.values()]
+    assert order == sorted(order, reverse=True)
+    assert bench.runs == SEEDS * len(search.figures) <= most_runs(search.space, 1)
+    # the runs are short, and of seeds that no replication has
+    assert {run.traffic.seed for run in bench.asked} == {APART, APART + 1}
+    assert max(run.traffic.num_prompts for run in bench.asked) < place.traffic.num_prompts
+    # what a setting cannot change is not tried
+    assert {run.server.max_num_seqs for run in bench.asked if run.arch == "pd"} == {128}  # 8 at once, or hardly more
+
+
+def test_a_batch_limit_that_is_reached_is_tuned() -> None:
+    place = replace(LOOP, traffic=replace(LOOP.traffic, max_concurrency=40))
+    search = Search(Goal("throughput"), Space(("pd",), (2,), ("fixed",), (16, 128), (2048,), own=False), 0.1)
+    [best] = tuned(search, [place], Bench(1))
+    assert {c.server.max_num_seqs for c in search.figures} == {16, 128}
+    assert best["pd"].server.max_num_seqs == 128
+
+
+def test_every_place_has_settings_of_its_own() -> None:
+    """One request at a time and 24 at once; drafts that all pass and drafts that all fail."""
+    search = Search(Goal("throughput"), Space(("colocated",), controllers=("fixed",), own=False), 0.1)
+    places = [at_acceptance(LOOP, 0.0), at_acceptance(LOOP, 1.0)]
+    none, all_ = tuned(search, places, Bench(1))
+    assert none["colocated"].server.num_speculative_tokens == 0
+    assert all_["colocated"].server.num_speculative_tokens > 4
+
+
+def test_of_settings_that_are_alike_the_simplest_goes_on() -> None:
+    search = Search(Goal("throughput"), Space(), 0.0, indifference=0.05)
+    simple, other, better = (replace(LOOP, server=Server(controller=c)) for c in ("fixed", "goodput", "feedback"))
+    search.figures = {better: 104.0, other: 103.0, simple: 100.0}
+    assert search.ranked([other, better, simple], LOOP) == [simple, other, better]
+    search.figures[simple] = 98.0
+    assert search.ranked([other, better, simple], LOOP) == [other, better, simple]
+
+
+def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
+    """Ten simulations are five settings: one of each architecture, then of the first two again."""
+    space = Space(("colocated", "pd", "pdv"), (1, 2, 3), ("fixed",), (128,), (2048,), own=False)
+    search, bench = Search(Goal("e2el"), space, 0.0, budget=10), Bench(1)
+    [best] = tuned(search, [LOAD], bench)
+    assert bench.runs == 10
+    assert len(search.figures) == 5
+    assert len(search.figures) + search.skipped == 9
+    assert set(best) == {"colocated", "pd", "pdv"}
+    assert [c.arch for c in search.figures][:3] == ["colocated", "pd", "pdv"]
+
+
+def test_with_no_budget_the_first_is_run_and_all_have_settings() -> None:
+    search, bench = Search(Goal("e2el"), Space(("colocated", "pd")), 0.0, budget=0), Bench(1)
+    [best] = tuned(search, [LOAD], bench)
+    assert bench.runs == SEEDS
+    assert search.skipped > 0
+    assert set(best) == {"colocated", "pd"}
+
+
+def test_flips_tune_the_drafts_again_where_they_look() -> None:
+    """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
+    undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
+    who = Rivalry(undrafted, (), Goal("e2el"), 5, 0.01, 1, Space.draft_lengths)
+    for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
+        assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
+    given = replace(who, draft_lengths=(3,))
+    mine = replace(LOAD, server=Server(num_speculative_tokens=3))
+    assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3
+
+
+def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
+    """Answers of one token have no time between tokens."""
+    changes: list[dict[str, Any]] = [{"objective": "tpot"}, {"goodput": ["tpot:20"]}]
+    for change in changes:
+        options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 9, "output_len": 1} | change
+        with pytest.raises(ValueError, match="every answer is a single token"):
+            pdvsim.advise(**options)
+
+
+@pytest.mark.parametrize(
+    ("lead", "scatter", "budget", "seeds"),
+    [
+        (0.30, 0.01, None, 5),  # told apart at once
+        (0.02, 0.01, None, 5),  # too small to count, however many
+        (0.30, 3.00, None, 20),  # scatters too much: four times as many at the most
+        (0.30, 0.30, None, 10),  # ten tell it apart
+        (0.30, 0.30, 19, 5),  # as long as the budget has room for all of them
+    ],
+)
+def test_seeds_are_added_while_that_would_tell(
+    lead: float, scatter: float, budget: int | None, seeds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two candidates by made-up figures: the one leads, more in every other seed."""
+
+    class Made(Bench):
+        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+            self.runs = len(experiments)
+            return [
+                {"output_throughput": 1 + (lead + scatter * (-1) ** e.traffic.seed) * (e.arch == "pd")}
+                for e in experiments
+            ]
+
+    monkeypatch.setattr("pdvsim.decide.goal.kept_up", lambda rows: True)
+    both = [LOOP, replace(LOOP, arch="pdv")]
+    finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
+    assert {len(rows) for rows in finals.rows.values()} == {seeds}
+    assert finals.held.seeds == seeds
+    assert finals.held.best == "pd"
+
+
+# ---- what the user gave ----------------------------------------------------------------------------------------------
+
+GIVEN = ["--num-speculative-tokens", "3"]
+SMALL = ["--dataset-name", "random", "--num-prompts", "8", "--input-len", "32", "--output-len", "4", "--jobs", "1"]
+COMMANDS = {
+    "advise": ["--request-rate", "20", "--arch", "autoregressive,pd,pdv", "--num-runs", "5", "--goodput", "ttft:500"],
+    "map": ["--concurrency", "2", "--acceptances", "0.2,0.9", "--arch", "autoregressive,pd", "--num-runs", "2"],
+    "capacity": ["--goodput", "ttft:60", "--arch", "pd", "--num-runs", "2", "--tolerance", "0.2"],
+    "compare": ["--concurrency", "2", "--arch", "pd,pdv", "--num-runs", "2", "--pairs", "tinyllama-1.1b:llama-2-7b"],
+}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
+    """Everything that is simulated for a decision."""
+    found: list[Experiment] = []
+    for module in ("pdvsim.decide.runs", "pdvsim.study.compare"):
+        real = __import__(module, fromlist=["run_sweep"]).run_sweep
+
+        def run_sweep(points: Any, *rest: Any, real: Any = real) -> pd.DataFrame:
+            found.extend(point.experiment for point in points)
+            return real(points, *rest)  # type: ignore[no-any-return]
+
+        monkeypatch.setattr(f"{module}.run_sweep", run_sweep)
+    return found
+
+
+@pytest.mark.usefixtures("quick_plots")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_draft_length_that_is_given_is_never_moved(command: str, asked: list[Experiment], tmp_path: Path) -> None:
+    assert main([command, *COMMANDS[command], *SMALL, *GIVEN, "-o", str(tmp_path)]) == 0
+    drafting = [run.server for run in asked if run.arch != "autoregressive"]
+    assert drafting
+    assert {(server.num_speculative_tokens, server.controller) for server in drafting} == {(3, "fixed")}
+
+
+@pytest.mark.usefixtures("quick_plots")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_left_open_is_searched_on_seeds_of_its_own(
+    command: str, asked: list[Experiment], tmp_path: Path
+) -> None:
+    assert main([command, *COMMANDS[command], *SMALL, "-o", str(tmp_path)]) == 0
+    tried = [run for run in asked if run.traffic.seed >= APART]
+    final = [run for run in asked if run.traffic.seed < APART]
+    assert {run.traffic.seed for run in tried} == {APART, APART + 1}
+    seeds = {run.traffic.seed for run in final}
+    assert seeds == set(range(len(seeds)))
+    assert len(seeds) in ((5, 10, 20) if command == "advise" else (2,))  # advice adds seeds while that would tell
+    drafting = [run.server for run in tried if run.arch != "autoregressive"]
+    assert {server.controller for server in drafting} == set(CONTROLLERS)
+    assert len({server.num_speculative_tokens for server in drafting}) > 1
+    assert len({server.max_num_batched_tokens for server in drafting}) > 1
+
+
+# ---- the same question -----------------------------------------------------------------------------------------------
+
+
+def answer(**changes: Any) -> Advice:
+    options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 20, "budget": 90} | changes
+    return pdvsim.advise(**options)
+
+
+def text_of(found: Advice) -> str:
+    """The whole document but for how long it took."""
+    document = advice_document(found)
+    del document["search"]["spent_s"]
+    return output.dumps(document)
+
+
+def test_the_same_question_has_the_same_answer_on_any_number_of_cores() -> None:
+    first = answer()
+    assert text_of(first) == text_of(answer()) == text_of(answer(jobs=2))
+    assert first.runs <= 90
+
+
+def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
+    """Beyond it are only the finals, which are always run."""
+    for budget in (1, 24):
+        found = answer(budget=budget, goodput=["ttft:500"])
+        finals = sum(map(len, found.finals.values()))
+        assert found.runs <= max(budget, SEEDS + finals + budget // 2)
+        assert {len(rows) for rows in found.finals.values()} == {5}
+        assert found.left_out
+        for what in found.left_out:
+            assert f"left out, the budget is spent: {what}" in str(found)
+        assert f"; {found.search.skipped} more were left out; " in str(found)
+        assert advice_document(found)["search"]["left_out"] == found.left_out
+    whole = answer(budget=5000)
+    assert not whole.left_out
+    assert not whole.search.skipped
+    assert "left out" not in str(whole).replace("% left out", "")
+
+
+# ---- what may be tried -----------------------------------------------------------------------------------------------
+
+
+def test_architectures_that_refuse_an_option_are_left_out() -> None:
+    base = Experiment(arch="pdv", hardware=Hardware(verify_gpu=1))
+    assert [candidate.arch for candidate in Space().starts(base)] == ["pdv", "pdv-hybrid"]
+    ways = Space().drafts(replace(base, arch="baseline", hardware=Hardware()))
+    assert {way.server.controller for way in ways} == {"fixed", "goodput"}
+
+
+def test_what_an_architecture_alone_has_is_left_where_the_user_put_it() -> None:
+    given = replace(LOAD, arch="baseline", server=Server(num_workers=3))
+    assert Space().owned(given) == [given]
+    assert {way.server.num_workers for way in Space().owned(replace(given, server=Server()))} == {1, 4, 16}
