@@ -79,7 +79,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths)
+    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths, ask.space)
     advice.memory = hazards.memory(best)
     advice.deployment = deployment(best, _engine_table(advice, drafting))
     if drafting is not None:
