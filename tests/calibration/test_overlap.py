@@ -10,7 +10,7 @@ from pdvsim.calibration.overlap import WORK, carried, main, side_by_side
 
 def work(kind: str, seconds: float, **more: object) -> dict[str, object]:
     """A sample; whatever is not given is the same for all."""
-    blank: dict[str, object] = {name: 0 for name in WORK} | {"model": "m", "pair": "a:b", "what": "gpu", "group": 0}
+    blank: dict[str, object] = dict.fromkeys(WORK, 0) | {"model": "m", "pair": "a:b", "what": "gpu", "group": 0}
     return blank | {"section": "solo", "members": 1, "member": 0, "kind": kind, "seconds": seconds} | more
 
 
