@@ -51,6 +51,7 @@ def carried(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Print the shares by kind of works; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else Path(str(files("pdvsim.calibration") / "data" / "h200"))
     samples = pd.read_parquet(folder / "samples.parquet")
