@@ -65,6 +65,7 @@ def fit(prompt: Ints, output: Ints) -> dict[str, Any]:
 
 
 def main() -> None:
+    """Write the quantile model of a ShareGPT file's lengths; returns the exit code."""
     parser = argparse.ArgumentParser(description="Make the built-in model of ShareGPT's lengths.")
     parser.add_argument("lengths", type=Path, help="CSV with num_prefill_tokens and num_decode_tokens")
     parser.add_argument("model", type=Path, help="JSON file to write")

@@ -14,6 +14,8 @@ from pdvsim.sim.policies.base import Policy
 
 
 class RunKeywords(TypedDict, total=False):
+    """Of `pdvsim.run`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -75,6 +77,8 @@ class RunKeywords(TypedDict, total=False):
 
 
 class SweepKeywords(TypedDict, total=False):
+    """Of `pdvsim.sweep`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -142,6 +146,8 @@ class SweepKeywords(TypedDict, total=False):
 
 
 class CapacityKeywords(TypedDict, total=False):
+    """Of `pdvsim.capacity`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -210,6 +216,8 @@ class CapacityKeywords(TypedDict, total=False):
 
 
 class AdviseKeywords(TypedDict, total=False):
+    """Of `pdvsim.advise`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -283,6 +291,8 @@ class AdviseKeywords(TypedDict, total=False):
 
 
 class DraftTableKeywords(TypedDict, total=False):
+    """Of `pdvsim.draft_table`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float
@@ -346,6 +356,8 @@ class DraftTableKeywords(TypedDict, total=False):
 
 
 class MapKeywords(TypedDict, total=False):
+    """Of `pdvsim.winner_map`."""
+
     acceptance_concentration: float | None
     acceptance_rate: float
     acceptance_temperature_slope: float

@@ -40,6 +40,8 @@ class Reading(_Strict):
 
 
 class LeftOut(_Strict):
+    """A point that was not measured, and why."""
+
     label: str
     reason: str
 

@@ -162,6 +162,7 @@ def _times_ms(launch: Callable[[], Ticket], repeats: int) -> list[float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Time the engine's forwards and print them over their floor; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pdvsim.realrun.bench", description=__doc__.split("\n")[0])
     parser.add_argument("models", nargs="*", default=["tinyllama-1.1b", "llama-2-7b"], help=", ".join(PRESETS))
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32, 64])

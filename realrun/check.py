@@ -39,6 +39,7 @@ def error(got: Tensor, expected: Tensor) -> float:
 
 
 def ints(*values: int) -> Tensor:
+    """Whole numbers as a tensor on the device."""
     return torch.tensor(values, dtype=torch.int32, device=DEVICE)
 
 
@@ -78,6 +79,7 @@ def check_linear(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, float,
 
 
 def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, float, float]]:
+    """The attention kernels against plain torch."""
     shapes = [(32, 4, 64, 1), (32, 32, 128, 5), (8, 1, 256, 5), (28, 4, 128, 9)]
     if dtype == torch.float32:
         shapes = [(8, 2, 32, 1), (4, 4, 64, 5)]  # float32 tiles of long heads compile slowly, and serve tests only
@@ -202,6 +204,7 @@ def check_sampling() -> Iterator[tuple[str, float, float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts named, or all; returns the exit code."""
     if not torch.cuda.is_available():
         print("no CUDA device: this check needs one", file=sys.stderr)
         return 1

@@ -91,6 +91,7 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
 
 
 def dtype_of(machine: Machine) -> torch.dtype:
+    """Of weights and caches: the one asked for, else the device's usual one."""
     found: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
     return found
 

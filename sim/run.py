@@ -266,7 +266,8 @@ class Site:
             deliveries=self.log.deliveries,
             on_finish=lambda request: self.on_finish(request),
         )
-        return policy_of(experiment.arch)(context)
+        policy: Policy = policy_of(experiment.arch)(context)
+        return policy
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""

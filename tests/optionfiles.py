@@ -22,6 +22,7 @@ COMMANDS: dict[str, type] = {
     "DraftTableKeywords": DraftTableOptions,
     "MapKeywords": MapOptions,
 }
+CALLS = {"DraftTableKeywords": "draft_table", "MapKeywords": "winner_map"}
 HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise`, `draft_table` and `winner_map`, for editors.
 
 Made from the commands\' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
@@ -62,7 +63,8 @@ def source() -> str:
     """The file as it should be, before formatting."""
     parts = [HEAD]
     for name, command in COMMANDS.items():
-        parts.append(f"\n\nclass {name}(TypedDict, total=False):\n")
+        call = CALLS.get(name, name.removesuffix("Keywords").lower())
+        parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """Of `pdvsim.{call}`."""\n\n')
         known = {flag.replace("-", "_"): hint for flag, hint in flags(command).items()}
         parts += [f"    {keyword}: {spelt(keyword, hint)}\n" for keyword, hint in sorted(known.items())]
     return "".join(parts)

@@ -68,6 +68,7 @@ def packed(c: Coefficients) -> Floats:
 
 
 def unpacked(x: Floats) -> Coefficients:
+    """Coefficients from the logarithms that the fit moves."""
     values = np.exp(x).tolist()
     return Coefficients(**dict(zip(NAMES, values, strict=False)), compute=tuple(values[len(NAMES) :]))
 
@@ -214,6 +215,7 @@ def spread(errors: Floats) -> tuple[float, float, float]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Fit the transfer model and write it; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pdvsim.calibration.fit.efficiency", description=__doc__.split("\n")[0]
     )

@@ -116,6 +116,7 @@ def table(rows: Sequence[Reference]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Print predictions beside independent measurements; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pdvsim.calibration.fit.independent", description=__doc__.split("\n")[0]
     )

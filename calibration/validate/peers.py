@@ -243,6 +243,7 @@ def _throughput(experiment: Experiment) -> float:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Measure the architectures beside transformers' generate; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pdvsim.calibration.validate.peers", description=__doc__.split("\n")[0]
     )

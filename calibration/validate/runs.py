@@ -67,6 +67,7 @@ def loads(arch: Arch, pair: str, repeats: int) -> Iterator[Scenario]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Measure real runs, going on where an earlier call stopped; returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m pdvsim.calibration.validate.runs", description=__doc__.split("\n")[0]
     )

@@ -79,10 +79,12 @@ class Trial:
 
 
 def chat(rate: float, prompts: int) -> Traffic:
+    """ShareGPT's lengths at a rate."""
     return Traffic(num_prompts=prompts, request_rate=rate)
 
 
 def fixed(inputs: int, outputs: int, prompts: int, at_once: int | None = None, rate: float = float("inf")) -> Traffic:
+    """Prompts and outputs of one length, so many at once or at a rate."""
     return Traffic(
         "random", num_prompts=prompts, input_len=inputs, output_len=outputs, max_concurrency=at_once, request_rate=rate
     )
@@ -294,6 +296,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Plan, run or report; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m pdvsim.cli.truth", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("step", choices=("plan", "run", "report"))
     parser.add_argument("--plan", type=Path, default=Path("truth.json"), help="what is to be served")

@@ -12,6 +12,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.commandline import command_line
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.deploy import Block, deployment_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
@@ -19,7 +20,6 @@ from pdvsim.decide.options import BUDGET
 from pdvsim.decide.space import Space, described
 from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text
 from pdvsim.decide.tune import Search
-from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
@@ -91,6 +91,7 @@ class Advice:
     drafter: hazards.DrafterCost | None = None
     memory: hazards.Memory | None = None
     capacity: Capacities | None = None
+    deployment: list[Block] = field(default_factory=list)  # what to start
     left_out: list[str] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
@@ -160,7 +161,7 @@ def advice_document(advice: Advice) -> dict[str, Any]:
             "replications": len(rows),
             "server": output.settings(best.server),
             "command": command_line("pdvsim run", best),
-            "realrun": _realrun(best),
+            "deployment": [asdict(block) for block in advice.deployment],
         },
         "expected": {key: interval(row.get(key, math.nan) for row in rows) for key in _numbers(advice)}
         | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
@@ -413,17 +414,7 @@ def _saturation(advice: Advice) -> str:
 
 
 def _commands(advice: Advice) -> list[str]:
-    assert advice.recommended is not None
-    return [command_line("pdvsim run", advice.recommended), _realrun(advice.recommended)]
-
-
-def _realrun(experiment: Experiment) -> str:
-    """The command that runs it on a GPU, or why there is none."""
-    try:
-        refuse(experiment, Machine())
-    except ValueError as error:
-        return f"(no realrun: {error})"
-    return command_line("realrun", experiment)
+    return [deployment_text(advice.deployment)]
 
 
 def _notes(advice: Advice) -> list[str]:

@@ -9,9 +9,13 @@ machine; what the budget leaves no room for is named.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
+from pdvsim.decide.deploy import deployment
+from pdvsim.decide.draft_lengths import find_table
+from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
@@ -55,6 +59,15 @@ def _finals(advice: Advice, best: dict[Arch, Experiment], bench: Bench) -> None:
         advice.recommended = min(finals.tied(), key=lambda c: complexity(c, ask.base))
 
 
+def _engine_table(advice: Advice, drafting: Experiment | None) -> DraftTable | None:
+    """Draft lengths by batch size for an engine, of continuous batching at its own best; None where nothing drafts."""
+    best = next((c for c in (advice.recommended, *advice.finals) if c is not None and c.kin == "colocated"), drafting)
+    if best is None or advice.recommended is None or not advice.recommended.speculates:
+        return None
+    longest = max(advice.question.space.draft_lengths)
+    return find_table(DraftQuestion(replace(best, arch="colocated"), max(1, longest))) if longest else None
+
+
 def _surroundings(advice: Advice, bench: Bench) -> None:
     """Failure modes near the recommendation and where it flips: cheap things first, each while the budget lasts."""
     ask, best = advice.question, advice.recommended
@@ -66,8 +79,9 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths)
+    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths, ask.space)
     advice.memory = hazards.memory(best)
+    advice.deployment = deployment(best, _engine_table(advice, drafting))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
         advice.drafter = hazards.drafter_cost(drafting, lengths)

@@ -3,8 +3,9 @@
 At each place the recommendation and the other finalists run the same seeds, each with the draft length that the formula
 finds best there and the other settings found for the load asked about. A challenger counts if its paired interval
 against the recommendation lies above what does not count, with the number of rivals paid for; or if it meets the
-service levels and keeps up, and the recommendation does not. The edge is then narrowed by bisection between the last
-place without a challenger and the first with one.
+service levels and keeps up, and the recommendation does not. Nobody is beaten for want of tuning: before a challenger
+counts, both find their best settings at that place, and run again. The edge is then narrowed by bisection between the
+last place without a challenger and the first with one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pdvsim.decide.contest import contest
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.space import Space
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
@@ -70,6 +73,7 @@ class Rivalry:
     threshold: float  # a lead up to this does not count
     comparisons: int  # over how many the 5% chance of error is spread
     draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
+    space: Space | None = None  # all that may be tried where a challenger is about to count; None: nothing
 
     @property
     def runs(self) -> int:
@@ -115,9 +119,29 @@ def find_flips(
 
 
 def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Probe:
-    """Run everyone at one place."""
-    everyone = (who.recommended, *who.rivals)
-    runs = [replications(who.placed(move(candidate, at)), who.num_runs) for candidate in everyone]
+    """Run everyone at one place; a challenger and the recommendation once more, each at its best there."""
+    everyone = [move(candidate, at) for candidate in (who.recommended, *who.rivals)]
+    probe = _probe(at, [who.placed(candidate) for candidate in everyone], who, bench)
+    if probe.challenger is not None and who.space is not None:
+        two = (who.recommended.arch, probe.challenger)
+        best = [
+            replace(who.placed(c), server=_retuned(c, who, who.space, bench).server) if c.arch in two else who.placed(c)
+            for c in everyone
+        ]
+        probe = _probe(at, best, who, bench)
+    found.probes[at] = probe
+    return probe
+
+
+def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench) -> Experiment:
+    """A candidate's architecture at its best where the candidate has been moved to."""
+    share = candidate.scoring.warmup_requests / candidate.traffic.num_prompts
+    found = Search(who.goal, replace(space, archs=(candidate.arch,)), share)
+    return tuned(found, [candidate], bench)[0][candidate.arch]
+
+
+def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench) -> Probe:
+    runs = [replications(candidate, who.num_runs) for candidate in everyone]
     rows = bench.rows([run for mine in runs for run in mine])
     by_arch = {
         str(candidate.arch): rows[i * who.num_runs : (i + 1) * who.num_runs] for i, candidate in enumerate(everyone)
@@ -134,8 +158,7 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Pro
         if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
             break
-    probe = found.probes[at] = Probe(at, held.values, able, challenger, lead)
-    return probe
+    return Probe(at, held.values, able, challenger, lead)
 
 
 def _outward(

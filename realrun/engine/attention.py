@@ -144,6 +144,7 @@ def _combine(
 def decode_attention(
     qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor, tuning: AttentionTuning = TUNING
 ) -> Tensor:
+    """Attention of a few new tokens a row over its cache."""
     _, _, kv_heads, capacity, dim = kv.shape
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows

@@ -98,6 +98,7 @@ def _embed(
 
 
 def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
+    """Rows of the embedding for tokens."""
     x = table.new_empty(batch.tokens, table.shape[1])
     squares = x.new_empty(1, batch.tokens, dtype=torch.float32)
     slots = length.new_empty(batch.tokens)
@@ -123,6 +124,7 @@ def _unit_norm(x_ptr, out_ptr, hidden, x_stride, eps, BLOCK: tl.constexpr, OVERL
 
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:
+    """RMS norm without weights, which are folded into the next linear layer."""
     out = x.new_empty(x.shape)
     block = triton.next_power_of_2(x.shape[1])
     warps = min(16, max(1, block // 512))
@@ -146,6 +148,7 @@ def _gated(
 
 
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
+    """The gated activation of a fused gate and up projection."""
     width = gate_up.shape[1] // 2
     out = gate_up.new_empty(gate_up.shape[0], width)
     grid = (triton.cdiv(width, 1024), gate_up.shape[0])
@@ -192,6 +195,7 @@ def _rope_write(
 
 
 def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate queries and keys by their positions, and write keys and values into the cache."""
     _, _, kv_heads, capacity, dim = kv.shape
     all_heads = qkv.shape[1] // dim
     block = 8
@@ -217,6 +221,7 @@ def _argmax(logits_ptr, out_ptr, vocab, BLOCK: tl.constexpr, OVERLAP: tl.constex
 
 
 def argmax(logits: Tensor) -> Tensor:
+    """The most likely token of every row."""
     out = torch.empty(logits.shape[0], dtype=torch.int32, device=logits.device)
     _argmax[(logits.shape[0],)](logits, out, logits.shape[1], BLOCK=4096, num_warps=16, **overlapping(logits.device))
     return out
@@ -233,6 +238,7 @@ def _append(ids_ptr, tokens_ptr, slots_ptr, positions_ptr, rows, capacity, BLOCK
 
 
 def append(ids: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """Append each row's new token to its sequence."""
     rows = ids.shape[0]
     _append[(triton.cdiv(rows, 128),)](
         ids, tokens, slots, positions, rows, tokens.shape[1], BLOCK=128, num_warps=1, **overlapping(ids.device)
@@ -266,6 +272,7 @@ def _settle(
 def settle(
     agreed: Tensor, chosen: Tensor, batch: Batch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
 ) -> Tensor:
+    """Accept drafts up to the first that differs, and advance each sequence."""
     width = batch.tokens_per_row
     out = agreed.new_empty(batch.rows, width + 1)
     _settle[(batch.rows,)](

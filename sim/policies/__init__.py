@@ -15,10 +15,7 @@ from hashlib import sha256
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
-
-if TYPE_CHECKING:
-    from pdvsim.sim.policies.base import Policy
+from typing import Any, NamedTuple, TypeGuard
 
 
 class Architecture(NamedTuple):
@@ -47,9 +44,9 @@ ARCHS = tuple(ARCHITECTURES)
 class OwnArch(str):
     """The name of an architecture that is a class at hand, not one to be found by its name."""
 
-    policy: type[Policy]
+    policy: type[Any]
 
-    def __new__(cls, policy: type[Policy], name: str | None = None) -> OwnArch:
+    def __new__(cls, policy: type[Any], name: str | None = None) -> OwnArch:
         self = super().__new__(cls, name or policy.__name__)
         self.policy = policy
         return self
@@ -58,7 +55,7 @@ class OwnArch(str):
         return OwnArch, (self.policy, str(self))
 
 
-def named(arch: str | type[Policy]) -> str:
+def named(arch: str | type[Any]) -> str:
     """The name of an architecture given by its name or as a class: `file:Class`, where it can be found that way."""
     if isinstance(arch, str):
         return arch
@@ -67,7 +64,7 @@ def named(arch: str | type[Policy]) -> str:
     return OwnArch(arch)
 
 
-def is_policy(found: Any) -> TypeGuard[type[Policy]]:
+def is_policy(found: Any) -> TypeGuard[type[Any]]:
     """Whether it is a class derived from `Policy`, without importing that."""
     ancestors = found.__mro__[1:] if inspect.isclass(found) else ()
     return any((base.__module__, base.__name__) == (f"{_PACKAGE}.base", "Policy") for base in ancestors)
@@ -78,13 +75,13 @@ def file_of(arch: str) -> str | None:
     return None if arch in ARCHITECTURES or isinstance(arch, OwnArch) else arch.rpartition(":")[0] or None
 
 
-def policy_of(arch: str) -> type[Policy]:
-    """The policy of an architecture; a ValueError of one line if there is none."""
+def policy_of(arch: str) -> type[Any]:
+    """The policy of an architecture, a class derived from `Policy`; a ValueError of one line if there is none."""
     if isinstance(arch, OwnArch):
         return arch.policy
     if arch in ARCHITECTURES:
         module, _, name = ARCHITECTURES[arch].policy.partition(":")
-        found: type[Policy] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
+        found: type[Any] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
         return found
     path, colon, name = arch.rpartition(":")
     if not colon or not path.endswith(".py"):
@@ -99,7 +96,7 @@ def policy_of(arch: str) -> type[Policy]:
 
 
 @cache
-def _loaded(path: str, digest: str, name: str) -> type[Policy]:
+def _loaded(path: str, digest: str, name: str) -> type[Any]:
     """A class of a file with that content."""
     module_name = f"pdvsim_own_{Path(path).stem}_{digest[:12]}"
     spec = spec_from_file_location(module_name, path)

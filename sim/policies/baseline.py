@@ -16,6 +16,8 @@ from pdvsim.sim.policies.base import Policy, Process
 
 
 class Baseline(Policy):
+    """Speculative decoding request by request: each of W workers serves one from prompt to end, at batch 1."""
+
     def processes(self) -> Sequence[Process]:
         self.resting = [self.lane("main") for _ in range(self.settings.num_workers)]
         return [self.worker(rest) for rest in self.resting]

@@ -18,6 +18,8 @@ from pdvsim.sim.policies.pd import PrefillDecode
 
 
 class PDV(PrefillDecode):
+    """Three lanes: prefill, draft and verify, each with its worker and stream."""
+
     verify_lane = "verify"
     hands_over = True
 

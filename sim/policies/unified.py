@@ -16,6 +16,8 @@ from pdvsim.sim.policies.base import PRIORITY, Policy, Process
 
 
 class Unified(Policy):
+    """One worker feeds the three streams in turn: at most one prompt, then a batch."""
+
     draft_lane = "decode"
     verify_lane = "verify"
     prefill_lane = "prefill"
