@@ -190,6 +190,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
     runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
+    for name in ("truth.json", "truth.jsonl"):
+        (folder / name).write_bytes((source / name).read_bytes())
     return target
 
 
