@@ -43,13 +43,13 @@ class FrontierTraffic(OpenTraffic):
 class FrontierServer(TunedServer):
     """The server's settings, the same for everyone but the draft length and the chunk."""
 
-    num_speculative_tokens: int | None = None  # type: ignore[assignment]
+    num_speculative_tokens: int | None = None
     """Draft length k, the same for everyone; default: of each what the formula ranks first, from 0 (none) to 8."""
-    controller: ControllerName | None = None  # type: ignore[assignment]
+    controller: ControllerName | None = None
     """Who chooses the draft length: fixed, goodput, feedback; default: fixed."""
-    max_num_seqs: int = Server.max_num_seqs  # type: ignore[assignment]
+    max_num_seqs: int = Server.max_num_seqs
     """Batch limit."""
-    max_num_batched_tokens: tyro.conf.Suppress[int | None] = None  # type: ignore[assignment]
+    max_num_batched_tokens: tyro.conf.Suppress[int | None] = None
 
 
 @dataclass(frozen=True)

@@ -43,9 +43,10 @@ def frontier_figure(found: Frontier) -> Figure:
             axes.plot(x, y, color=paler(arch_colour(arch), 0.4), linewidth=1, linestyle=":", zorder=2)
         for point in shown:
             first, pale = point.verdict == "frontier", point.verdict == "dominated"
-            bars = [0.0 if math.isnan(v.half_width) else v.half_width for v in (point.y, point.x)]
+            x_bar, y_bar = (0.0 if math.isnan(v.half_width) else v.half_width for v in (point.x, point.y))
             axes.errorbar(
-                point.x.mean, point.y.mean, *bars, color=paler(arch_colour(point.candidate.arch), 0.55 if pale else 0),
+                point.x.mean, point.y.mean, y_bar, x_bar,
+                color=paler(arch_colour(point.candidate.arch), 0.55 if pale else 0),
                 marker=arch_marker(point.candidate.arch), markersize=10, markeredgecolor="0.1" if first else "white",
                 markeredgewidth=1.2, elinewidth=1.2, capsize=3, zorder=5 if first else 3 if pale else 4,
             )  # fmt: skip
@@ -96,24 +97,27 @@ def _draw_levels(axes: Axes, levels: list[float | None]) -> None:
     inside_x, inside_y = min(right, across_ms or right), min(top, up_ms or top)
     if inside_x > left and inside_y > bottom:
         axes.fill_between([left, inside_x], bottom, inside_y, color=paler(GREEN, 0.88), linewidth=0, zorder=0)
-    words: dict[str, Any] = {"size": 10, "color": GREEN, "textcoords": "offset points", "zorder": 1}
-    if across_ms is not None and left <= across_ms <= right:
-        axes.axvline(across_ms, color=GREEN, linewidth=1.4, linestyle="--", zorder=1)
-        where = {"xycoords": ("data", "axes fraction"), "xytext": (4, -6), "ha": "left", "va": "top", "rotation": 90}
-        axes.annotate(f"TTFT ≤ {across_ms:g} ms", (across_ms, 1.0), **where, **words)
-    elif across_ms is not None:
-        beyond = across_ms > right
-        where = {"xycoords": "axes fraction", "xytext": (-6 if beyond else 6, 6), "ha": "right" if beyond else "left"}
-        axes.annotate(f"TTFT ≤ {across_ms:g} ms {'→' if beyond else '←'}", (float(beyond), 0), **where, **words)
-    if up_ms is not None and bottom <= up_ms <= top:
-        axes.axhline(up_ms, color=GREEN, linewidth=1.4, linestyle="--", zorder=1)
-        where = {"xycoords": ("axes fraction", "data"), "xytext": (-6, 4), "ha": "right", "va": "bottom"}
-        axes.annotate(f"TPOT ≤ {up_ms:g} ms", (1.0, up_ms), **where, **words)
-    elif up_ms is not None:
-        beyond = up_ms > top
-        where = {"xycoords": "axes fraction", "xytext": (-6, -6 if beyond else 20), "ha": "right"}
-        where["va"] = "top" if beyond else "bottom"
-        axes.annotate(f"TPOT ≤ {up_ms:g} ms {'↑' if beyond else '↓'}", (1.0, float(beyond)), **where, **words)
+    for name, level, low, high, line, arrows in (
+        ("TTFT", across_ms, left, right, axes.axvline, "←→"),
+        ("TPOT", up_ms, bottom, top, axes.axhline, "↓↑"),
+    ):
+        if level is None:
+            continue
+        text = f"{name} ≤ {level:g} ms"
+        if low <= level <= high:
+            line(level, color=GREEN, linewidth=1.4, linestyle="--", zorder=1)
+        else:
+            text += f" {arrows[int(level > high)]}"
+        # where there is seldom a point: at the top of an upright line, at the right of a level one
+        words: dict[str, Any] = {"size": 10, "color": GREEN, "textcoords": "offset points", "zorder": 1}
+        if line == axes.axhline:
+            words |= {"ha": "right", "va": "bottom" if level <= high else "top"}
+            words |= {"xytext": (-6, 4 if level <= high else -6), "xycoords": ("axes fraction", "data")}
+            axes.annotate(text, (1.0, min(max(level, low), high)), **words)
+        else:
+            words |= {"ha": "left" if level <= high else "right", "va": "top", "xycoords": ("data", "axes fraction")}
+            words |= {"rotation": 90, "xytext": (4, -6)} if level <= high else {"xytext": (-6, -24)}
+            axes.annotate(text, (min(max(level, low), high), 1.0), **words)
 
 
 def _label_chunks(axes: Axes, shown: list[FrontierPoint]) -> None:
@@ -140,7 +144,7 @@ def _label_chunks(axes: Axes, shown: list[FrontierPoint]) -> None:
         best = min(range(len(boxes)), key=lambda at: sum(_overlap(boxes[at], other) for other in taken))
         taken.append(boxes[best])
         axes.annotate(
-            text, axes.transData.inverted().transform((x / scale, y / scale)), xytext=corners[best],
+            text, tuple(axes.transData.inverted().transform((x / scale, y / scale))), xytext=corners[best],
             textcoords="offset points", size=10, color=arch_colour(arch), fontweight="bold", zorder=6,
         )  # fmt: skip
 
