@@ -6,6 +6,7 @@
     pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
+    pdvsim.frontier(request_rate=6, goodput=["ttft:300", "tpot:30"])
 
 Keywords are the flags of the command of the same name, with underscores.
 """
@@ -23,17 +24,19 @@ if TYPE_CHECKING:
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
+    from pdvsim.decide.frontier import Frontier
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import (
         AdviseKeywords,
         CapacityKeywords,
         DraftTableKeywords,
+        FrontierKeywords,
         MapKeywords,
         RunKeywords,
         SweepKeywords,
     )
 
-__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "run", "sweep", "winner_map"]
+__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "frontier", "run", "sweep", "winner_map"]
 
 
 def run(**options: Unpack[RunKeywords]) -> Run:
@@ -106,3 +109,14 @@ def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
 
     chosen = build(MapOptions, options)
     return draw_map(chosen.grid(), Bench(chosen.jobs))
+
+
+def frontier(**options: Unpack[FrontierKeywords]) -> Frontier:
+    """First token against the others at a load; keywords are the flags of `pdvsim frontier`. Printed: its table."""
+    from pdvsim.cli.build import build
+    from pdvsim.cli.frontier import FrontierOptions
+    from pdvsim.decide.frontier import draw_frontier
+    from pdvsim.decide.runs import Bench
+
+    chosen = build(FrontierOptions, options)
+    return draw_frontier(chosen.question(), Bench(chosen.jobs))

@@ -1,4 +1,4 @@
-"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise`, `draft_table` and `winner_map`, for editors.
+"""The keywords of `pdvsim.run` and the other functions of `pdvsim`, for editors.
 
 Made from the commands' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
 `pdvsim run --help` and its like.
@@ -427,3 +427,72 @@ class MapKeywords(TypedDict, total=False):
     warmup_requests: int
     warmup_share: float
     y: Literal["acceptance", "size"]
+
+
+class FrontierKeywords(TypedDict, total=False):
+    """Of `pdvsim.frontier`."""
+
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    concurrency: int | None
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_memory_utilization: float
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int | Sequence[int]
+    max_num_seqs: int
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int | None
+    num_workers: int
+    output_len: int | None
+    pair: str
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float | None
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+    warmup_share: float
+    x: Literal["mean_ttft", "p99_ttft"]
+    y: Literal["p99_itl", "p99_tpot", "mean_tpot"] | None

@@ -10,6 +10,7 @@ from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.args import SweepOptions, flags
 from pdvsim.cli.capacity import CapacityOptions
 from pdvsim.cli.draft_table import DraftTableOptions
+from pdvsim.cli.frontier import FrontierOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.sim.config import Experiment
 
@@ -21,9 +22,10 @@ COMMANDS: dict[str, type] = {
     "AdviseKeywords": AdviseOptions,
     "DraftTableKeywords": DraftTableOptions,
     "MapKeywords": MapOptions,
+    "FrontierKeywords": FrontierOptions,
 }
 CALLS = {"DraftTableKeywords": "draft_table", "MapKeywords": "winner_map"}
-HEAD = '''"""The keywords of `pdvsim.run`, `sweep`, `capacity`, `advise`, `draft_table` and `winner_map`, for editors.
+HEAD = '''"""The keywords of `pdvsim.run` and the other functions of `pdvsim`, for editors.
 
 Made from the commands\' own fields by tests/optionfiles.py, and held to them by the tests. What each means is in
 `pdvsim run --help` and its like.

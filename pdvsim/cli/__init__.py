@@ -24,6 +24,7 @@ COMMANDS = {  # name, that of a module of this package: one line of help
     "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
     "draft-table": "the best draft length by batch size, for vLLM: pdvsim draft-table --pair draft:target --gpu h200",
     "map": "which architecture wins where: pdvsim map --y acceptance",
+    "frontier": "first token against the others, over architectures and chunks: pdvsim frontier --request-rate 6",
     "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
     "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",

@@ -28,7 +28,11 @@ OBJECTIVES = {"throughput": "output_throughput", "goodput": "mean_e2el_ms", "hea
 
 def lead_error(experiment: Experiment, objective: str) -> float:
     """What a lead in an objective must exceed on the experiment's card, as a share."""
-    metric = OBJECTIVES.get(objective, f"mean_{objective}_ms")
+    return metric_error(experiment, OBJECTIVES.get(objective, f"mean_{objective}_ms"))
+
+
+def metric_error(experiment: Experiment, metric: str) -> float:
+    """The same of a metric."""
     pair = named_pair(experiment.server.pair)
     bars = covering(profile_of(experiment), pair).uncertainty  # of both models: if it drafts none, its rivals do
     return max(LEADS[metric], *(bars.get(model.name, 0.0) for model in (pair.draft, pair.target)))

@@ -1,4 +1,4 @@
-"""Capacities and winner maps as pictures."""
+"""Capacities, flips and winner maps as pictures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def capacity_figure(found: Capacities) -> Figure:
                 "$ per million output tokens",
             )
         )
-    cut = any(_upper(entry[key]) > _frame(entries, key) for key, *_ in panels for entry in entries)
+    cut = any(upper(entry[key]) > _frame(entries, key) for key, *_ in panels for entry in entries)
     with styled():
         figure = new_figure(7.5 * len(panels), 5.2, _footnote(found, cut))
         colours = {arch: arch_colour(arch) for arch in archs}
@@ -50,11 +50,11 @@ def capacity_figure(found: Capacities) -> Figure:
             axes.set_ylabel(unit)
             axes.grid(visible=False, axis="x")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=_across(figure), frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
 
 
-def _across(figure: Figure) -> int:
+def across(figure: Figure) -> int:
     """Entries of a legend that fit side by side."""
     return max(1, int(figure.get_figwidth() / LEGEND_INCHES))
 
@@ -67,7 +67,7 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
         mine = {entry["gpus"]: entry[key] for entry in entries if entry["arch"] == arch}
         x = [counts.index(gpus) + (at - (len(archs) - 1) / 2) * width for gpus in mine]
         means = [0.0 if math.isnan(value.mean) else value.mean for value in mine.values()]
-        above = [_upper(value) - mean for value, mean in zip(mine.values(), means, strict=True)]
+        above = [upper(value) - mean for value, mean in zip(mine.values(), means, strict=True)]
         below = list(map(min, above, means))  # neither a rate nor a cost is less than nothing
         axes.bar(x, means, 0.92 * width, color=colours[arch], label=arch)
         axes.errorbar(x, means, [below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
@@ -85,10 +85,10 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
 def _frame(entries: list[dict[str, Any]], key: str) -> float:
     """Where the picture ends: two replications make intervals without end."""
     top = max((entry[key].mean for entry in entries if entry[key].mean > 0), default=1.0)
-    return 1.08 * min(max([top, *(_upper(entry[key]) for entry in entries)]), 2 * top)
+    return 1.08 * min(max([top, *(upper(entry[key]) for entry in entries)]), 2 * top)
 
 
-def _upper(value: Interval) -> float:
+def upper(value: Interval) -> float:
     """The end of an interval; of one run, its figure."""
     return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
 
@@ -120,7 +120,7 @@ def flips_figure(advice: Advice) -> Figure:
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=_across(figure), frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
 
 
@@ -203,5 +203,5 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=_across(figure), frameon=False)
+        figure.legend(handles=handles, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
