@@ -63,7 +63,7 @@ def module_of(command: str) -> str:
 
 def help_text() -> str:
     """What `pdvsim --help` prints."""
-    width = max(map(len, COMMANDS)) + 2
+    width = max(len(name) for name in COMMANDS) + 2  # `map` is a module of this package once it is loaded
     lines = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
     return f"""\
 usage: pdvsim [-h] [--version] {{{",".join(COMMANDS)}}} ...

@@ -6,13 +6,14 @@ import importlib
 import json
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pdvsim
-from pdvsim.cli import main
+from pdvsim.cli import COMMANDS, main, module_of
 from pdvsim.cli.args import RunCommand, SweepCommand, parse
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
@@ -228,3 +229,11 @@ def test_help_is_light() -> None:
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"pdvsim {pdvsim.__version__}\n"
+
+
+def test_help_after_every_command_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+    """A command's module is a name of its package: one of them is `map`."""
+    for name in COMMANDS:
+        import_module(module_of(name))
+    assert main(["-h"]) == 0
+    assert capsys.readouterr().out.startswith("usage: pdvsim")
