@@ -3,7 +3,7 @@
 In each cell every architecture has its own best settings for that cell (`tune`), and all run the same seeds. A winner
 counts as sure only if its paired intervals against all others lie above what does not count; by default at a confidence
 that leaves the whole map at 95%, so that among many cells none is expected to be coloured by chance. At a request rate,
-who does not keep up cannot win; nobody may.
+who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
 
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
 """
@@ -196,7 +196,8 @@ def _judged(
     behind = tuple(arch for arch in rows if arch not in up)
     if not up:
         return Cell(load, place, None, behind, settings)
-    figures = {str(arch): [grid.goal.value(row) for row in mine] for arch, mine in up.items()}
+    able = {arch: mine for arch, mine in up.items() if grid.goal.met(mine)} or up  # as advice is given
+    figures = {str(arch): [grid.goal.value(row) for row in mine] for arch, mine in able.items()}
     threshold = max(grid.indifference, lead_error(grid.placed(load, place), grid.goal.objective))
     return Cell(load, place, contest(figures, grid.goal.sign, grid.comparisons, threshold), behind, settings)
 

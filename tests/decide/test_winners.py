@@ -12,13 +12,14 @@ import pytest
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
+from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, by_size, draw_map, natural_pairs, size_ratio
+from pdvsim.decide.winners import Grid, WinnerMap, _judged, by_size, draw_map, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
@@ -92,6 +93,22 @@ def test_where_nobody_keeps_up_nobody_wins() -> None:
     low, high = drawn(of).cells
     assert low.winner is not None
     assert (high.winner, high.sure, high.behind_load) == (None, False, ("colocated", "pd"))
+
+
+def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
+    """As in advice; where nobody meets them, whoever is best."""
+    of = grid(("colocated", "pd"), 0.6, goal=Goal("e2el", ("ttft:100",)), request_rate=(4.0,), concurrency=())
+
+    def rows(e2el_ms: float, in_time: float) -> list[Row]:
+        keeps_up = {"stability": "stable", "load": 4.0, "breakdown_ms_queue": 0.0, "completed": 100.0}
+        return [keeps_up | {"mean_e2el_ms": e2el_ms, "request_goodput": in_time, "request_throughput": 4.0}] * 5
+
+    base = of.placed(4.0, 0.6)
+    settings = {arch: replace(base, arch=arch) for arch in ("colocated", "pd")}
+    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
+    assert found.winner == "pd"
+    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
+    assert found.winner == "colocated"
 
 
 def test_a_whole_map_asks_for_more_than_a_cell() -> None:
