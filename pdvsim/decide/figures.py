@@ -36,7 +36,7 @@ def capacity_figure(found: Capacities) -> Figure:
         panels.append(
             (
                 "usd_per_million_output_tokens",
-                f"Cost at ${found.gpu_hour_usd:g} a GPU-hour",
+                f"Cost at that rate, at ${found.gpu_hour_usd:g} a GPU-hour",
                 "$ per million output tokens",
             )
         )
@@ -100,7 +100,8 @@ def _footnote(found: Capacities, cut: bool) -> str:
     if found.plan.num_runs > 1:
         note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
         note += " (cut at the frame)." if cut else "."
-    return note
+    settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in found.summary())
+    return f"{note} Settings: {'; '.join(settings)}."
 
 
 def flips_figure(advice: Advice) -> Figure:

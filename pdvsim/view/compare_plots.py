@@ -74,8 +74,15 @@ def _bars(
         at, means, 0.92 * width, color=arch_colour(arch), label=arch,
         yerr=[below, half] if any(half) else None, capsize=3, ecolor="0.2",
     )  # fmt: skip
-    axes.bar_label(bars, [_short(mean) for mean in means], padding=2, fontsize=9, color="0.25")
-    axes.margins(y=0.15)
+    labels = [f"{_short(mean)}\n{_drafts(entry)}".strip() for mean, entry in zip(means, entries, strict=True)]
+    axes.bar_label(bars, labels, padding=2, fontsize=9, color="0.25")
+    axes.margins(y=0.2)
+
+
+def _drafts(entry: Entry) -> str:
+    """Of an entry's settings the draft length, or who chooses it; nothing where none is drafted."""
+    first = str(entry.get("settings", "")).partition(",")[0]
+    return first.removesuffix(" controller") if first.startswith("k=") or first.endswith(" controller") else ""
 
 
 def _short(value: float) -> str:
@@ -85,11 +92,9 @@ def _short(value: float) -> str:
 def _name(place: PairOnCard, entries: list[Entry], places: list[PairOnCard]) -> str:
     """A pair, its card where there are several, and what it accepted."""
     draft, _, target = place[0].partition(":")
-    accepted = [
-        e["spec_decode_acceptance_rate"].mean
-        for e in entries
-        if (e["pair"], e["gpu"]) == place and "spec_decode_acceptance_rate" in e
-    ]
+    mine = [e for e in entries if (e["pair"], e["gpu"]) == place and "spec_decode_acceptance_rate" in e]
+    rates = [e["spec_decode_acceptance_rate"].mean for e in mine]
+    accepted = [rate for rate in rates if not math.isnan(rate)]  # nothing is drafted where it is nan
     lines = [f"{draft} to", target]
     if len({gpu for _, gpu in places}) > 1:
         lines.append(place[1])
@@ -102,6 +107,10 @@ def _footnote(entries: list[Entry]) -> str:
     rests_on = dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries)
     replications = [int(e["replications"]) for e in entries]
     note = f"Simulated. {'. '.join(rests_on)}. {counted(replications)}"
+    if any(entry.get("settings") for entry in entries):
+        note += (
+            " On each bar its draft length: every architecture at its own best settings, all of them in compare.json."
+        )
     if max(replications) > 1:
         note += " Whiskers: 95% confidence over replications."
     return note

@@ -220,3 +220,12 @@ def test_the_dress_is_seaborns() -> None:
     theirs = {**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}
     del theirs["image.cmap"]  # of heatmaps, which name their own
     assert {name: value for name, value in theirs.items() if mpl.rcParamsDefault[name] != value} == WHITEGRID
+
+
+def test_a_pair_is_named_by_what_its_drafters_had_accepted() -> None:
+    """Plain decoding beside them has no such rate, which is not a number."""
+    points = made_up().points.assign(gpu="g", spec_decode_acceptance_rate=40.0, settings="k=2, batch 128")
+    points.loc[points["arch"] == points["arch"].iloc[0], "spec_decode_acceptance_rate"] = float("nan")
+    figure = comparison_figure(points)
+    assert "accepted 40% of drafted" in figure.axes[-1].get_xticklabels()[0].get_text()
+    assert any(text.get_text().endswith("\nk=2") for text in figure.axes[0].texts)
