@@ -36,13 +36,17 @@ class Books:
             solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = model.shape(len(rows), tokens, work.steps)
             return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
         solo = moved = flops = 0.0
-        if tokens > 2 and work.role == "draft":
-            solo, _, moved, _, flops, _ = model.behind(rows)
-            tokens = 2 if any(row.owed == 1 for row in rows) else 1
-        if work.chunks:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
-        else:
+        if work.role == "draft" and rows:
+            # prompts, and what rows are behind with, are read by forwards of their own before the first step
+            before = [model.carrying(0, 0, 1, work.chunks, False)] if work.chunks else []
+            if tokens > 2:
+                before.append(model.behind(rows))
+                tokens = 2 if any(row.owed == 1 for row in rows) else 1
+            for shape in before:
+                solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
             shape = model.shape(len(rows), tokens, work.steps)
+        else:
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,
