@@ -18,7 +18,7 @@ class Books:
 
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
-        self._append = log.append
+        self._append, self._carried = log.append, log.carried
         # of its rows in the log
         self._heads = {
             (lane, kind, role): log.head(replica, gpu, lane, kind, role)
@@ -72,6 +72,8 @@ class Books:
                 work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
             )
         )  # fmt: skip
+        if self._carried is not None:
+            self._carried.append((tuple(row.id for row in rows), tuple(chunk.request.id for chunk in work.chunks)))
 
 
 @cache
