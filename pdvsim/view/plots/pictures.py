@@ -149,7 +149,7 @@ def _told_apart(entries: list[Entry], metric: str) -> tuple[list[Curve], list[En
 
 def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
     """Panels by setting, a curve an architecture, the same scale for all panels of a metric."""
-    groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(names, sort=False)]
+    groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(list(names), sort=False)]
     shown = groups[:FACETS]
     whole = len(shown) <= ACROSS  # there is room for more than one metric
     metrics = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms") if whole else ("output_throughput",)
