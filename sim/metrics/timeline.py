@@ -205,7 +205,7 @@ def _requests(result: Result) -> Iterator[list[str]]:
             reached, drafted = start, False
             for ride in mine:
                 kind = kinds[ride.launch]
-                if not start <= ride.start_ns < end or (kind == PREFILL and roles[ride.launch] == DRAFT):
+                if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
                     continue  # the drafter reads the prompt beside the target
                 begin, over = max(ride.start_ns, reached), min(ride.end_ns, end)
                 if over <= begin:
