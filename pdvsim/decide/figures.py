@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
-CROWDED = 12  # bars in a panel; beyond that their figures stand upright
+CROWDED = 7  # bars in a panel; beyond that their names and figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
 
 
@@ -75,9 +75,10 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
         axes.errorbar(x, means, [below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
         for place, mean in zip(x, means, strict=True):  # on a plate of its own: an interval may reach anywhere
             text = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}") if mean else "none"
+            crowded = len(archs) * len(counts) > CROWDED
             axes.annotate(
-                text, (place, 0), xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
-                fontweight="bold", size=11, rotation=90 if len(archs) * len(counts) > CROWDED else 0,
+                f"{arch} {text}" if crowded else f"{arch}\n{text}", (place, 0), xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
+                fontweight="bold", size=10, rotation=90 if crowded else 0,
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
     axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])

@@ -28,7 +28,7 @@ from pdvsim.view.figure import new_figure
 from pdvsim.view.report import embedded, page
 from pdvsim.view.report.document import build
 from pdvsim.view.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
-from pdvsim.view.report.sheet import Sheet
+from pdvsim.view.report.sheet import Sheet, printed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -340,6 +340,12 @@ def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
     assert "<script" not in made
     assert not re.search(r"https?://|@import|url\(", made.replace(page_css(), ""))
     assert made.count("data:image/png;base64,") == 1
+
+
+def test_what_is_printed_keeps_its_columns_and_wraps_its_lines() -> None:
+    found = printed("Title\n-----\na long line\n\narch  k\n-------\npdv   2\npd    3\nunder <it>")
+    parts = ["<h3>Title</h3>", '<pre class="wrap">a long line</pre>', "<pre>arch  k\n-------\npdv   2\npd    3</pre>"]
+    assert found == "".join([*parts, '<pre class="wrap">under &lt;it&gt;</pre>'])
 
 
 def page_css() -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -24,7 +23,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a page shows; `text` is as the command prints it, blocks apart by an empty line."""
+    """What a page shows; `text` is as the command prints it."""
 
     title: str
     lead: str
@@ -36,16 +35,16 @@ class Sheet:
         """The page."""
         style = files("pdvsim.view.report").joinpath("page.css").read_text(encoding="utf-8")
         drawn = [
-            f"<section><h2>{_safe(name)}</h2>{image(figure, name)}</section>" for name, figure in self.pictures.items()
+            f'<section><h2>{_safe(name)}</h2><div class="scroll">{image(figure, name)}</div></section>'
+            for name, figure in self.pictures.items()
         ]
-        said = "".join(f"<pre>{_safe(block)}</pre>" for block in blocks(self.text))
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="data:,">\n'
             f"<title>{_safe(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
             f'<header>\n<h1>{_safe(self.title)}</h1>\n<p id="lead">{_safe(self.lead)}</p>\n</header>\n<main>\n'
-            f"{''.join(drawn)}\n<section><h2>Figures</h2>{said}</section>\n"
+            f"{''.join(drawn)}\n<section><h2>Figures</h2>{printed(self.text)}</section>\n"
             f"<section><h2>Provenance</h2>{provenance(self.facts)}</section>\n</main>\n</body>\n</html>\n"
         )
 
@@ -58,9 +57,36 @@ def image(figure: Figure, name: str) -> str:
     return f'<img alt="{_safe(name)}" src="data:image/png;base64,{data}">'
 
 
-def blocks(text: str) -> list[str]:
-    """The parts of a printed text."""
-    return [textwrap.dedent(part).strip("\n") for part in text.split("\n\n") if part.strip()]
+def printed(text: str) -> str:
+    """A printed text as HTML: headings, tables that keep their columns, and lines that may wrap."""
+    pieces: list[str] = []
+    loose: list[str] = []
+    lines = [*text.splitlines(), ""]
+    at = 0
+
+    def wrap() -> None:
+        if any(loose):
+            pieces.append('<pre class="wrap">{}</pre>'.format(_safe("\n".join(loose).strip("\n"))))
+        loose.clear()
+
+    while at < len(lines):
+        line, under = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
+        if line and set(under) == {"-"} and "  " not in line:
+            wrap()
+            pieces.append(f"<h3>{_safe(line)}</h3>")
+            at += 2
+        elif line and set(under) == {"-"}:
+            wrap()
+            end = at + 2
+            while end < len(lines) and "  " in lines[end]:
+                end += 1
+            pieces.append("<pre>{}</pre>".format(_safe("\n".join(lines[at:end]))))
+            at = end
+        else:
+            loose.append(line)
+            at += 1
+    wrap()
+    return "".join(pieces)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
