@@ -21,7 +21,12 @@ from pdvsim.study.sweep import run_point
 from pdvsim.view.style import arch_colour, grew, name_of
 from pdvsim.view.table import cell
 
-START = {"arch": ("colocated", "pd", "pdv"), "num_prompts": 60, "request_rate": 8.0, "metric_percentiles": (99.0,)}
+START: dict[str, Any] = {
+    "arch": ("colocated", "pd", "pdv"),
+    "num_prompts": 60,
+    "request_rate": 8.0,
+    "metric_percentiles": (99.0,),
+}
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 STEPS = {

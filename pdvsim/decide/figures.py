@@ -77,7 +77,8 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
             text = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}") if mean else "none"
             crowded = len(archs) * len(counts) > CROWDED
             axes.annotate(
-                f"{arch} {text}" if crowded else f"{arch}\n{text}", (place, 0), xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
+                f"{arch} {text}" if crowded else f"{arch}\n{text}", (place, 0),
+                xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
                 fontweight="bold", size=10, rotation=90 if crowded else 0,
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
