@@ -31,7 +31,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -145,7 +145,7 @@ class RealSite:
         sharing = Sharing("fluid", settings.priority, profile.contention, shares)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
-        books = Books(latency if known else {}, self.log.launches)
+        books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
             env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),

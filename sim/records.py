@@ -88,9 +88,10 @@ HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in s
 class Launches:
     """One row a launch, packed as its columns are, so that they need no copy."""
 
+    carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
+
     def __init__(self) -> None:
         self._packed = bytearray()
-        self.carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 
     @staticmethod
     def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:

@@ -18,7 +18,7 @@ class Books:
 
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
-        self._append, self._carried = log.append, log.carried
+        self._append = log.append
         # of its rows in the log
         self._heads = {
             (lane, kind, role): log.head(replica, gpu, lane, kind, role)
@@ -72,8 +72,19 @@ class Books:
                 work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
             )
         )  # fmt: skip
-        if self._carried is not None:
-            self._carried.append((tuple(row.id for row in rows), tuple(chunk.request.id for chunk in work.chunks)))
+
+
+class TracedBooks(Books):
+    """The same, that also enter whom each work carried."""
+
+    def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
+        super().__init__(models, log, replica, gpu)
+        assert log.carried is not None
+        self._carried = log.carried
+
+    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+        super().note(work, start_s, end_s, solo_s, moved, flops)
+        self._carried.append((tuple(row.id for row in work.rows), tuple(chunk.request.id for chunk in work.chunks)))
 
 
 @cache
