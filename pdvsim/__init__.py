@@ -7,6 +7,7 @@
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
     pdvsim.frontier(request_rate=6, goodput=["ttft:300", "tpot:30"])
+    pdvsim.explore(request_rate=8)                    # sliders, in a notebook
 
 Keywords are the flags of the command of the same name, with underscores.
 """
@@ -35,8 +36,20 @@ if TYPE_CHECKING:
         RunKeywords,
         SweepKeywords,
     )
+    from pdvsim.whatif import Explorer
 
-__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "frontier", "run", "sweep", "winner_map"]
+__all__ = [
+    "Run",
+    "__version__",
+    "advise",
+    "capacity",
+    "draft_table",
+    "explore",
+    "frontier",
+    "run",
+    "sweep",
+    "winner_map",
+]
 
 
 def run(**options: Unpack[RunKeywords]) -> Run:
@@ -120,3 +133,16 @@ def frontier(**options: Unpack[FrontierKeywords]) -> Frontier:
 
     chosen = build(FrontierOptions, options)
     return draw_frontier(chosen.question(), Bench(chosen.jobs))
+
+
+def explore(**options: Unpack[SweepKeywords]) -> Explorer:
+    """Sliders for load, acceptance, draft length and chunk, in a notebook; keywords are the flags of `pdvsim sweep`.
+
+    The first load is where the slider starts. Needs ipywidgets: pip install 'pdvsim[notebook]'.
+    """
+    try:
+        from pdvsim.whatif import Explorer
+    except ModuleNotFoundError as error:
+        raise ValueError(f"explore needs {error.name}: pip install 'pdvsim[notebook]'") from None
+
+    return Explorer(**options)

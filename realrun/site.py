@@ -31,7 +31,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -128,8 +128,10 @@ class RealSite:
         rig: ServingRig,
         requests: Sequence[Request],
         own: bool,
+        traced: bool = False,
     ) -> None:
         self.env, self.experiment, self.profile, self.rig, self.log = env, experiment, profile, rig, Log()
+        self.log.launches.carried = [] if traced else None
         self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
@@ -143,7 +145,7 @@ class RealSite:
         sharing = Sharing("fluid", settings.priority, profile.contention, shares)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
-        books = Books(latency if known else {}, self.log.launches)
+        books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
             env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
             (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
@@ -233,10 +235,12 @@ def serve(
     quiet: bool = True,
     rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
+    traced: bool = False,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.
 
-    `outputs` is filled with each request's tokens, which makes the host wait for the device. A ValueError says in one
+    `outputs` is filled with each request's tokens, which makes the host wait for the device. `traced` keeps whom each
+    launch carried. A ValueError says in one
     line what cannot be done, before the first request; Ctrl-C raises Interrupted.
     """
     refuse(experiment, machine)
@@ -252,7 +256,7 @@ def serve(
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
         raise ValueError("the run needs more than the rig was made for")
     env = WallClock()
-    site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict)
+    site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
     site.outputs = outputs
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
@@ -278,6 +282,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
     """The finished requests' records, and where they came from."""
     requests = request_columns(finished)
     launches, deliveries = site.log.launches.drain(), site.log.deliveries.drain()
+    carried = site.log.launches.carried
     by_end = np.argsort(launches["end_s"], kind="stable")
     launches = {name: column[by_end] for name, column in launches.items()}
     kept = np.isin(deliveries["request"], requests["id"])
@@ -310,4 +315,5 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         deliveries={name: column[kept] for name, column in deliveries.items()},
         launches=launches,
         meta=meta,
+        carried=None if carried is None else [carried[at] for at in by_end],
     )

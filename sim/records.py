@@ -81,8 +81,14 @@ packed_launch = Struct(f"={_HEAD.size}siihiiiq5d").pack  # a row: its head, and 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
 
+Carried = tuple[tuple[int, ...], tuple[int, ...]]  # requests in a launch: its rows, and those of its prompts
+HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in seconds
+
+
 class Launches:
     """One row a launch, packed as its columns are, so that they need no copy."""
+
+    carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 
     def __init__(self) -> None:
         self._packed = bytearray()
@@ -146,6 +152,14 @@ class Log:
 
     launches: Launches = field(default_factory=Launches)
     deliveries: Deliveries = field(default_factory=Deliveries)
+    host: list[HostSpan] | None = None  # what the host did, where a timeline asks
+
+    @classmethod
+    def of_everything(cls) -> Log:
+        """One that also holds whom each launch carried, and what the host did."""
+        log = cls(host=[])
+        log.launches.carried = []
+        return log
 
 
 @dataclass
@@ -158,6 +172,8 @@ class Result:
     launches: Table
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
+    carried: Sequence[Carried] | None = None  # whom each launch carried, where a timeline was asked for
+    host: Sequence[HostSpan] | None = None  # and what the host did
 
 
 def request_columns(requests: Sequence[Request]) -> Columns:

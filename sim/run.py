@@ -16,7 +16,7 @@ from simpy.events import Event
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -46,17 +46,20 @@ def simulate(
     direct: bool = True,
     requests: list[Request] | Workload | None = None,
     profile: Profile | None = None,
+    traced: bool = False,
 ) -> Result:
     """Run an experiment; `direct=False` sends everything through the event queue, with the same result.
 
-    `profile` stands in for the experiment's own, as when its error bar is asked for.
+    `profile` stands in for the experiment's own, as when its error bar is asked for. `traced` keeps what a timeline
+    shows beside the rows: whom each launch carried, and what the host did.
     """
     refuse_idle([experiment])
     if profile is None:
         profile = covering_profile(experiment)
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
-    log, env = Log(), Clock(direct)
+    log = Log.of_everything() if traced else Log()
+    env = Clock(direct and not traced)  # on the short cut the host is not asked
     site = Site(env, experiment, profile, log)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
@@ -70,7 +73,10 @@ def simulate(
         client.run()
     metrics = None if tally is None else tally.close()
     keeper.take(env.now)
-    return Result(experiment, keeper.requests(), keeper.deliveries, keeper.launches, site.meta(), metrics)
+    return Result(
+        experiment, keeper.requests(), keeper.deliveries, keeper.launches, site.meta(), metrics,
+        log.launches.carried, log.host,
+    )  # fmt: skip
 
 
 class Door:
@@ -246,7 +252,9 @@ class Site:
         experiment, profile = self.experiment, self.profile
         settings, hardware = experiment.server, experiment.hardware
         planner = make_planner(experiment, profile)
-        host = SimulatedHost(host_times(experiment, profile))
+        host = SimulatedHost(times := host_times(experiment, profile))
+        if (spans := self.log.host) is not None:
+            host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         verdict = partial(drawn_verdict, experiment.acceptance)
         gpus = [
             SimulatedGPU(

@@ -27,5 +27,5 @@ def pytest_collection_finish() -> None:
 def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
     end = b"IEND\xaeB`\x82"
-    monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points: end)
+    monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))

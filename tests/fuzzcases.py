@@ -340,7 +340,7 @@ BARE = (
     "-h",
     "",
 )
-WRITES = {"output", "result-dir", "trace-out", "label", "plot", "plots"}
+WRITES = {"output", "result-dir", "trace-out", "html", "label", "plot", "plots"}
 
 
 def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...]:

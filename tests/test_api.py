@@ -80,3 +80,36 @@ def test_values_are_taken_as_they_are() -> None:
 def test_import_is_light() -> None:
     code = "import sys, pdvsim; print(*sorted({'numpy', 'pandas', 'tyro', 'simpy'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
+
+
+def test_a_run_shows_itself() -> None:
+    run = pdvsim.run(arch="pdv", request_rate=8, **SMALL)
+    shown = run._repr_html_()
+    assert shown.startswith("<table>")
+    assert "<details>" in shown
+    assert 'src="data:image/png;base64,' in shown
+    titles = [axes.get_title(loc="left") for axes in run.figure().axes]
+    assert titles == ["TTFT (ms)", "TPOT (ms)", "Requests over time (s)", "Mean time of a request (ms)"]
+    assert run.setting == (
+        "pdv, tinyllama-1.1b:llama-2-7b on h200, random 32 tokens in, 8 out, k=4, acceptance 0.6, 8 req/s, seed 0."
+    )
+    assert "<img" not in pdvsim.run(detailed=False, **SMALL)._repr_html_()  # there are no records to draw
+
+
+def test_explore_follows_its_sliders() -> None:
+    pytest.importorskip("ipywidgets")
+    asked = pdvsim.explore(arch=["pd", "autoregressive"], concurrency=4, **SMALL)
+    first = asked.table.value
+    assert all(word in first for word in ("pd", "autoregressive", "Output throughput (tok/s)", "one seed"))
+    for name, value in (("concurrency", 2), ("acceptance_rate", 0.95), ("num_speculative_tokens", 1)):
+        before = asked.table.value
+        asked.sliders[name].value = value
+        assert asked.settings()[name] == value
+        assert asked.table.value != before
+    by_hand = pdvsim.sweep(arch="pd", concurrency=2, acceptance_rate=0.95, num_speculative_tokens=1, jobs=1, **SMALL)
+    assert asked.rows()[0]["output_throughput"] == by_hand["output_throughput"][0]
+    asked.sliders["num_speculative_tokens"].value = 0
+    assert "spec_decode_num_drafts" not in asked.rows()[0]  # nothing is drafted
+    pdvsim.explore(**SMALL)  # the function is still there
+    with pytest.raises(ValueError, match="unknown option request_rat"):
+        pdvsim.explore(request_rat=3)  # type: ignore[call-arg]

@@ -10,6 +10,7 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Question, advice_document, advice_text
@@ -22,6 +23,7 @@ from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
+from pdvsim.view.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class AdviseCommand:
     options: Annotated[AdviseOptions, tyro.conf.arg(name="")] = field(default_factory=AdviseOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """Folder for advice.json and advice.png; without it nothing is saved."""
+    html: str | None = None
+    """Also write the answer to this file, as one page with its picture and provenance."""
     json: bool = False
     """Print one JSON document instead of the text."""
     config: str | None = None
@@ -126,7 +130,7 @@ def main(argv: list[str]) -> int:
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question = args.options.question()
 
-    files: list[Path] = []
+    files, page = list[Path](), page_file(args.html)
     if args.output:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
@@ -134,12 +138,14 @@ def main(argv: list[str]) -> int:
         advice = advise(question, Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done))))
     document = output.dumps(advice_document(advice))
     print(document if args.json else advice_text(advice))
+    drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
+    lead = f"What to run at {question.base.traffic.request_rate:g} requests/s, and how sure that is."
+    pictures = {"Where the decision flips": drawn} if drawn else {}
+    write_page(page, Sheet("Advice", lead, advice_text(advice), pictures, facts_of(question.base)))
     stopped = "the above is what was known by then" if advice.interrupted else ""
     if not files:
         if stopped:
             say("pdvsim", f"interrupted: {stopped}")
         return 130 if stopped else 0
-    drawn = None
-    if advice.recommended is not None and advice.flips:
-        drawn = output.picture(flips_figure(advice), files[1])
-    return output.save({files[0]: (document + "\n").encode(), files[1]: drawn}, stopped)
+    picture = output.picture(drawn, files[1]) if drawn else None
+    return output.save({files[0]: (document + "\n").encode(), files[1]: picture}, stopped)

@@ -48,14 +48,16 @@ class RunCommand:
     """Also write requests, launches and deliveries as parquet, next to the result."""
     trace_out: str | None = None
     """Write a timeline for ui.perfetto.dev to this file."""
+    html: str | None = None
+    """Write the table, its picture and where it comes from to this file, as one page."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
 
     def __post_init__(self) -> None:
-        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out):
-            raise ValueError("--no-detailed keeps no records: --save-detailed and --trace-out need them")
+        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
+            raise ValueError("--no-detailed keeps no records: --save-detailed, --trace-out and --html need them")
         if any(c in "/\\" or not c.isprintable() for c in self.label):
             raise ValueError(f"label is part of a file's name: it takes no slash and prints, got {self.label!r}")
 

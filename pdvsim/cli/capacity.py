@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
 from pdvsim.decide.figures import capacity_figure
@@ -21,6 +22,7 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
+from pdvsim.view.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class CapacityCommand:
     options: Annotated[CapacityOptions, tyro.conf.arg(name="")] = field(default_factory=CapacityOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
+    html: str | None = None
+    """Also write the answer to this file, as one page with its picture and provenance."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
@@ -95,6 +99,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
     files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
+    page = page_file(args.html)
     runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
     forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
@@ -105,6 +110,11 @@ def main(argv: list[str]) -> int:
     done = f"{len(found.rows)} of {len(plan.cases())} searches"
     contents: list[bytes | None] = [None, None, None]
     if found.rows:
-        picture = output.picture(capacity_figure(found), files[2])
+        figure = capacity_figure(found)
+        picture = output.picture(figure, files[2])
+        levels = " ".join(plan.goal.levels)
+        lead = f"The highest request rate each architecture holds with {levels} for {plan.goal.attainment:.0%}."
+        sheet = Sheet("Capacity", lead, capacity_table(found), {"Rates held": figure}, facts_of(plan.base))
+        write_page(page, sheet)
         contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -187,7 +187,8 @@ def main(argv: list[str]) -> int:
         print(comparison_text(document, args.scoring))
     contents: list[bytes | None] = [None, None, None]
     if len(frame):
-        picture = output.picture(comparison_figure(frame), files[2], DPI)
+        figure = comparison_figure(frame, asdict(comparison.base), document["paired_differences"])
+        picture = output.picture(figure, files[2], DPI)
         contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
     done = f"{len(frame)} of {total} points" if interrupted else ""
     return output.save(dict(zip(files, contents, strict=True)), done)

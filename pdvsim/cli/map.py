@@ -9,6 +9,7 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
+from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal, Objective
@@ -22,6 +23,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
+from pdvsim.view.report.sheet import Sheet
 
 LOADS = (1, 4, 16, 64)
 
@@ -109,6 +111,8 @@ class MapCommand:
     options: Annotated[MapOptions, tyro.conf.arg(name="")] = field(default_factory=MapOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
     """Folder for map.parquet, map.json and map.png; default: results/map-DATE-TIME."""
+    html: str | None = None
+    """Also write the answer to this file, as one page with its picture and provenance."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
@@ -123,7 +127,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/map-{date}"))
     files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
-    experiments = grid.experiments()
+    page, experiments = page_file(args.html), grid.experiments()
     forewarn(
         [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in experiments],
         args.options.jobs,
@@ -135,7 +139,10 @@ def main(argv: list[str]) -> int:
     print(document if args.json else map_table(found))
     contents: list[bytes | None] = [None, None, None]
     if found.cells:
-        picture = output.picture(map_figure(found), files[2])
+        figure = map_figure(found)
+        picture = output.picture(figure, files[2])
+        lead = f"Which architecture is best, over load and {grid.axis}."
+        write_page(page, Sheet("Who wins where", lead, map_table(found), {"The map": figure}, facts_of(grid.base)))
         contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
     return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")

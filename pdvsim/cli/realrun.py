@@ -50,7 +50,7 @@ def _run(argv: list[str]) -> int:
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     try:
-        result, asked = serve(args.experiment, args.machine, quiet=args.json), None
+        result, asked = serve(args.experiment, args.machine, quiet=args.json, traced=bool(args.trace_out)), None
     except Interrupted as stop:
         if stop.result is None:
             raise

@@ -24,7 +24,7 @@ def main(argv: list[str]) -> int:
     forewarn([Point("request_rate", args.experiment.traffic.request_rate, 0, args.experiment)])
     runs = 3 if wanted(args.experiment) else 1
     with Progress(runs * args.experiment.traffic.num_prompts, "requests", args.json) as progress:
-        result = simulate(args.experiment, progress.update, requests=requests)
+        result = simulate(args.experiment, progress.update, requests=requests, traced=bool(args.trace_out))
         run = Run(result, ends(args.experiment, progress.update))
     document = files.write(run)
     print(document if args.json else run.table())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdvsim.cli.args import RunCommand
-from pdvsim.common.files import sealed, sha256, whole, write_all
+from pdvsim.common.files import sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, run_document
@@ -16,13 +16,14 @@ from pdvsim.view.run import Run
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where one run is written: results, records and timeline."""
+    """Where one run is written: results, records, timeline and page."""
 
     label: str
     date: str
     results: tuple[Path, ...]
     details: dict[str, Path]
     traces: tuple[Path, ...]
+    pages: tuple[Path, ...] = ()
 
     @classmethod
     def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
@@ -34,7 +35,8 @@ class RunFiles:
         stem = results[0].with_suffix("") if args.save_detailed else None
         beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
         traces = (Path(args.trace_out),) if args.trace_out else ()
-        files = cls(args.label, date, tuple(results), beside, traces)
+        pages = (Path(args.html),) if args.html else ()
+        files = cls(args.label, date, tuple(results), beside, traces, pages)
         taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)
@@ -46,7 +48,7 @@ class RunFiles:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        return (*self.results, *self.details.values(), *self.traces)
+        return (*self.results, *self.details.values(), *self.traces, *self.pages)
 
     def write(self, run: Run) -> str:
         """Write everything, the result and its records together; returns the result as a JSON document."""
@@ -58,6 +60,8 @@ class RunFiles:
         for path in self.traces:
             with whole(path) as file:
                 file.writelines(trace(run.result))
+        for path in self.pages:
+            write_whole(path, run.page().encode())
         return text
 
 

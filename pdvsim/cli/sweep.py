@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,7 +59,7 @@ def main(argv: list[str]) -> int:
         except (ValueError, OSError):
             _notice(f"stopped: {_kept(folder, len(rows), total)}")
             raise
-        frame, saved = folder.summarise(rows, _draw)
+        frame, saved = folder.summarise(rows, partial(_draw, sweep))
         config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
     if len(frame):
         _print_sweep(frame, sweep, config, args.json)
@@ -75,10 +77,10 @@ def _notice(text: str) -> None:
     say("pdvsim", text)
 
 
-def _draw(frame: pd.DataFrame) -> bytes:
+def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:
     from pdvsim.view.plots import sweep_png
 
-    return sweep_png(frame)
+    return sweep_png(frame, asdict(sweep.base))
 
 
 def _kept(folder: SweepDir, done: int, total: int) -> str:

@@ -18,8 +18,10 @@ from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
+from pdvsim.common.version import __version__
 from pdvsim.sim.config import Arch, Contention
 from pdvsim.sim.limits import Range, check_ranges
+from pdvsim.view.report.sheet import Sheet
 
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
          "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms")  # fmt: skip
@@ -52,6 +54,8 @@ class ValidateCommand:
     """Also predict with the other contention models, to show what the measured one is worth."""
     plot: str | None = None
     """Write predicted against measured to this file (PNG)."""
+    html: str | None = None
+    """Write the tables, the picture and where they come from to this file, as one page."""
     jobs: Annotated[int | None, tyro.conf.arg(help="Runs simulated side by side; default: one per core.")] = None
     json: bool = False
     """Print one JSON document instead of the tables."""
@@ -74,7 +78,7 @@ def main(argv: list[str]) -> int:
     from pdvsim.study import output
 
     path = Path(args.runs) if args.runs else _shipped()
-    plot = output.check_file(Path(args.plot)) if args.plot else None
+    plot, page = (output.check_file(Path(name)) if name else None for name in (args.plot, args.html))
     if args.run:
         _serve(args, output.check_file(path))
     lines = validate.read(path)
@@ -86,11 +90,19 @@ def main(argv: list[str]) -> int:
         )
     document = validate.document(found, lines)
     print(output.dumps(document) if args.json else _tables(document))
-    if plot and document["runs"]:
+    if (plot or page) and document["runs"]:
         from pdvsim.view.calibration_plots import validation_figure
 
-        write_whole(plot, output.picture(validation_figure(document), plot))
-        say("pdvsim", f"saved {plot}")
+        figure = validation_figure(document)
+        if plot:
+            write_whole(plot, output.picture(figure, plot))
+            say("pdvsim", f"saved {plot}")
+        if page:
+            lead = f"{len(document['runs'])} real runs against the same runs simulated."
+            facts = {"pdvsim": __version__, "date": output.now(), "runs": str(path), "profile": document["foundation"]}
+            sheet = Sheet("Simulated against real", lead, _tables(document), {"Predicted and measured": figure}, facts)
+            write_whole(page, sheet.html().encode())
+            say("pdvsim", f"saved {page}")
     if not found.complete:
         say("pdvsim", f"interrupted: {len(document['runs'])} of {len(lines)} runs compared")
     return 0 if found.complete else 130

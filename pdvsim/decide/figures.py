@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.setting import run_seeds, setting_line
 from pdvsim.view.style import arch_colour
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
-CROWDED = 12  # bars in a panel; beyond that their figures stand upright
+CROWDED = 7  # bars in a panel; beyond that their names and figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
 
 
@@ -73,9 +75,11 @@ def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str,
         axes.errorbar(x, means, [below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
         for place, mean in zip(x, means, strict=True):  # on a plate of its own: an interval may reach anywhere
             text = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}") if mean else "none"
+            crowded = len(archs) * len(counts) > CROWDED
             axes.annotate(
-                text, (place, 0), xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
-                fontweight="bold", size=11, rotation=90 if len(archs) * len(counts) > CROWDED else 0,
+                f"{arch} {text}" if crowded else f"{arch}\n{text}", (place, 0),
+                xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
+                fontweight="bold", size=10, rotation=90 if crowded else 0,
                 bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"},
             )  # fmt: skip
     axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])
@@ -96,7 +100,10 @@ def upper(value: Interval) -> float:
 def _footnote(found: Capacities, cut: bool) -> str:
     goal, first = found.plan.goal, found.rows[0]
     levels = ", ".join(f"{name.upper()} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
-    note = f"{levels} for {goal.attainment:.0%} of the requests. Simulated, profile {first['profile']}."
+    plan, base = found.plan, asdict(found.plan.base)
+    seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
+    note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its own best")
+    note += f" {levels} for {goal.attainment:.0%} of the requests. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
         note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
         note += " (cut at the frame)." if cut else "."
@@ -110,7 +117,14 @@ def flips_figure(advice: Advice) -> Figure:
     assert best is not None
     compared = {arch for found in advice.flips for probe in found.probes.values() for arch in probe.values}
     archs = [str(candidate.arch) for candidate in advice.finals if candidate.arch in compared]
-    note = f"Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
+    base = advice.question.base
+    note = setting_line(
+        asdict(base),
+        f"{base.traffic.request_rate:g} req/s asked about",
+        run_seeds(base.traffic.seed, len(advice.rows)),
+        drafts="each architecture at its own best",
+    )
+    note += f" Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
     note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
     with styled():
         figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
@@ -167,7 +181,15 @@ def map_figure(found: WinnerMap) -> Figure:
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     whose = "the whole map" if grid.family == "map" else "each cell alone"
-    note = "Draft length of the winner and its lead over the second, each at its own best settings. "
+    note = setting_line(
+        asdict(grid.base),
+        f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
+        run_seeds(grid.base.traffic.seed, grid.num_runs),
+        pair=f"{len(places)} pairs" if grid.axis == "size" else None,
+        drafts="each architecture at its own best",
+        acceptance="" if grid.axis == "acceptance" else None,
+    )
+    note += " In a cell: the winner, its draft length and its lead over the second. "
     note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     with styled(grid=False):
@@ -178,10 +200,11 @@ def map_figure(found: WinnerMap) -> Figure:
             for j, load in enumerate(loads):
                 cell = found.cell(load, place)
                 if cell is None or cell.winner is None:
-                    texts[i, j] = "" if cell is None else "nobody\nkeeps up"
+                    texts[i, j] = "not run" if cell is None else "nobody\nkeeps up"
                     continue
                 codes[i, j] = archs.index(cell.winner)
-                texts[i, j] = f"{drafts_text(cell.settings[cell.winner])}\n{margin_text(cell)}".strip()
+                drafts = drafts_text(cell.settings[cell.winner])
+                texts[i, j] = "\n".join(filter(None, (cell.winner, f"{drafts} {margin_text(cell)}".strip())))
                 if not cell.sure:
                     texts[i, j] += "\n" + alike_text(cell)
                     unsure.append((j, i))

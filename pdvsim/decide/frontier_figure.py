@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.decide.figures import across, upper
 from pdvsim.decide.frontier import Frontier, FrontierPoint, metric_text
 from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.setting import run_seeds, setting_line
 from pdvsim.view.style import GREEN, arch_colour, arch_marker, paler
 
 if TYPE_CHECKING:
@@ -156,12 +158,15 @@ def _overlap(a: tuple[float, ...], b: tuple[float, ...]) -> float:
 
 def _frontier_note(found: Frontier) -> str:
     question = found.question
-    traffic, first = question.base.traffic, found.rows[0]
-    lengths = f"{traffic.dataset_name} lengths"
-    if traffic.input_len and traffic.output_len and not traffic.random_range_ratio:
-        lengths = f"{traffic.input_len} tokens in, {traffic.output_len} out"
-    note = f"{question.base.server.pair}, {lengths}. Numbers: prompt chunk. "
-    note += "Draft lengths by formula. " if len(question.space.draft_lengths) > 1 else ""
+    first, unit = found.rows[0], "req/s" if question.load_kind == "request_rate" else "at once"
+    tuned = len(question.space.draft_lengths) > 1
+    note = setting_line(
+        asdict(question.base),
+        f"{question.load:g} {unit}",
+        run_seeds(question.base.traffic.seed, question.num_runs),
+        drafts="draft lengths by formula" if tuned else None,
+    )
+    note += " Numbers: prompt chunk. "
     note += "Pale: dominated beyond the profile's own error. "
     behind = found.those("does not keep up")
     note += f"Left out: {len(behind)} that did not keep up. " if behind else ""

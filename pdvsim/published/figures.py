@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pdvsim.published.fair import HEADLINE, Fair
 from pdvsim.published.reproduce import Reproduction, TableCell
 from pdvsim.view.figure import new_figure, styled
-from pdvsim.view.style import arch_colour
+from pdvsim.view.style import arch_colour, arch_marker
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,7 @@ def _figure(panels: int, width_inches: float, caption: str) -> tuple[Figure, lis
 
 
 def _three_way(reproduction: Reproduction) -> Figure:
-    """Bars are published, diamonds simulated."""
+    """Coloured marks are published, black diamonds simulated: both on a logarithmic axis, which has no foot."""
     note = "The single request is calibrated on, and of the five pd's mean chose their order; the rest is predicted."
     figure, panels = _figure(2, 13, f"TinyLlama-1.1B to Llama-2-7B, A100, fp32. {note}")
     archs = list(dict.fromkeys(c.arch for c in reproduction.cells))
@@ -39,10 +39,19 @@ def _three_way(reproduction: Reproduction) -> Figure:
             row = [c for c in reproduction.cells if c.metric == metric and c.arch == arch]
             at = [loads.index(c.requests) + (i - 1) * 0.27 for c in row]
             colour = arch_colour(arch)
-            published = axes.bar(at, [c.published / 1e3 for c in row], 0.24, color=colour, label=arch, alpha=0.75)
-            errors = ["fitted" if c.requests == 1 else f"{c.error:+.0%}" for c in row]
-            axes.bar_label(published, errors, padding=9, fontsize=9, color="0.25")
-            axes.plot(at, [c.simulated / 1e3 for c in row], "D", color="black", markersize=6, label="_")
+            both = [(x, (c.published / 1e3, c.simulated / 1e3)) for x, c in zip(at, row, strict=True)]
+            for x, ends in both:
+                axes.plot([x, x], ends, color=colour, linewidth=2, zorder=1)
+            axes.plot(
+                at, [c.published / 1e3 for c in row], arch_marker(arch), color=colour, markersize=11, label=arch,
+                zorder=2,
+            )  # fmt: skip
+            axes.plot(at, [c.simulated / 1e3 for c in row], "D", color="black", markersize=5, label="_", zorder=3)
+            for (x, ends), c in zip(both, row, strict=True):
+                axes.annotate(
+                    "fitted" if c.requests == 1 else f"{c.error:+.0%}", (x, max(ends)), xytext=(0, 9),
+                    textcoords="offset points", ha="center", fontsize=9, color="0.25",
+                )  # fmt: skip
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylim(3, 1000)
@@ -103,57 +112,57 @@ def _axes(axes: Axes, x_label: str, y_label: str, title: str) -> None:
 
 @styled()
 def fair_figure(fair: Fair) -> Figure:
-    """Throughput to the end, and mean latency, of the published programs and of pdvsim's policies."""
+    """Throughput to the end, and mean latency: a line a load and a program or policy, so that none hides another."""
     poisson = fair.table == "poisson-30s"
     label = f" Arrivals and acceptance of {HEADLINE}." if poisson else ""
-    note = f"Published programs as simulated on an A100; pdvsim on {fair.gpu}: {fair.foundation}.{label}"
-    figure, panels = _figure(3 if poisson else 2, 16 if poisson else 13, note)
+    note = (
+        f"Filled: published programs as simulated on an A100; hollow: pdvsim on {fair.gpu}, {fair.foundation}.{label}"
+    )
     who = list(dict.fromkeys((row.engine, row.arch) for row in fair.rows))
     loads = list(dict.fromkeys(row.concurrency for row in fair.rows))
-    named = {
-        concurrency: f"{concurrency}"
-        if poisson
-        else f"{next(r.requests for r in fair.rows if r.concurrency == concurrency)}"
-        for concurrency in loads
-    }
+    lines = [(load, engine, arch) for load in loads for engine, arch in who]
+    metrics: list[tuple[str, str, float]] = [
+        ("output_throughput", "Served to the end (tok/s)", 1.0),
+        ("mean_e2el_ms", "Mean latency (seconds)", 1e-3),
+    ]
     if poisson:
-        programs = [w for w in who if w[0] == "published"]
-        for i, (engine, arch) in enumerate(programs):
-            rows = [fair.row(engine, arch, c) for c in loads]
-            at = [j + (i - 0.5) * 0.4 for j in range(len(loads))]
-            panels[0].bar(at, [r.all_tokens or 0.0 for r in rows], 0.36, color=arch_colour(arch), alpha=0.35)
-            panels[0].bar(at, [r.completed_only or 0.0 for r in rows], 0.36, color=arch_colour(arch))
-        panels[0].set_title("By the cut-off: completed (solid), all (pale)", fontweight="bold", loc="left")
-        panels[0].set_ylabel("tok/s")
-    for axes, (metric, title, unit) in zip(
-        panels[-2:],
-        (("output_throughput", "Served to the end", "tok/s"), ("mean_e2el_ms", "Mean latency", "seconds")),
-        strict=True,
-    ):
-        shown: list[float] = []
-        for i, (engine, arch) in enumerate(who):
-            scale = 1e-3 if metric.endswith("_ms") else 1.0
-            values = [getattr(fair.row(engine, arch, c), metric) * scale for c in loads]
-            name = f"{arch}, published program" if engine == "published" else f"{arch}, pdvsim on {fair.gpu}"
-            style = "o-" if engine == "published" else "s--"
-            size = 14 - 2 * i  # rings, so that what coincides is seen to
-            axes.plot(
-                range(len(loads)), values, style, color=arch_colour(arch), linewidth=2, markersize=size,
-                markerfacecolor="none", markeredgewidth=2, label=name,
-            )  # fmt: skip
-            shown += values
-        if max(shown) > 20 * min(shown):
-            axes.set_yscale("log")
-            axes.set_ylim(min(shown) / 2, max(shown) * 2)
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        note += " First panel: by the cut-off, of completed requests (filled) and of all (ring)."
+        metrics.insert(0, ("completed_only", "By the cut-off (tok/s)", 1.0))
+    figure = new_figure(5 * len(metrics) + 2.5, 0.26 * len(lines) + 1.0, note)
+    panels = list(figure.subplots(1, len(metrics), squeeze=False, sharey=True).flat)
+    for axes, (metric, title, scale) in zip(panels, metrics, strict=True):
+        shown = []
+        for y, (load, engine, arch) in enumerate(lines):
+            row = fair.row(engine, arch, load)
+            value = getattr(row, metric)
+            if value is None:
+                continue
+            filled = arch_colour(arch) if engine == "published" else "white"
+            marks = [(value * scale, filled)]
+            if metric == "completed_only" and row.all_tokens is not None:
+                marks.insert(0, (row.all_tokens, "white"))
+                axes.plot([value, row.all_tokens], [y, y], color=arch_colour(arch), linewidth=1.5, zorder=1)
+            for x, face in marks:
+                axes.plot(
+                    x, y, arch_marker(arch), color=arch_colour(arch), markersize=8, markeredgewidth=1.8,
+                    markerfacecolor=face, zorder=2,
+                )  # fmt: skip
+                shown.append(x)
+        if min(shown) > 0 and max(shown) > 20 * min(shown):
+            axes.set_xscale("log")
+            axes.set_xlim(min(shown) / 2, max(shown) * 2)
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
             axes.minorticks_off()
         else:
-            axes.set_ylim(0, 1.1 * max(shown))
+            axes.set_xlim(0, 1.1 * max(shown))
+        for border in range(len(who), len(lines), len(who)):
+            axes.axhline(border - 0.5, color="0.6", linewidth=1)
         axes.set_title(title, fontweight="bold", loc="left")
-        axes.set_ylabel(unit)
-    for axes in panels:
-        axes.set_xticks(range(len(loads)), [named[load] for load in loads])
-        axes.set_xlabel("Concurrency level C" if poisson else "Requests, all submitted at once")
-    handles, names = panels[-1].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
+    names = [f"{arch}, {'published' if engine == 'published' else 'pdvsim'}" for _, engine, arch in lines]
+    for number, load in enumerate(loads):
+        requests = next(row.requests for row in fair.rows if row.concurrency == load)
+        at = f"C = {load}" if poisson else f"{requests} request{'s' if requests > 1 else ''}"
+        names[number * len(who)] = f"{at}:  {names[number * len(who)]}"
+    panels[0].set_yticks(range(len(lines)), names, fontsize=9)
+    panels[0].set_ylim(len(lines) - 0.5, -0.5)
     return figure

@@ -102,6 +102,11 @@ class Results:
         return list(dict.fromkeys(self.points["arch"]))
 
     @property
+    def configs(self) -> list[dict[str, Any]]:
+        """What was asked for, one of each result whose points are here."""
+        return [self.sources[number].config.model_dump() for number in dict.fromkeys(self.points["source"])]
+
+    @property
     def detailed(self) -> int:
         """How many points' records were saved."""
         return int(self.points["records"].ne("").sum())

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.compare import FAMILIES
 from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.setting import values_text
 from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
 
 if TYPE_CHECKING:
@@ -83,8 +84,9 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
 
     runs = document["runs"]
     archs = sorted({run["load"]["arch"] for run in runs}, key=arch_rank)
+    pairs = values_text([run["load"]["pair"] for run in runs], "pairs")
     note = (
-        f"{len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
+        f"{pairs}: {len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
         f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%."
     )
     with styled():

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
     from pdvsim.sim.records import Result
 
@@ -76,11 +77,41 @@ class Run:
         scoring = self.result.experiment.scoring
         return serving_table(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
 
+    def figure(self) -> Figure:
+        """Latencies, requests over time and where their time goes, as one small picture."""
+        from pdvsim.view.run_figure import run_figure
+
+        return run_figure(self.result, self.metrics, self.setting)
+
+    @property
+    def setting(self) -> str:
+        """What was run, in a line."""
+        from pdvsim.view.run_figure import run_line
+
+        result = self.result
+        return f"{result.experiment.arch}, {run_line(result.experiment, result.meta)}"
+
+    def page(self) -> str:
+        """The run as one HTML page: picture, table and provenance."""
+        from pdvsim.common.version import __version__
+        from pdvsim.study.output import settings
+        from pdvsim.view.report.sheet import Sheet
+
+        result, arch = self.result, self.result.experiment.arch
+        known = {k: v for k, v in result.meta.items() if isinstance(v, str | int | float)}
+        facts = {"pdvsim": __version__, **known, "measured": result.meta.get("provenance") or {}}
+        title = f"{arch}: {self.metrics['completed']} requests served"
+        lead = f"{self.setting} {result.meta.get('foundation', '')}"
+        facts["settings"] = settings(result.experiment)
+        return Sheet(title, lead, self.table(), {"The run": self.figure()}, facts).html()
+
     def _repr_html_(self) -> str:
+        from pdvsim.view.report.sheet import image
         from pdvsim.view.table import serving_html
 
         scoring = self.result.experiment.scoring
-        return serving_html(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+        table = serving_html(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+        return table if self.result.streamed is not None else table + image(self.figure(), self.setting)
 
     def __repr__(self) -> str:
         experiment = self.result.experiment

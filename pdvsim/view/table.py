@@ -76,12 +76,17 @@ def serving_table(
 
 
 def serving_html(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> str:
-    """The same as an HTML table, for a notebook."""
-    rows = []
-    for title, section in sections(values, metrics, percentiles):
-        rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title.strip())}</th></tr>')
-        rows += [f"<tr><td>{html.escape(label)}</td><td>{html.escape(text)}</td></tr>" for label, text in section]
-    return f"<table>{''.join(rows)}</table>"
+    """The same as HTML, for a notebook: a table up to the latencies, the rest folded away."""
+    tables = []
+    found = sections(values, metrics, percentiles)
+    first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in found)
+    for part in (found[:first], found[first:]):
+        rows = []
+        for title, section in part:
+            rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title.strip())}</th></tr>')
+            rows += [f"<tr><td>{html.escape(label)}</td><td>{html.escape(text)}</td></tr>" for label, text in section]
+        tables.append(f"<table>{''.join(rows)}</table>")
+    return f"{tables[0]}<details><summary>speculation, batches, lanes</summary>{tables[1]}</details>"
 
 
 def sections(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> list[Section]:

@@ -10,6 +10,7 @@ Not modelled: garbage collection, other processes, and a scheduler whose cost gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 
@@ -71,3 +72,22 @@ class SimulatedHost:
         period = max(times.idle_poll_s, self._idle_lanes * times.idle_poll_cost_s)
         looks = -(-(now_s - idle_since_s) // period)
         return max(now_s, idle_since_s + looks * period)
+
+
+class WatchedHost(SimulatedHost):
+    """The same, noting what it does and when; operations that cost the same have one name together."""
+
+    def __init__(self, times: HostTimes, note: Callable[[str, float, float], None]) -> None:
+        super().__init__(times)
+        self._note = note
+        self._names: dict[float, str] = {}
+        for name in ("launch", "completion", "handoff"):
+            cost_s = getattr(times, f"{name}_s")
+            self._names[cost_s] = f"{self._names[cost_s]} or {name}" if cost_s in self._names else name
+
+    def spend(self, now_s: float, cost_s: float) -> float:
+        start_s = max(now_s, self.free_at)
+        done_s = super().spend(now_s, cost_s)
+        if done_s > start_s:
+            self._note(self._names.get(cost_s, "host"), start_s, done_s)
+        return done_s

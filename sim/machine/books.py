@@ -78,6 +78,19 @@ class Books:
         )  # fmt: skip
 
 
+class TracedBooks(Books):
+    """The same, that also enter whom each work carried."""
+
+    def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
+        super().__init__(models, log, replica, gpu)
+        assert log.carried is not None
+        self._carried = log.carried
+
+    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
+        super().note(work, start_s, end_s, solo_s, moved, flops)
+        self._carried.append((tuple(row.id for row in work.rows), tuple(chunk.request.id for chunk in work.chunks)))
+
+
 @cache
 def round_tally(k: int) -> tuple[int, ...]:
     """What a round of k drafts adds to a request's tally, by how many are accepted."""

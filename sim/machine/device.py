@@ -21,7 +21,7 @@ from pdvsim.sim.core import Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
 from pdvsim.sim.records import Launches
 
@@ -74,7 +74,7 @@ class SimulatedGPU:
     ) -> None:
         self.env = env
         self.host = host
-        self.books = Books(models, log, replica, gpu)
+        self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
         self.sharing = sharing
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak

@@ -1,7 +1,13 @@
-"""A run as a timeline for ui.perfetto.dev: Chrome's trace format, one process a GPU, one track a lane.
+"""A run as a timeline for ui.perfetto.dev, in Chrome's trace format, times in microseconds.
 
-Launches are complete events ("X", microseconds); requests in flight and the queue behind each lane are counters
-("C"). Comes piece by piece: the trace is as long as the run, the memory is not.
+One process a GPU with a track a lane, one for the host, and one for the requests with a track each. A request's track
+holds its stages, and in them the launches that carried it. An arrow leads from a request through those launches, in
+their order. Requests in flight and the queue behind each lane are counters.
+
+Slices of one track nest and never overlap, as Perfetto wants it; all times are whole nanoseconds, so rounding breaks
+nothing. An arrow's ends and steps lie in the middle of their slices: Perfetto binds them to what is open there. Comes
+piece by piece: the trace is as long as the run, the memory is not. Whom a launch carried is kept only where a run was
+`traced`, and so is what the host did; a real host's time is not recorded. Without them there are no arrows.
 """
 
 from __future__ import annotations
@@ -9,14 +15,33 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, ROLES, Columns, Result, Table, parts
 
 GPUS_PER_REPLICA = 16  # room between the process numbers of two replicas
+HOSTS, REQUESTS = 1 << 20, 1 << 21  # process numbers of the replicas' hosts and requests
+DRAFT = ROLES.index("draft")
+PREFILL = KINDS.index("prefill")
+
+Nanoseconds = NDArray[np.int64]
+
+
+class Ride(NamedTuple):
+    """One request in one launch."""
+
+    launch: int
+    reads: bool  # its prompt; else it is a row
+    start_ns: int
+    end_ns: int
+
+    @property
+    def middle_ns(self) -> int:
+        return (self.start_ns + self.end_ns) // 2
 
 
 def trace(result: Result) -> Iterator[bytes]:
@@ -24,14 +49,15 @@ def trace(result: Result) -> Iterator[bytes]:
     header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
     yield ",\n".join(_names(result.launches)).encode()
-    for lines in chain(_launches(result.launches), _queues(result.launches), _in_flight(result.requests)):
+    pieces = (_launches(result), _queues(result.launches), _in_flight(result.requests), _host(result))
+    for lines in chain(*pieces, _requests(result)):
         if lines:
             yield (",\n" + ",\n".join(lines)).encode()
     yield b"\n]}\n"
 
 
 def _names(launches: Table) -> list[str]:
-    """Metadata: what the processes and tracks are called, GPUs and lanes in order."""
+    """Metadata: what the GPUs' processes and tracks are called, GPUs and lanes in order."""
     replica, gpu, lane = (launches[name] for name in ("replica", "gpu", "lane"))
     keys = np.unique((replica.astype(np.int64) * GPUS_PER_REPLICA + gpu) * len(LANES) + lane).tolist()
     places = [(*divmod(key // len(LANES), GPUS_PER_REPLICA), key % len(LANES)) for key in keys]
@@ -39,48 +65,66 @@ def _names(launches: Table) -> list[str]:
     lines = []
     for r, g in sorted({(r, g) for r, g, _ in places} | {(r, 0) for r in replicas}):
         name = f"GPU {g}" if len(replicas) == 1 else f"replica {r}, GPU {g}"
-        lines.append(_meta("process_name", _pid(r, g), 0, {"name": name}))
-        lines.append(_meta("process_sort_index", _pid(r, g), 0, {"sort_index": _pid(r, g)}))
+        lines += _named("process", _pid(r, g), 0, name, _pid(r, g))
     for r, g, code in places:
-        lines.append(_meta("thread_name", _pid(r, g), code + 1, {"name": LANES[code]}))
-        lines.append(_meta("thread_sort_index", _pid(r, g), code + 1, {"sort_index": code + 1}))
+        lines += _named("thread", _pid(r, g), code + 1, LANES[code], code + 1)
     return lines
 
 
-def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> str:
-    return json.dumps({"ph": "M", "name": name, "pid": pid, "tid": tid, "args": args})
+def _named(what: str, pid: int, tid: int, name: str, order: int) -> list[str]:
+    """The metadata of a process or a thread: its name, and where it stands."""
+    place = {"ph": "M", "pid": pid, "tid": tid}
+    return [
+        json.dumps(place | {"name": f"{what}_name", "args": {"name": name}}),
+        json.dumps(place | {"name": f"{what}_sort_index", "args": {"sort_index": order}}),
+    ]
 
 
 def _pid(replica: int, gpu: int) -> int:
     return replica * GPUS_PER_REPLICA + gpu + 1
 
 
-def _launches(launches: Table) -> Iterator[list[str]]:
-    for block in parts(launches):
-        # Ends are rounded, not lengths: neighbours that touch must not overlap by a nanosecond after rounding.
-        start_ns, end_ns = (np.rint(block[name] * 1e9).astype(np.int64) for name in ("start_s", "end_s"))
+def _nanoseconds(times_s: NDArray[Any]) -> Nanoseconds:
+    return np.rint(times_s * 1e9).astype(np.int64)
+
+
+def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, args: str) -> str:
+    """One complete event; `args` are JSON's members."""
+    return (
+        f'{{"ph":"X","name":"{name}","cat":"{category}","pid":{pid},"tid":{tid},"ts":{start_ns / 1e3:.3f},'
+        f'"dur":{(end_ns - start_ns) / 1e3:.3f},"args":{{{args}}}}}'
+    )
+
+
+def _launches(result: Result) -> Iterator[list[str]]:
+    number = 0
+    for block in parts(result.launches):
+        count = len(block["start_s"])
+        carried = result.carried[number : number + count] if result.carried is not None else [None] * count
         pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
         columns = (
-            block["kind"],
-            block["role"],
-            pid,
-            block["lane"] + 1,
-            start_ns / 1e3,
-            (end_ns - start_ns) / 1e3,
-            block["rows"],
-            block["tokens"],
-            block["steps"],
-            block["queue_depth"],
+            block["kind"], block["role"], pid, block["lane"] + 1, _nanoseconds(block["start_s"]),
+            _nanoseconds(block["end_s"]), block["rows"], block["tokens"], block["steps"], block["queue_depth"],
             block["solo_s"] * 1e6,
-        )
-        yield [
-            f'{{"ph":"X","name":"{KINDS[kind]}","cat":"{ROLES[role]}","pid":{pid},"tid":{tid},"ts":{ts:.3f},'
-            f'"dur":{dur:.3f},"args":{{"rows":{rows},"tokens":{tokens},"steps":{steps},"queue_depth":{depth},'
-            f'"solo_us":{solo:.3f}}}}}'
-            for kind, role, pid, tid, ts, dur, rows, tokens, steps, depth, solo in zip(
-                *(column.tolist() for column in columns), strict=True
-            )
-        ]
+        )  # fmt: skip
+        lines = []
+        rows_of = zip(*(column.tolist() for column in columns), strict=True)
+        for at, (who, row) in enumerate(zip(carried, rows_of, strict=True), number):
+            kind, role, process, lane, start, end, rows, tokens, steps, depth, solo = row
+            name = f"{ROLES[role]} prefill" if kind == PREFILL else KINDS[kind]
+            args = f'"launch":{at},"rows":{rows},"tokens":{tokens},"steps":{steps},"queue_depth":{depth}'
+            args += f',"solo_us":{solo:.3f}'
+            if who is not None:
+                name += " + prefill" if who[1] and kind != PREFILL else ""
+                args += f',"batch":{len(who[0]) + len(who[1])}'
+                args += "".join(
+                    f',"{what}":"{" ".join(map(str, ids))}"'
+                    for what, ids in zip(("requests", "prompts_of"), who, strict=True)
+                    if ids
+                )
+            lines.append(_slice(name, ROLES[role], process, lane, start, end, args))
+        number += count
+        yield lines
 
 
 def _queues(launches: Table) -> Iterator[list[str]]:
@@ -109,3 +153,98 @@ def _in_flight(requests: Columns) -> Iterator[list[str]]:
                 f'"args":{{"requests":{count}}}}}'
                 for ts, count in zip(block["ts"].tolist(), block["count"].tolist(), strict=True)
             ]
+
+
+def _host(result: Result) -> Iterator[list[str]]:
+    """What each replica's host thread did, one operation at a time."""
+    spans = result.host or ()
+    replicas = sorted({replica for replica, *_ in spans})
+    for replica in replicas:
+        name = "host" if len(replicas) == 1 else f"replica {replica}, host"
+        yield [
+            *_named("process", HOSTS + replica, 0, name, HOSTS + replica),
+            *_named("thread", HOSTS + replica, 1, "thread", 1),
+        ]
+    for first in range(0, len(spans), 1 << 14):
+        yield [
+            _slice(what, "host", HOSTS + replica, 1, round(start_s * 1e9), round(end_s * 1e9), "")
+            for replica, what, start_s, end_s in spans[first : first + (1 << 14)]
+        ]
+
+
+def _requests(result: Result) -> Iterator[list[str]]:
+    """A track a request: its stages, the launches inside them, and its arrow through the launches."""
+    requests, launches = result.requests, result.launches
+    replicas = np.unique(requests["replica"]).tolist()
+    for replica in replicas:
+        name = "requests" if len(replicas) == 1 else f"replica {replica}, requests"
+        yield _named("process", REQUESTS + replica, 0, name, REQUESTS + replica)
+    rides = _rides(result)
+    kinds, roles = launches["kind"].tolist(), launches["role"].tolist()
+    batches = launches["rows"].tolist()
+    pids = (launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1).tolist()
+    lanes = (launches["lane"] + 1).tolist()
+    times = [_nanoseconds(requests[f"{name}_s"]) for name in ("arrival", "admitted", "first_token", "finish")]
+    counted = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions")
+    for at, (id, replica) in enumerate(zip(requests["id"].tolist(), requests["replica"].tolist(), strict=True)):
+        arrival, admitted, first, finish = (int(column[at]) for column in times)
+        if finish < arrival:
+            continue  # not served to its end
+        pid, mine = REQUESTS + replica, rides.get(id, [])
+        counts = ",".join(f'"{name}":{int(requests[name][at])}' for name in counted)
+        lines = _named("thread", pid, id + 1, f"request {id}", id + 1)
+        lines.append(_slice(f"request {id}", "request", pid, id + 1, arrival, finish, f'"id":{id},{counts}'))
+        for stage, start, end in (
+            ("queue", arrival, admitted),
+            ("prefill", admitted, first),
+            ("decode", first, finish),
+        ):
+            if end <= start:
+                continue
+            lines.append(_slice(stage, "stage", pid, id + 1, start, end, f'"id":{id}'))
+            reached, drafted = start, False
+            for ride in mine:
+                kind = kinds[ride.launch]
+                if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
+                    continue  # the drafter reads the prompt beside the target
+                begin, over = max(ride.start_ns, reached), min(ride.end_ns, end)
+                if over <= begin:
+                    continue
+                if drafted and begin > reached and kind != PREFILL:
+                    lines.append(_slice("wait for verify", "stage", pid, id + 1, reached, begin, ""))
+                word = "read" if ride.reads else KINDS[kind]
+                args = f'"launch":{ride.launch},"rows":{batches[ride.launch]}'
+                lines.append(_slice(word, ROLES[roles[ride.launch]], pid, id + 1, begin, over, args))
+                reached, drafted = over, KINDS[kind] == "draft"
+        lines += _arrow(id, pid, admitted, [(pids[r.launch], lanes[r.launch], r.middle_ns) for r in mine])
+        yield lines
+
+
+def _rides(result: Result) -> dict[int, list[Ride]]:
+    """The launches that carried each request, in time; those that took no time are left out."""
+    found: dict[int, list[Ride]] = {}
+    if result.carried is None:
+        return found
+    start, end = (_nanoseconds(result.launches[name]).tolist() for name in ("start_s", "end_s"))
+    for launch, (rows, prompts) in enumerate(result.carried):
+        if end[launch] > start[launch]:
+            for ids, reads in ((rows, False), (prompts, True)):
+                for id in ids:
+                    found.setdefault(id, []).append(Ride(launch, reads, start[launch], end[launch]))
+    for rides in found.values():
+        rides.sort(key=lambda ride: ride.middle_ns)
+    return found
+
+
+def _arrow(id: int, pid: int, admitted_ns: int, through: list[tuple[int, int, int]]) -> list[str]:
+    """A flow from a request's track through its launches: one start, steps, one end, all with the request's number."""
+    if not through or not 0 <= admitted_ns < through[0][2]:
+        return []
+    places = [(pid, id + 1, (admitted_ns + through[0][2]) // 2), *through]
+    enclosing = ',"bp":"e"'
+    marks = ["s", *("t" * (len(through) - 1)), "f"]
+    return [
+        f'{{"ph":"{mark}","id":{id},"name":"carried","cat":"carried","pid":{process},"tid":{thread},'
+        f'"ts":{at_ns / 1e3:.3f}{enclosing if mark == "f" else ""}}}'
+        for mark, (process, thread, at_ns) in zip(marks, places, strict=True)
+    ]

@@ -142,13 +142,23 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytes
     lines = [run("pd", 300.0, concurrency=1), run("pd", 280.0, 1, concurrency=1)]
     lines += [run("autoregressive", 200.0), run("colocated", 150.0)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert main(["validate", str(path), "--jobs", "1", "--plot", str(plot)]) == 0
+    assert main(["validate", str(path), "--jobs", "1", "--plot", str(plot), "--html", str(tmp_path / "page.html")]) == 0
     shown = capsys.readouterr().out
     assert "autoregressive" in shown
     assert "spread of repeated runs" in shown
     assert "serial" in shown
     assert "1 pair of architectures, each in the same closed loop" in shown
     assert plot.read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(
+        word in page
+        for word in (
+            "<title>Simulated against real</title>",
+            "data:image/png;base64,",
+            "Provenance",
+            "spread of repeated runs",
+        )
+    )
     assert main(["validate", str(path), "--jobs", "1", "--no-ablations", "--contention", "max", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"runs", "median_abs_error", "p95_abs_error", "by_metric", "by_arch"} <= set(found)

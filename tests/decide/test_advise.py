@@ -239,12 +239,17 @@ SMALL_COMMAND = [
 
 
 def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path)]) == 0
+    assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["objective"] == "e2el"
     assert {found["axis"] for found in document["flips"]} == {"load", "acceptance"}
     assert json.loads((tmp_path / "advice.json").read_text()) == document
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(
+        word in page
+        for word in ("<title>Advice</title>", "data:image/png;base64,", "Provenance", "<h3>Recommendation</h3>")
+    )
 
 
 @pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (1, "Not decided"), (3, "Recommendation")])

@@ -254,13 +254,18 @@ def command(tmp_path: Path, *more: str) -> list[str]:
 
 
 def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main(command(tmp_path, "--arch", "pd,pdv", "--gpu-hour-usd", "4", "--json")) == 0
+    page = ("--html", str(tmp_path / "page.html"))
+    assert main(command(tmp_path, "--arch", "pd,pdv", "--gpu-hour-usd", "4", "--json", *page)) == 0
     document = json.loads(capsys.readouterr().out)
     assert [entry["arch"] for entry in document["summary"]] == ["pd", "pdv"]
     assert document["summary"][0]["rate"]["n"] == 2
     assert document == json.loads((tmp_path / "capacity.json").read_text())
     assert len(pd.read_parquet(tmp_path / "capacity.parquet")) == 4
     assert (tmp_path / "capacity.png").read_bytes().startswith(b"\x89PNG")
+    shown = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(
+        word in shown for word in ("<title>Capacity</title>", "data:image/png;base64,", "Provenance", "req/s held")
+    )
 
 
 def test_ctrl_c_keeps_the_searches_that_are_done(

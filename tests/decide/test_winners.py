@@ -181,7 +181,7 @@ COMMAND = [
 
 
 def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert main([*COMMAND, "-o", str(tmp_path)]) == 0
+    assert main([*COMMAND, "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     out = capsys.readouterr().out
     assert "95% confidence for the map as a whole, 98.75% for each comparison" in out
     frame = pd.read_parquet(tmp_path / "map.parquet")
@@ -189,6 +189,11 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert set(frame["place"]) == {0.2, 0.8}
     assert len(json.loads((tmp_path / "map.json").read_text())["cells"]) == 4
     assert (tmp_path / "map.png").read_bytes().startswith(b"\x89PNG")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(
+        word in page
+        for word in ("<title>Who wins where</title>", "data:image/png;base64,", "Provenance", "for the map as a whole")
+    )
 
 
 def test_ctrl_c_keeps_the_cells_that_are_done(

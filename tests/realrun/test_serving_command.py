@@ -35,7 +35,7 @@ def test_one_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     for name, columns in (("requests", REQUEST_DTYPES), ("launches", LAUNCH_DTYPES), ("deliveries", DELIVERY_DTYPES)):
         assert list(pd.read_parquet(tmp_path / f"run.{name}.parquet").columns) == list(columns)
     assert "power_w" in pd.read_parquet(tmp_path / "run.telemetry.parquet").columns
-    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X", "C"}
+    assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X", "C", "s", "t", "f"}
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

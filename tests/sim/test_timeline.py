@@ -1,4 +1,8 @@
-"""The timeline is a valid Chrome trace: named tracks, launches that never overlap on one, counters that return to 0."""
+"""The timeline is a valid Chrome trace: named tracks, slices that nest, arrows with both ends, counters that end at 0.
+
+Perfetto's rules (docs/getting-started/other-formats.md, and the JSON importer): slices of a thread nest perfectly; a
+flow is a start, steps and an end of one number, each bound to the slice that is open on its thread at its time.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +14,11 @@ from typing import Any
 import pytest
 from synthetic import result, served_alone
 
-from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.metrics.timeline import trace
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.metrics.timeline import HOSTS, REQUESTS, trace
+from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
 
 
 def events_of(run: Result) -> list[dict[str, Any]]:
@@ -30,6 +36,7 @@ def sparse() -> Result:
 
 def test_one_named_track_per_lane_and_gpu(sparse: Result) -> None:
     events = events_of(sparse)
+    events = [e for e in events if e["pid"] < HOSTS]
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["decode", "decode", "prefill", "prefill", "verify", "verify"]
     gpus = [e["args"]["name"] for e in events if e["name"] == "process_name"]
@@ -38,7 +45,7 @@ def test_one_named_track_per_lane_and_gpu(sparse: Result) -> None:
 
 
 def test_every_launch_is_there_and_none_overlap(sparse: Result) -> None:
-    launches = [e for e in events_of(sparse) if e["ph"] == "X"]
+    launches = [e for e in events_of(sparse) if e["ph"] == "X" and e["pid"] < HOSTS]
     assert len(launches) == len(sparse.launches["start_s"])
     tracks: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in launches:
@@ -48,7 +55,7 @@ def test_every_launch_is_there_and_none_overlap(sparse: Result) -> None:
         for one, two in pairwise(track):
             assert one["ts"] + one["dur"] <= two["ts"] + 1e-3
     assert launches[0]["ts"] == pytest.approx(sparse.launches["start_s"][0] * 1e6, abs=1e-3)
-    assert set(launches[0]["args"]) == {"rows", "tokens", "steps", "queue_depth", "solo_us"}
+    assert set(launches[0]["args"]) == {"launch", "rows", "tokens", "steps", "queue_depth", "solo_us"}
 
 
 def test_requests_in_flight_rise_and_return_to_zero(sparse: Result) -> None:
@@ -65,3 +72,91 @@ def test_requests_in_flight_rise_and_return_to_zero(sparse: Result) -> None:
 
 def test_an_empty_run_is_still_a_trace() -> None:
     assert [e["ph"] for e in events_of(result(Experiment(), []))] == ["M", "M"]
+
+
+def traced(arch: str, **more: Any) -> tuple[Result, list[dict[str, Any]]]:
+    traffic = Traffic("random", num_prompts=24, request_rate=60, input_len=700, output_len=24, random_range_ratio=0.5)
+    server = Server(max_num_batched_tokens=512, max_num_seqs=8)
+    run = simulate(Experiment(arch, traffic, server=server, hardware=Hardware(**more)), traced=True)
+    return run, json.loads(b"".join(trace(run)))["traceEvents"]
+
+
+def open_at(slices: list[dict[str, Any]], place: tuple[int, int], ts: float) -> list[dict[str, Any]]:
+    return [e for e in slices if (e["pid"], e["tid"]) == place and e["ts"] <= ts < e["ts"] + e["dur"]]
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_slices_nest_and_arrows_have_both_ends(arch: str) -> None:
+    run, events = traced(arch)
+    slices = [e for e in events if e["ph"] == "X"]
+    tracks: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    for e in slices:
+        start = round(e["ts"] * 1e3)
+        tracks[e["pid"], e["tid"]].append((start, start + round(e["dur"] * 1e3)))
+    named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
+    assert set(tracks) <= named
+    assert {pid for pid, _ in tracks} <= {e["pid"] for e in events if e["name"] == "process_name"}
+    for track in tracks.values():
+        inside: list[int] = []  # ends of the slices that are open
+        for start, end in sorted(track, key=lambda span: (span[0], -span[1])):
+            while inside and inside[-1] <= start:
+                inside.pop()
+            assert not inside or end <= inside[-1]
+            inside.append(end)
+    flows: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for e in events:
+        if e["ph"] in "stf":
+            flows[e["id"]].append(e)
+    assert set(flows) == set(run.requests["id"].tolist())  # every request was carried
+    assert run.carried is not None
+    for id, flow in flows.items():
+        assert [e["ph"] for e in flow] == ["s", *("t" * (len(flow) - 2)), "f"]
+        times = [e["ts"] for e in flow]
+        assert times == sorted(times)
+        assert len({(e["name"], e["cat"]) for e in flow}) == 1
+        assert flow[-1]["bp"] == "e"
+        [outer, *_] = open_at(slices, (flow[0]["pid"], flow[0]["tid"]), flow[0]["ts"])
+        assert outer["name"] == f"request {id}"
+        bound = [open_at(slices, (e["pid"], e["tid"]), e["ts"]) for e in flow[1:]]
+        assert all(len(found) == 1 for found in bound)  # the launch itself
+        expected = {at for at, (rows, prompts) in enumerate(run.carried) if id in (*rows, *prompts)}
+        assert {found[0]["args"]["launch"] for found in bound} == expected
+
+
+def test_a_request_has_its_stages_and_the_launches_in_them() -> None:
+    run, events = traced("pdv")
+    finish = dict(zip(run.requests["id"].tolist(), run.requests["finish_s"].tolist(), strict=True))
+    for id in finish:
+        mine = [e for e in events if e["ph"] == "X" and e["pid"] == REQUESTS and e["tid"] == id + 1]
+        outer, stages = mine[0], {e["name"]: e for e in mine if e["cat"] == "stage" and "id" in e["args"]}
+        assert outer["args"]["id"] == id
+        assert outer["ts"] + outer["dur"] == pytest.approx(finish[id] * 1e6, abs=1e-2)
+        assert list(stages)[-2:] == ["prefill", "decode"]
+        assert sum(e["dur"] for e in stages.values()) == pytest.approx(outer["dur"], abs=1e-2)
+        # rounds it took part in: as many drafts as verifies, as the request's own books have it
+        drafts, verifies = ([e for e in mine if e["name"] == name] for name in ("draft", "verify"))
+        assert len(drafts) == len(verifies) == outer["args"]["rounds"]
+    launches = {e["name"] for e in events if e["ph"] == "X" and e["pid"] < HOSTS}
+    assert launches == {"target prefill", "draft prefill", "draft", "verify"}
+
+
+def test_batches_and_whom_they_carried_are_arguments() -> None:
+    run, events = traced("colocated")
+    launches = [e for e in events if e["ph"] == "X" and e["pid"] < HOSTS]
+    assert run.carried is not None
+    for e, (rows, prompts) in zip(launches, run.carried, strict=True):
+        assert e["args"]["rows"] == len(rows)
+        assert e["args"]["batch"] == len(rows) + len(prompts)
+        assert e["args"].get("requests", "").split() == [str(id) for id in rows]
+    assert "verify + prefill" in {e["name"] for e in launches}
+
+
+def test_the_host_does_one_thing_at_a_time_and_the_run_is_the_same() -> None:
+    run, events = traced("pdv", replicas=2)
+    host = [e for e in events if e["ph"] == "X" and HOSTS <= e["pid"] < REQUESTS]
+    assert {e["pid"] for e in host} == {HOSTS, HOSTS + 1}
+    assert sum("launch" in e["name"] for e in host) == len(run.launches["start_s"])
+    plain = simulate(run.experiment)
+    assert plain.carried is None
+    assert plain.requests["finish_s"].tolist() == run.requests["finish_s"].tolist()
+    assert not [e for e in json.loads(b"".join(trace(plain)))["traceEvents"] if e["ph"] in "stf"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
 from pdvsim.cli import main
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
+from pdvsim.study.compare import differences
 from pdvsim.study.resultfiles import Config
 from pdvsim.study.results import Results, Source
 from pdvsim.study.stats import paired_differences
@@ -23,7 +26,8 @@ from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.plots import standing
 from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import cells, improvement_figure
-from pdvsim.view.plots.pictures import latency_figure, sweep_figure, throughput_figure
+from pdvsim.view.plots.pictures import acceptance_figure, latency_figure, sweep_figure, throughput_figure
+from pdvsim.view.setting import points_line
 from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, tail
 
 SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
@@ -144,24 +148,74 @@ def test_curves_are_means_over_replications() -> None:
     assert list(line.get_ydata()) == pytest.approx(of_pd.tolist())
 
 
-def test_settings_in_one_picture_have_a_curve_each() -> None:
+def test_settings_in_one_picture_have_panels_of_their_own() -> None:
     """As in the picture that a sweep leaves behind: never one line through the points of two models."""
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
-    lines = [line for line in figure.axes[0].lines if line.get_linestyle() == "-"]
-    assert len(lines) == 3 * 2
-    assert all(len(line.get_xdata()) == 3 for line in lines)  # three loads
-    assert {text.get_text() for text in figure.legends[0].get_texts()} == {
-        f"{arch}, pair {pair}" for arch in ("pd", "pdv", "colocated") for pair in ("a:b", "c:d")
-    }
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["pair a:b", "pair c:d"]
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if line.get_linestyle() == "-"]
+        assert len(lines) == 3
+        assert all(len(line.get_xdata()) == 3 for line in lines)  # three loads
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {"pd", "pdv", "colocated"}
+    tops = {axes.get_ylim() for axes in figure.axes[:2]}
+    assert len(tops) == 1  # panels of one metric have one scale
+
+
+def test_a_picture_of_many_settings_says_what_it_leaves_out() -> None:
+    many = made_up(tuple(f"a:{n}" for n in range(15)))
+    figure = sweep_figure(many.points)
+    assert sum(axes.get_visible() for axes in figure.axes) == 12
+    assert "first 12 of 15 settings" in figure.get_supxlabel().replace("\n", " ")
+
+
+def test_settings_of_one_architecture_keep_its_colour() -> None:
+    points = made_up(("a:b", "c:d")).points.query("arch == 'pdv'")
+    drawn = {to_hex(line.get_color()) for line in sweep_figure(points).axes[0].lines}
+    assert ARCH_COLOURS["pdv"] in drawn
+    assert not drawn & (set(ARCH_COLOURS.values()) - {ARCH_COLOURS["pdv"]})
+
+
+def test_curves_that_coincide_are_one() -> None:
+    points = made_up().points.assign(spec_decode_acceptance_rate=40.0, spec_decode_acceptance_length=2.0)
+    points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = 41.0
+    figure = acceptance_figure(points)
+    assert figure is not None
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pd", "pdv = colocated"]
+
+
+def test_the_caption_names_the_setting() -> None:
+    points = made_up().points.assign(gpu="h200")
+    line = points_line(points, [asdict(Experiment())])
+    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6, 1 to 4 at once, seeds 0 to 2."
+    fixed = Experiment(traffic=Traffic(dataset_name="random", input_len=512, random_range_ratio=0.5))
+    assert "random 512 tokens in, 128 out ±50%, k=4" in points_line(points, [asdict(fixed)])
+    varied = points.assign(num_speculative_tokens=2, acceptance_rate=0.5)
+    assert "k=2, acceptance 0.5" in points_line(varied, [asdict(Experiment())])
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.lists(st.floats(0.011, 9.0), min_size=2, max_size=2, unique=True))
+def test_no_two_gains_of_a_heatmap_look_alike(gains: list[float]) -> None:
+    """Down to a percent, and as far as the scale goes."""
+    results = made_up(gain=gains[0])
+    points = results.points.copy()
+    theirs = points["arch"] == "colocated"
+    points.loc[theirs, "output_throughput"] *= 1 + gains[1]
+    figure = improvement_figure(Results(points, results.sources, ()), "output_throughput", "pd")
+    assert figure is not None
+    [mesh] = [c for c in figure.axes[0].collections if c.get_array() is not None]
+    strengths = mesh.norm(np.array(gains))
+    assert bool(strengths[0] < strengths[1]) is (gains[0] < gains[1])
+    assert strengths.max() <= 1
 
 
 def test_every_architecture_has_its_own_look() -> None:
     assert set(ARCH_COLOURS) == set(ARCH_MARKERS) == set(ARCHS)
     assert len(set(ARCH_COLOURS.values())) == len(set(ARCH_MARKERS.values())) == len(ARCHS)
-    bars = comparison_figure(made_up().points.assign(gpu="g")).axes[0].containers
-    drawn = {bar.get_label(): to_hex(bar.patches[0].get_facecolor()) for bar in bars if hasattr(bar, "patches")}
-    assert drawn == {arch: ARCH_COLOURS[arch] for arch in ("pd", "pdv", "colocated")}
+    marks = comparison_figure(made_up().points.assign(gpu="g")).axes[0].lines
+    drawn = {line.get_marker(): line.get_color() for line in marks if line.get_marker() not in ("None", "")}
+    assert drawn == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pd", "pdv", "colocated")}
     assert tail(pd.DataFrame(columns=["p9_ttft_ms", "p99.9_ttft_ms", "p99_ttft_ms"])) == "p99.9"
 
 
@@ -227,5 +281,19 @@ def test_a_pair_is_named_by_what_its_drafters_had_accepted() -> None:
     points = made_up().points.assign(gpu="g", spec_decode_acceptance_rate=40.0, settings="k=2, batch 128")
     points.loc[points["arch"] == points["arch"].iloc[0], "spec_decode_acceptance_rate"] = float("nan")
     figure = comparison_figure(points)
-    assert "accepted 40% of drafted" in figure.axes[-1].get_xticklabels()[0].get_text()
-    assert any(text.get_text().endswith("\nk=2") for text in figure.axes[0].texts)
+    assert "accepted 40% of drafted" in figure.axes[0].get_yticklabels()[0].get_text()
+    assert any(text.get_text().endswith(" k=2") for text in figure.axes[0].texts)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_comparison_draws_paired_differences(counts: bool) -> None:
+    """Their intervals are of the differences, and a mark is filled where the difference counts."""
+    points = made_up(noise=0.01).points.assign(gpu="g")
+    paired = differences(points, ["output_throughput"], "pd")
+    judged = [d | {"told_apart": counts, "error": 0.035} for d in paired]
+    axes = comparison_figure(points, None, judged).axes[0]
+    first = [d["relative"] for d in paired if d["load"] == 1.0]
+    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # behind the reference
+    assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]
+    marks = [line for line in axes.lines if line.get_marker() not in ("None", "")][1:]
+    assert all((mark.get_markerfacecolor() == mark.get_color()) is counts for mark in marks)

@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +23,12 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES
 from pdvsim.study.results import load, records
 from pdvsim.study.stats import interval, paired_differences
+from pdvsim.view import report
+from pdvsim.view.figure import new_figure
 from pdvsim.view.report import embedded, page
 from pdvsim.view.report.document import build
 from pdvsim.view.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
+from pdvsim.view.report.sheet import Sheet, printed
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -272,6 +277,92 @@ def test_controls_change_what_is_shown(shown: Page) -> None:
     shown.select_option("#watched", "colocated")
     assert [trace["name"] for trace in traces(shown, "timeline-chart")].count("main") == 3
     assert shown.complaints == []  # type: ignore[attr-defined]
+
+
+def test_what_was_unchecked_comes_back(shown: Page) -> None:
+    boxes_ = [f"input[value={arch}]" for arch in ARCHS]
+    for box in boxes_:
+        shown.uncheck(box)
+    for chart in ("throughput-chart", "latency-chart", "breakdown-chart"):
+        assert "Nothing to show" in shown.inner_text(f"#{chart}")
+    for box in boxes_:
+        shown.check(box)
+    for chart in CHARTS:
+        assert not re.search("Nothing to show|No records", shown.inner_text(f"#{chart}"))
+        assert shown.query_selector(f"#{chart} .main-svg")
+    assert shown.complaints == []  # type: ignore[attr-defined]
+
+
+def test_a_narrow_screen_can_be_read(shown: Page) -> None:
+    """Charts keep their width, and no text is squeezed to a letter a line."""
+    shown.set_viewport_size({"width": 400, "height": 800})
+    shown.wait_for_function("() => document.querySelector('#throughput-chart .main-svg').clientWidth < 400")
+    for chart in CHARTS:
+        wide = "id => document.getElementById(id)._fullLayout._size.w > 200"  # the frame without its margins
+        shown.wait_for_function(wide, arg=chart)
+    shown.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
+    widths = shown.evaluate("() => [...document.querySelectorAll('.facts dd')].map(d => d.clientWidth)")
+    assert min(widths) > 250
+    assert shown.evaluate("() => document.documentElement.scrollWidth") <= 400
+    shown.set_viewport_size({"width": 1280, "height": 900})
+
+
+def test_axes_have_ticks(shown: Page) -> None:
+    """More than one on a logarithmic axis, and none on another."""
+    shown.select_option("#latency", "ttft")
+    shown.select_option("#mark", "p99")
+    for chart, ticks in (("latency-chart", ".ytick text"), ("histogram-chart", ".xtick text")):
+        placed = sorted((box["x"], box["y"], box["width"], box["height"]) for box in boxes(shown, f"#{chart} {ticks}"))
+        assert len(placed) >= 2
+        apart = (a[0] + a[2] <= b[0] or abs(a[1] - b[1]) >= 0.8 * min(a[3], b[3]) for a, b in pairwise(placed))
+        assert all(apart), chart
+
+
+def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> None:
+    results = load([folder])
+    points = results.points.assign(output_throughput_low=1.0, output_throughput_high=2.0)
+    config = results.sources[0].config.model_copy(deep=True)
+    config.scoring["goodput"] = ["ttft:200", "tpot:30"]
+    made = build(replace(results, points=points, sources=(replace(results.sources[0], config=config),)))
+    assert made["levels"] == {"ttft": [200.0], "tpot": [30.0]}
+    assert all(entry["bands"]["output_throughput"] == [1.0, 2.0] for entry in made["entries"])
+    assert all(entry["drafts"] for entry in made["entries"])
+    assert str(points["pair"].iloc[0]) in made["lead"]
+
+
+def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
+    figure = new_figure(4, 3, "a caption")
+    made = Sheet(
+        HOSTILE, HOSTILE, f"one\n\n{HOSTILE}", {HOSTILE: figure}, {"a": HOSTILE, "b": {HOSTILE: [1, 2]}}
+    ).html()
+    assert "default-src 'none'" in made
+    assert "<img src=x" not in made
+    assert "<script" not in made
+    assert not re.search(r"https?://|@import|url\(", made.replace(page_css(), ""))
+    assert made.count("data:image/png;base64,") == 1
+
+
+def test_what_is_printed_keeps_its_columns_and_wraps_its_lines() -> None:
+    found = printed("Title\n-----\na long line\n\narch  k\n-------\npdv   2\npd    3\nunder <it>")
+    parts = ["<h3>Title</h3>", '<pre class="wrap">a long line</pre>', "<pre>arch  k\n-------\npdv   2\npd    3</pre>"]
+    assert found == "".join([*parts, '<pre class="wrap">under &lt;it&gt;</pre>'])
+
+
+def page_css() -> str:
+    return (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
+
+
+def test_a_run_has_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "run.html"
+    argv = ["run", "--arch", "autoregressive", "--num-prompts", "6", "--input-len", "32", "--output-len", "8"]
+    assert main([*argv, "--goodput", "ttft:500", "--html", str(path)]) == 0
+    made = path.read_text(encoding="utf-8")
+    assert "autoregressive: 6 requests served" in made
+    assert "no drafts, all at once, seed 0" in made
+    assert "Serving Benchmark Result" in made
+    capsys.readouterr()
+    assert main([*argv, "--no-detailed", "--html", str(path)]) == 2
+    assert "--html need" in capsys.readouterr().err
 
 
 def test_the_page_follows_a_dark_desktop(shown: Page) -> None:

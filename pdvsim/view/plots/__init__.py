@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdvsim.study.results import Results, label
@@ -18,6 +19,7 @@ from pdvsim.view.plots.pictures import (
     throughput_figure,
     utilisation_figure,
 )
+from pdvsim.view.setting import Settings, points_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,10 +33,10 @@ STANDING = {
 }
 
 
-def sweep_png(points: pd.DataFrame) -> bytes:
-    """A sweep's six most wanted panels, as a PNG file's content."""
+def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
+    """A sweep's six most wanted panels, as a PNG file's content; `base` is the experiment that it varies."""
     buffer = io.BytesIO()
-    sweep_figure(points).savefig(buffer, format="png", dpi=DPI)
+    sweep_figure(points, setting=points_line(points, [base])).savefig(buffer, format="png", dpi=DPI)
     return buffer.getvalue()
 
 
@@ -45,7 +47,7 @@ def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str,
         words = label(setting)
         suffix = f"-{slug(words)}" if len(settings) > 1 else ""
         for name, picture in STANDING.items():
-            figure = picture(points, words)
+            figure = picture(points, words, points_line(points, replace(results, points=points).configs))
             if figure is not None:
                 yield name + suffix, figure
     kinds = results.by_load_kind()

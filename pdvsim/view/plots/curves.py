@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.study.stats import Interval, over_replications, varied
 from pdvsim.view.style import (
     ARCH_MARKERS,
     AXIS_NAMES,
-    PALETTE,
+    RAMP,
     arch_colour,
     arch_marker,
     grew,
@@ -58,10 +58,11 @@ def arch_curve(arch: str) -> Curve:
 
 
 def curves_named(labels: Sequence[str]) -> list[Curve]:
-    """Curves that are not told apart by architecture: ten colours, markers in turn, then other dashes."""
+    """Curves that are not told apart by architecture: colours that no architecture has, from dark to pale."""
     markers = list(ARCH_MARKERS.values())
+    steps = (len(RAMP) - 1) / max(len(labels) - 1, 1)
     return [
-        Curve(name, PALETTE[i % len(PALETTE)], markers[i % len(markers)], DASHES[i // len(PALETTE) % len(DASHES)])
+        Curve(name, RAMP[round(i * steps)], markers[i % len(markers)], DASHES[i % len(DASHES)])
         for i, name in enumerate(labels)
     ]
 
@@ -77,19 +78,21 @@ def entries_of(points: pd.DataFrame) -> list[Entry]:
 
 
 def curves_of(entries: Sequence[Entry]) -> list[Curve]:
-    """The curves of entries, in the order of architectures and settings: further settings of one are paler."""
+    """The curves of entries, in the order of architectures and settings: further settings of one are paler, dashed."""
     series: dict[str, list[str]] = {}
     for entry in entries:
         names = series.setdefault(entry["arch"], [])
         if entry["series"] not in names:
             names.append(entry["series"])
-    if len(series) == 1 and len(names := next(iter(series.values()))) > 1:
-        return curves_named(names)
+    markers = list(ARCH_MARKERS.values())
     return [
-        replace(arch_curve(arch), label=name, colour=paler(arch_colour(arch), PALEST * number / len(names)))
+        Curve(
+            name, paler(arch_colour(arch), PALEST * number / len(names)),
+            arch_marker(arch) if len(series) > 1 else markers[number % len(markers)], DASHES[number % len(DASHES)],
+        )
         for arch, names in series.items()
         for number, name in enumerate(names)
-    ]
+    ]  # fmt: skip
 
 
 def has(entry: Entry, metric: str) -> bool:
@@ -126,22 +129,23 @@ def draw(
         )  # fmt: skip
 
 
-def bars(axes: Axes, entries: Sequence[Entry], metric: str) -> None:
-    """One load only: a bar an architecture, hatched where the queue grew."""
+def bars(axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Curve]) -> None:
+    """One load only: a bar a curve, hatched where the queue grew."""
     scale = name_of(metric)[2]
     shown = [e for e in entries if has(e, metric)]
-    curves = [arch_curve(e["arch"]) for e in shown]
+    colours = {curve.label: curve.colour for curve in curves}
     half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e in shown]
     drawn = axes.bar(
-        range(len(shown)), [e[metric].mean * scale for e in shown], color=[curve.colour for curve in curves], width=0.7,
-        yerr=half if any(half) else None, capsize=5, ecolor="0.25",
+        range(len(shown)), [e[metric].mean * scale for e in shown], width=0.7,
+        color=[colours[e["series"]] for e in shown], yerr=half if any(half) else None, capsize=5, ecolor="0.25",
     )  # fmt: skip
     for bar, entry in zip(drawn, shown, strict=True):
         if grew(entry.get("stability")):
             bar.set_hatch("//")
             bar.set_edgecolor("white")
-    names = [e["series"].replace(", ", "\n") for e in shown]
-    axes.set_xticks(range(len(shown)), names, rotation=30 if len(shown) > 3 else 0, ha="center")
+    names = [e["series"].replace(", ", "\n").replace(" = ", " =\n") for e in shown]
+    turned = len(shown) > 3
+    axes.set_xticks(range(len(shown)), names, rotation=30 if turned else 0, ha="right" if turned else "center")
     axes.grid(False, axis="x")
 
 
@@ -153,15 +157,20 @@ def places(entries: Sequence[Entry]) -> list[float]:
 
 
 def panel(
-    axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Curve], log: bool = False, dodge: float = 0.0
+    axes: Axes,
+    entries: Sequence[Entry],
+    metric: str,
+    curves: Sequence[Curve],
+    log: bool = False,
+    framed: Sequence[Entry] = (),
 ) -> None:
-    """One metric of all architectures over the load; `dodge` octaves keep curves apart that lie on one another."""
-    dodge = dodge or (WHISKER_DODGE if len(curves) > CLEAR else 0.0)
+    """One metric of all architectures over the load; the frame is that of the entries `framed`, or of its own."""
+    dodge = WHISKER_DODGE if len(curves) > CLEAR else 0.0
     title, unit, _ = name_of(metric)
     at = dict(zip((e["load"] for e in entries), places(entries), strict=True))
     banded = len(at) > 1
     if not banded:
-        bars(axes, entries, metric)
+        bars(axes, entries, metric, curves)
         axes.set_xlabel(load_line(entries))
     else:
         for number, curve in enumerate(curves):
@@ -169,7 +178,7 @@ def panel(
             aside = 2 ** aside_of(number, len(curves), dodge)
             draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
-    frame(axes, entries, metric, log, banded)
+    frame(axes, framed or entries, metric, log, banded)
     axes.set_title(title, fontweight="bold", loc="left")
     axes.set_ylabel(unit)
 
@@ -218,9 +227,9 @@ def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: 
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
 
 
-def caption(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
-    """What a picture of curves rests on; `dims` are the columns that tell its settings apart."""
-    note = rests_on(points)
+def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str:
+    """The setting, and what a picture of curves rests on; `dims` are the columns that tell its settings apart."""
+    note = f"{setting} {rests_on(points)}".strip()
     counted = replications(points, dims)
     sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
     note += f" {sure if counted[0].isdigit() else counted}"

@@ -27,6 +27,7 @@ from pdvsim.view.plots.curves import (
     legend,
     load_axis,
 )
+from pdvsim.view.setting import points_line
 from pdvsim.view.style import AXIS_NAMES, name_of
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
     curves = _curves(points, axis.curve)
     with styled():
         size = (max(5 * len(columns) + 1, 7.5), 3.8 * len(rows) + 0.8)
-        figure = new_figure(*size, caption(points, results.dims))
+        figure = new_figure(*size, caption(points, points_line(points, results.configs), results.dims))
         grid = figure.subplots(len(rows), len(columns), squeeze=False, sharex=True, sharey=True)
         for axes_row, row in zip(grid, rows, strict=True):
             for axes, column in zip(axes_row, columns, strict=True):

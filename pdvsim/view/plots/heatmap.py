@@ -15,6 +15,7 @@ import numpy as np
 from pdvsim.study.results import Results, label
 from pdvsim.study.stats import Interval, over_replications, paired_differences
 from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.setting import points_line
 from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
 from pdvsim.view.table import load_name, load_text
 
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-SCALES = (0.05, 0.1, 0.25, 0.5)  # differences from which the colour may be at its strongest
+FAINT = 0.01  # a difference; colours go by the logarithm of larger ones, so that all sizes are told apart
+TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # the last is where the colour ends
 MANY_FOLD = 10.0  # a ratio from which it is written as such, not in percent
 
 
@@ -107,6 +109,7 @@ def _panel(
     axes: Axes, found: list[Gain], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
 ) -> None:
     import seaborn as sns
+    from matplotlib.colors import SymLogNorm
     from matplotlib.patches import Rectangle
 
     at = {_key(load): i for i, load in enumerate(loads)}
@@ -120,9 +123,10 @@ def _panel(
             style: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
             axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **style))
     sns.heatmap(
-        values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r", center=0, vmin=-limit,
-        vmax=limit, cbar=False, linewidths=1.5, linecolor="white", annot_kws={"fontsize": 11},
-        xticklabels=[load_text(load) for load in loads], yticklabels=rows, mask=np.isnan(values),
+        values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r",
+        norm=SymLogNorm(FAINT, 0.5, -limit, limit), cbar=False, linewidths=1.5, linecolor="white",
+        annot_kws={"fontsize": 11}, xticklabels=[load_text(load) for load in loads], yticklabels=rows,
+        mask=np.isnan(values),
     )  # fmt: skip
     axes.grid(False)  # shows where there is no cell
     for text in axes.texts:
@@ -132,15 +136,19 @@ def _panel(
 
 
 def _limit(found: list[Gain]) -> float:
-    """The smallest scale that tells half of the cells apart: one hopeless architecture must not bleach the others."""
-    sizes = sorted(abs(cell.relative.mean) for cell in found if cell.told_apart) or [0.0]
-    return next((scale for scale in SCALES if scale >= sizes[(len(sizes) - 1) // 2]), SCALES[-1])
+    """Where the colours end: no cell lies beyond, unless it is many times the reference."""
+    largest = max((abs(cell.relative.mean) for cell in found if cell.told_apart), default=0.0)
+    return next((tick for tick in TICKS[2:] if tick >= largest), TICKS[-1])
 
 
 def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
     drawn: Any = next(c for c in axes[0].collections if c.get_array() is not None)
-    bar = figure.colorbar(drawn, ax=axes, extend="both", shrink=0.9, pad=0.02)
-    bar.set_ticks([-limit, 0, limit], labels=[f"−{limit:.0%}", "0", f"+{limit:.0%}"])
+    bar = figure.colorbar(drawn, ax=axes, extend="both" if limit == TICKS[-1] else "neither", shrink=0.9, pad=0.02)
+    ticks = [tick for tick in TICKS if tick <= limit]
+    below = [tick for tick in ticks if tick < 1]  # nothing is less by more than all of it
+    labels = [f"−{tick:.0%}" for tick in reversed(below)] + ["0"] + [f"+{tick:.0%}" for tick in ticks]
+    bar.set_ticks([*(-tick for tick in reversed(below)), 0, *ticks], labels=labels)
+    bar.ax.minorticks_off()
     bar.set_label("worse   ←   →   better" if not flip else "better   ←   →   worse", fontsize=10)
     bar.outline.set_visible(False)
 
@@ -154,7 +162,7 @@ def _caption(results: Results, found: list[Gain], metric: str, against: str) -> 
         note += f" Grey, hatched: {why}."
     if any(cell.grew for cell in found):
         note += " † the queue of one of the two was still growing."
-    return f"{note} {rests_on(results.points)}"
+    return f"{points_line(results.points, results.configs)} {note} {rests_on(results.points)}"
 
 
 def check(results: Results, metric: str, against: str) -> None:

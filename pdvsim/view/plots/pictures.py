@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.records import LANES
+from pdvsim.study.stats import varied
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import (
+    CLEAR,
     Curve,
     Entry,
-    aside_of,
     caption,
     curves_of,
     draw,
@@ -22,40 +23,47 @@ from pdvsim.view.plots.curves import (
     panel,
     places,
 )
-from pdvsim.view.style import LANE_COLOURS, tail
+from pdvsim.view.style import LANE_COLOURS, name_of, tail
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Picture = Callable[["pd.DataFrame", str], "Figure"]
 LOGARITHMIC = ("ttft", "e2el")
-DODGE = 0.16  # the coins are the same for all, so the curves often are
 ACROSS = 4  # panels side by side at most
+FACETS = 12  # settings that one picture shows
+ALIKE = 0.2  # percent of rounds: curves nearer than that are one line on paper
 DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
 
-def sweep_figure(points: pd.DataFrame, title: str = "") -> Figure:
-    """Throughput, time to first token and time per output token: mean and tail."""
+def sweep_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
+    """Throughput, time to first token and time per output token: mean and tail.
+
+    Where settings were varied, a column of panels a setting; of many settings, the throughput alone.
+    """
+    names = varied(points)
+    settings = len(points[names].drop_duplicates()) if names else 1
+    if settings > 1 and (points["arch"].nunique() > 1 or settings > CLEAR or points["load"].nunique() == 1):
+        return _facets(points, names, title, setting)
     last = tail(points)
     upper = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-    return _panels(points, [upper, ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")], title)
+    return _panels(points, [upper, ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")], title, setting)
 
 
-def throughput_figure(points: pd.DataFrame, title: str = "") -> Figure:
+def throughput_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """Tokens and requests per second."""
-    return _panels(points, [("output_throughput", "request_throughput")], title)
+    return _panels(points, [("output_throughput", "request_throughput")], title, setting)
 
 
-def latency_figure(points: pd.DataFrame, title: str = "") -> Figure:
+def latency_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """Mean and tail of the time to first token, per output token and end to end."""
     rows = [tuple(f"{mark}_{metric}_ms" for metric in ("ttft", "tpot", "e2el")) for mark in ("mean", tail(points))]
-    return _panels(points, rows, title)
+    return _panels(points, rows, title, setting)
 
 
-def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
+def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """How busy each lane keeps its GPU, and the share of the copy bandwidth it draws; one panel an architecture."""
     entries = entries_of(points)
     archs = list(dict.fromkeys(points["arch"]))
@@ -66,7 +74,7 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     inside = "dotted" if drawn == "Lines" else "narrow"
     note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
     with styled():
-        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points)}", title)
+        figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points, setting)}", title)
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
             _lanes(axes, [e for e in entries if e["arch"] == arch], lanes)
@@ -81,26 +89,29 @@ def utilisation_figure(points: pd.DataFrame, title: str = "") -> Figure:
     return figure
 
 
-def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
-    """Share of the drafts accepted, tokens a round, and acceptance by position; None where nothing is drafted."""
+def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure | None:
+    """Share of the drafts accepted, tokens a round, and acceptance by position; None where nothing is drafted.
+
+    The coins are the same for all architectures, so the curves often are: those that coincide are one.
+    """
     rate, length = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
     entries = [e for e in entries_of(points) if has(e, rate)]
     if not entries:
         return None
-    curves = curves_of(entries)
+    curves, drawn, note = _told_apart(entries, rate)
     with styled():
-        note = "Curves that coincide are drawn side by side. By position: at the highest load of each."
-        figure = new_figure(15, 4.8, f"{note} {caption(points)}", title)
+        figure = new_figure(
+            15, 4.8, f"{note}By position: at the highest load of each. {caption(points, setting)}", title
+        )
         first, second, third = figure.subplots(1, 3)
         for axes, metric in ((first, rate), (second, length)):
-            panel(axes, entries, metric, curves, dodge=DODGE)
+            panel(axes, drawn, metric, curves)
         first.set_ylim(0, 100)
-        for number, curve in enumerate(curves):
-            last = [e for e in entries if e["series"] == curve.label][-1]
+        for curve in curves:
+            last = [e for e in drawn if e["series"] == curve.label][-1]
             rates = last.get("spec_decode_per_position_acceptance_rates") or []
-            aside = aside_of(number, len(curves), DODGE)
             third.plot(
-                [1 + i + aside for i in range(len(rates))], [100 * p.mean for p in rates], curve.dash,
+                range(1, len(rates) + 1), [100 * p.mean for p in rates], curve.dash,
                 color=curve.colour, marker=curve.marker, markersize=8, linewidth=2,
             )  # fmt: skip
         third.set_ylim(0, 100)
@@ -108,16 +119,77 @@ def acceptance_figure(points: pd.DataFrame, title: str = "") -> Figure | None:
         third.set_title("Drafts accepted, by position", fontweight="bold", loc="left")
         third.set_xlabel("Position in the draft")
         third.set_ylabel("% of rounds")
-        legend(figure, curves)
+        if len({e["load"] for e in drawn}) > 1:
+            legend(figure, curves)
     return figure
 
 
-def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str) -> Figure:
+def _told_apart(entries: list[Entry], metric: str) -> tuple[list[Curve], list[Entry], str]:
+    """One curve for all series that coincide, its entries, and a note that says so."""
+    together: list[tuple[list[Curve], list[Entry]]] = []
+    for curve in curves_of(entries):
+        mine = [e for e in entries if e["series"] == curve.label]
+        at = {e["load"]: e[metric].mean for e in mine}
+        for curves, theirs in together:
+            if {e["load"] for e in theirs} == set(at) and all(
+                abs(at[e["load"]] - e[metric].mean) < ALIKE for e in theirs
+            ):
+                curves.append(curve)
+                break
+        else:
+            together.append(([curve], mine))
+    shared, drawn = [], []
+    for curves, mine in together:
+        one = curves[0] if len(curves) == 1 else Curve(" = ".join(c.label for c in curves), "0.25")
+        shared.append(one)
+        drawn += [e | {"series": one.label} for e in mine]
+    coincide = any(len(curves) > 1 for curves, _ in together)
+    return shared, drawn, f"Joined by =: within {ALIKE} points of each other, drawn once. " if coincide else ""
+
+
+def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
+    """Panels by setting, a curve an architecture, the same scale for all panels of a metric."""
+    groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(list(names), sort=False)]
+    shown = groups[:FACETS]
+    whole = len(shown) <= ACROSS  # there is room for more than one metric
+    metrics = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms") if whole else ("output_throughput",)
+    across = len(shown) if whole else ACROSS
+    down = len(metrics) if whole else -(-len(shown) // across)
+    entries = [entries_of(mine) for _, mine in shown]
+    every = [entry for mine in entries for entry in mine]
+    curves = curves_of(every)
+    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot draws each. " if shown != groups else ""
+    with styled():
+        figure = new_figure(
+            max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, left_out + caption(points, setting, names), title
+        )
+        grid = figure.subplots(down, across, squeeze=False)
+        for number, ((values, _), mine) in enumerate(zip(shown, entries, strict=True)):
+            for row, metric in enumerate(metrics):
+                axes = grid[row][number] if whole else grid.flat[number]
+                log = any(name in metric for name in LOGARITHMIC)
+                panel(axes, mine, metric, curves, log=log, framed=every)
+                name, unit, _ = name_of(metric)
+                axes.set_ylabel(f"{name} ({unit})" if axes is grid[row if whole else number // across][0] else "")
+                axes.set_title(_words(values) if not row else "", fontweight="bold", loc="left", fontsize=11)
+        for axes in grid.flat[len(shown) :] if not whole else ():
+            axes.set_visible(False)
+        if len({e["load"] for e in every}) > 1:
+            legend(figure, curves)
+    return figure
+
+
+def _words(values: dict[str, Any]) -> str:
+    """A setting, a line for each thing that was varied."""
+    return "\n".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
+
+
+def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str, setting: str) -> Figure:
     entries = entries_of(points)
     curves = curves_of(entries)
     with styled():
         several = len({e["load"] for e in entries}) > 1
-        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points), title)
+        figure = new_figure(5 * len(rows[0]) + 0.5, 3.7 * len(rows) + 0.8, caption(points, setting), title)
         grid = figure.subplots(len(rows), len(rows[0]), squeeze=False)
         for axes, metric in zip(grid.flat, [m for row in rows for m in row], strict=True):
             panel(axes, entries, metric, curves, log=any(name in metric for name in LOGARITHMIC))

@@ -4,7 +4,7 @@
 
 const escapeText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
-const STEP_NAMES = { queue: "queue", prefill: "prefill", draft: "draft", wait: "wait for verify", verify: "verify", other: "hand-overs, host" };
+const STEP_NAMES = { queue: "queue", prefill: "prefill", draft: "draft", wait: "wait for verify", verify: "verify or decode", other: "hand-overs, host" };
 
 function theme() {
   const style = getComputedStyle(document.documentElement);
@@ -23,15 +23,32 @@ function layout(more) {
   return made;
 }
 
+const narrow = () => window.innerWidth < 600;
+
+// Ticks at 1, 2 and 5 of each decade, or at fewer where they would collide.
+function logTicks(low, high) {
+  if (!(low > 0) || !(high > 0)) return {};
+  const most = narrow() ? 4 : 7;
+  for (const steps of [[1, 2, 5], [1, 3], [1]]) {
+    const ticks = [];
+    for (let e = Math.floor(Math.log10(low)); e <= Math.ceil(Math.log10(high)); e += 1) {
+      for (const step of steps) if (step * 10 ** e >= 0.97 * low && step * 10 ** e <= 1.03 * high) ticks.push(Number((step * 10 ** e).toPrecision(3)));
+    }
+    if (ticks.length <= most && ticks.length > 1) return { tickvals: ticks, ticktext: ticks.map((v) => v.toLocaleString("en", { maximumFractionDigits: 6 })) };
+  }
+  const ends = [low, Math.sqrt(low * high), high].map((v) => Number(v.toPrecision(2)));
+  return high > 30 * low ? {} : { tickvals: ends, ticktext: ends.map((v) => v.toLocaleString("en", { maximumFractionDigits: 6 })) };
+}
+
 function draw(id, traces, shape, otherwise) {
   const place = document.getElementById(id);
+  if (place.classList.contains("empty")) place.replaceChildren();  // what was said in its place
   place.classList.toggle("empty", !traces.length);
   if (!traces.length) {
     if (window.Plotly && place.classList.contains("js-plotly-plot")) Plotly.purge(place);
     place.textContent = otherwise;
     return;
   }
-  if (!place.classList.contains("js-plotly-plot")) place.textContent = "";
   Plotly.react(place, traces, layout(shape), CONFIG);
 }
 
@@ -50,6 +67,13 @@ function overLoads(id, doc, chosen, metric) {
     if (!at.length) continue;
     const colour = colourOf(doc, arch);
     const value = at.map(([, e]) => e.values[metric]);
+    const bands = at.map(([, e]) => e.bands[metric]);
+    if (loads.length > 1 && bands.every(Boolean)) {
+      traces.push({
+        type: "scatter", mode: "lines", x: [...at.map(([l]) => l.x), ...at.map(([l]) => l.x).reverse()], y: [...bands.map((b) => b[1]), ...bands.map((b) => b[0]).reverse()],
+        fill: "toself", fillcolor: fade(colour, 0.14), line: { width: 0 }, hoverinfo: "skip", showlegend: false, name: escapeText(`${arch}, error bar`),
+      });
+    }
     const common = {
       name: escapeText(arch), y: value.map((v) => v[0]), error_y: { symmetric: false, array: value.map((v) => v[1] || 0), arrayminus: value.map((v) => Math.min(v[0], v[1] || 0)), color: colour, thickness: 1.3, width: 3 },
       text: at.map(([, e]) => escapeText(`${e.stability}, ${e.n} replication${e.n > 1 ? "s" : ""}`)),
@@ -60,14 +84,24 @@ function overLoads(id, doc, chosen, metric) {
       : { ...common, type: "scatter", mode: "lines+markers", x: at.map(([l]) => l.x), line: { color: colour, width: 2 },
           marker: { size: 9, color: colour, line: { width: 2, color: colour }, symbol: at.map(([, e]) => (e.grew ? "circle-open" : "circle")) } });
   }
+  const found = /_(ttft|tpot|itl|e2el)_ms$/.exec(metric);
   const means = traces.flatMap((t) => t.y).filter((v) => v > 0);
+  // a level that is far from all curves would flatten them: it is named instead
+  const levels = ((found && doc.levels[found[1]]) || []).filter(() => means.length).map((ms) => [ms, ms <= 3 * Math.max(...means)]);
+  means.push(...levels.filter(([, near]) => near).map(([ms]) => ms));
   const wide = /ttft|e2el/.test(metric) && Math.max(...means) > 10 * Math.min(...means);
   const xaxis = loads.length === 1 ? { title: { text: "" } } : {
     type: "log", tickvals: loads.map((l) => l.x), ticktext: loads.map((l) => l.text),
     title: { text: chosen.load[0] === "concurrency" ? "Concurrent requests" : "Request rate (req/s)" },
   };
-  const yaxis = { title: { text: `${named.title} (${named.unit})` }, type: wide ? "log" : "linear", ...(wide ? { dtick: 1 } : { rangemode: "tozero" }) };
-  draw(id, traces, { xaxis, yaxis }, "Nothing to show: no such figure was saved for what is chosen.");
+  const yaxis = { title: { text: `${named.title} (${named.unit})` }, type: wide ? "log" : "linear", ...(wide ? logTicks(Math.min(...means), Math.max(...means)) : { rangemode: "tozero" }) };
+  const ink = theme().faint;
+  const shapes = levels.filter(([, near]) => near).map(([ms]) => ({ type: "line", xref: "paper", x0: 0, x1: 1, y0: ms, y1: ms, line: { color: ink, width: 1.5, dash: "dash" } }));
+  const annotations = levels.map(([ms, near]) => ({
+    xref: "paper", x: 1, xanchor: "right", text: `service level ${ms} ms${near ? "" : " ↑"}`, showarrow: false, font: { size: 11, color: ink },
+    ...(near ? { y: wide ? Math.log10(ms) : ms, yanchor: "bottom" } : { yref: "paper", y: 1, yanchor: "top" }),
+  }));
+  draw(id, traces, { xaxis, yaxis, shapes, annotations }, "Nothing to show: no such figure was saved for what is chosen.");
 }
 
 function histogram(id, doc, chosen) {
@@ -84,17 +118,21 @@ function histogram(id, doc, chosen) {
     });
   }
   draw(id, traces, {
-    xaxis: { type: "log", title: { text: `${chosen.latency.toUpperCase()} (ms)` }, minor: { ticks: "outside" }, tickformat: ",~r" },
+    xaxis: { type: "log", title: { text: `${chosen.latency.toUpperCase()} (ms)` }, ...(found ? logTicks(found.edges[0], found.edges[found.edges.length - 1]) : {}) },
     yaxis: { title: { text: chosen.latency === "itl" ? "% of chunks" : "% of requests" }, rangemode: "tozero" },
   }, "No records of this load were saved; run the sweep with --save-detailed.");
   return found;
 }
 
+// The target's forwards verify drafts, or decode where nothing is drafted.
+const stepName = (step, entries) => (step !== "verify" || entries.every((e) => e.drafts) ? (step === "verify" ? "verify" : STEP_NAMES[step]) : entries.some((e) => e.drafts) ? STEP_NAMES.verify : "decode");
+
 function breakdown(id, doc, entries) {
   const traces = Object.keys(doc.colours.step).filter((step) => entries.some((e) => e.steps[step] !== undefined)).map((step) => ({
-    type: "bar", orientation: "h", name: STEP_NAMES[step], y: entries.map((e) => escapeText(e.arch)), x: entries.map((e) => e.steps[step]),
+    type: "bar", orientation: "h", name: stepName(step, entries), y: entries.map((e) => escapeText(e.arch)), x: entries.map((e) => e.steps[step]),
     marker: { color: doc.colours.step[step], pattern: { shape: entries.map((e) => (e.grew ? "/" : "")) } },
-    hovertemplate: `${STEP_NAMES[step]}: %{x:,.4~g} ms<extra>%{y}</extra>`,
+    customdata: entries.map((e) => (step !== "verify" ? STEP_NAMES[step] : e.drafts ? "verify" : "decode")),
+    hovertemplate: "%{customdata}: %{x:,.4~g} ms<extra>%{y}</extra>",
   }));
   draw(id, entries.length ? traces : [], {
     barmode: "stack", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" }, xaxis: { title: { text: "Mean time of a request (ms)" } }, yaxis: { autorange: "reversed", automargin: true }, margin: { l: 90, r: 16, t: 10, b: 48 },
@@ -112,13 +150,16 @@ function timeline(id, doc, series) {
     ["Busy (%)", lanesOf(doc, series, "busy"), 100],
     ["Copy bandwidth (%)", lanesOf(doc, series, "bandwidth"), 100],
   ].map(([title, lines, scale]) => [title, lines.filter(([, v]) => v), scale]).filter(([, lines]) => lines.length);
-  const shape = { margin: { l: 70, r: 150, t: 10, b: 48 }, hovermode: "x unified", showlegend: true };
+  const slim = narrow();
+  const shape = { margin: slim ? { l: 48, r: 8, t: 10, b: 48 } : { l: 70, r: 150, t: 10, b: 48 }, hovermode: "x unified", showlegend: true };
   const room = 1 / Math.max(panels.length, 1);
   panels.forEach(([title, lines, scale], i) => {
     const suffix = i ? String(i + 1) : "";
     const top = 1 - i * room;
     shape[`yaxis${suffix}`] = { title: { text: title }, domain: [Math.max(top - room + 0.035, 0), top], rangemode: "tozero", ...(scale === 100 ? { range: [0, 105] } : {}) };
-    shape[`legend${suffix}`] = { x: 1.01, xanchor: "left", y: top, yanchor: "top" };
+    shape[`legend${suffix}`] = slim
+      ? { x: 0.02, xanchor: "left", y: top, yanchor: "top", orientation: "h", font: { size: 10 }, bgcolor: fade("#ffffff", 0) }
+      : { x: 1.01, xanchor: "left", y: top, yanchor: "top" };
     for (const [name, values, colour] of lines) {
       traces.push({
         type: "scatter", mode: "lines", name, x: values.map((_, j) => series.start_s + (j + 0.5) * series.bin_s), y: values.map((v) => (v === null ? null : v * scale)),

@@ -17,6 +17,8 @@ from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.study.results import KEYS, Results, known_profile, label, records
 from pdvsim.study.stats import Interval, interval, over_replications
 from pdvsim.view.report.series import BINS, over_time
+from pdvsim.view.report.sheet import flat
+from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
     GREY,
     KIND_COLOURS,
@@ -70,6 +72,8 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         "archs": [{"name": arch, "colour": arch_colour(arch)} for arch in results.archs],
         "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
         "settings": settings,
+        "lead": points_line(results.points, results.configs),
+        "levels": _levels(results),
         "incomplete": results.incomplete,
         "loads": _loads(points, kinds),
         "metrics": {name: dict(zip(("title", "unit"), name_of(name)[:2], strict=True)) for name in metrics},
@@ -132,8 +136,34 @@ def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
         "foundation": str(entry["foundation"]),
         "profile": str(entry["profile"]),
         "values": {m: _interval(entry[m]) for m in metrics if isinstance(entry.get(m), Interval)},
+        "bands": {m: ends for m in metrics if None not in (ends := [_end(entry, m, end) for end in ("low", "high")])},
+        "drafts": math.isfinite(getattr(entry.get("spec_decode_acceptance_length"), "mean", math.nan)),
         "steps": {step: _short(v.mean) for step, v in steps.items() if isinstance(v, Interval)},
     }
+
+
+def _end(entry: dict[str, Any], metric: str, end: str) -> float | None:
+    """One end of a metric's error bar, where forward times are predicted."""
+    found = entry.get(f"{metric}_{end}")
+    return _short(found.mean) if isinstance(found, Interval) else None
+
+
+def _levels(results: Results) -> dict[str, list[float]]:
+    """The service levels that were asked for, in milliseconds, by metric."""
+    found: dict[str, list[float]] = {}
+    for config in results.configs:
+        for text in config["scoring"].get("goodput") or ():
+            metric, _, level = str(text).partition(":")
+            if _is_number(level) and float(level) not in found.setdefault(metric, []):
+                found[metric].append(float(level))
+    return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -221,23 +251,9 @@ def _source(results: Results, number: int) -> dict[str, Any]:
     }
     return {
         "facts": {name: str(value) for name, value in facts.items() if value not in ("", None)},
-        "provenance": _flat(provenance or {}),
-        "config": _flat(source.config.model_dump()),
+        "provenance": flat(provenance or {}),
+        "config": flat(source.config.model_dump()),
     }
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as one level of texts."""
-    flat: dict[str, str] = {}
-    for name, value in values.items():
-        if isinstance(value, dict) and value and all(isinstance(v, float) for v in value.values()):
-            flat[f"{prefix}{name}"] = ", ".join(f"{key} {v:.3g}" for key, v in value.items())
-        elif isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        elif value not in (None, [], ""):
-            listed = ", ".join(map(str, value)) if isinstance(value, list) else value
-            flat[f"{prefix}{name}"] = f"{listed:.4g}" if isinstance(listed, float) else str(listed)
-    return flat
 
 
 def _interval(found: Interval) -> list[float | int | None]:

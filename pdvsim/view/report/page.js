@@ -48,6 +48,7 @@ function start() {
   });
   $("controls").addEventListener("submit", (event) => event.preventDefault());
   $("watched").addEventListener("change", show);
+  window.matchMedia("(max-width: 600px)").addEventListener("change", show);
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
   show();
 }
@@ -86,8 +87,8 @@ function show() {
   const here = chosen.archs.map((arch) => setting.find((e) => e.arch === arch && sameLoad(e.load, chosen.load))).filter(Boolean);
   overLoads("throughput-chart", doc, chosen, chosen.rate);
   overLoads("latency-chart", doc, chosen, time);
-  $("throughput-note").textContent = restsOn(setting, "Whiskers: 95% confidence over replications.");
-  $("latency-note").textContent = restsOn(setting, chosen.mark === "mean" ? "" : `${doc.marks[chosen.mark]} of each run, averaged over runs.`);
+  $("throughput-note").textContent = restsOn(setting, `Whiskers: 95% confidence over replications.${banded(setting, chosen.rate)}`);
+  $("latency-note").textContent = restsOn(setting, `${chosen.mark === "mean" ? "" : `${doc.marks[chosen.mark]} of each run, averaged over runs.`}${banded(setting, time)}`.trim());
   table(here, chosen, time);
   const found = histogram("histogram-chart", doc, chosen);
   $("histogram-note").textContent = found ? restsOn(here, "All counted requests of all replications together, on a logarithmic axis.") : "";
@@ -99,6 +100,8 @@ function show() {
   $("timeline-note").textContent = series ? restsOn([watched],
     `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, nothing launched yet. Lanes' queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, true) : "";
 }
+
+const banded = (entries, metric) => (entries.some((e) => e.bands[metric]) ? " Shaded: forward times at both ends of the profile's error bar." : "");
 
 // What a figure rests on: replications, labels and foundation.
 function restsOn(entries, more, oneRun = false) {
@@ -162,8 +165,8 @@ function table(entries, chosen, time) {
 
 function lead() {
   const runs = doc.sources.reduce((sum, s) => sum + Number(s.facts.points), 0);
-  const pairs = doc.settings.length === 1 ? `${doc.settings[0]}, ` : `${plural(doc.settings.length, "setting")}, `;
-  return `${pairs}${plural(doc.archs.length, "architecture")}, ${plural(doc.loads.length, "load")}, ${plural(runs, "run")}. ${uniq(doc.entries.map((e) => `Profile ${e.profile}: ${e.foundation}.`)).join(" ")}`;
+  const counts = [...(doc.settings.length > 1 ? [plural(doc.settings.length, "setting")] : []), plural(doc.archs.length, "architecture"), plural(doc.loads.length, "load"), plural(runs, "run")];
+  return `${doc.lead} ${counts.join(", ")}. ${uniq(doc.entries.map((e) => `Profile ${e.profile}: ${e.foundation}.`)).join(" ")}`;
 }
 
 function provenance() {

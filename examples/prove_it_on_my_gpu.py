@@ -1,0 +1,32 @@
+"""Prove it on my GPU: serve for real what was simulated, and compare figure by figure.
+
+    python prove_it_on_my_gpu.py            # on this machine's GPU
+    python prove_it_on_my_gpu.py tiny       # tiny models on the CPU, to try the script: their errors mean nothing
+
+The same policy serves the same requests under both clocks. If the figures agree, what the simulator says of loads and
+settings near this one rests on your card. If not, measure the card: pdvsim profile, then pdvsim calibrate.
+"""
+
+import sys
+
+import pdvsim
+from pdvsim.realrun.machine import Machine
+from pdvsim.realrun.site import serve
+
+METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms")
+
+
+def main(tiny: bool) -> None:
+    """One closed loop, simulated and real."""
+    requests = {"num_prompts": 4, "input_len": 16, "output_len": 8} if tiny else {"num_prompts": 200}
+    simulated = pdvsim.run(arch="pdv", max_concurrency=4, num_speculative_tokens=2, **requests)
+    machine = Machine(device="cpu", tiny=True) if tiny else Machine()
+    real = pdvsim.Run(serve(simulated.result.experiment, machine))
+    print(f"{'':20}{'simulated':>12}{'real':>12}{'error':>9}")
+    for metric in METRICS:
+        predicted, measured = simulated.metrics[metric], real.metrics[metric]
+        print(f"{metric:20}{predicted:12.2f}{measured:12.2f}{predicted / measured - 1:+9.1%}")
+
+
+if __name__ == "__main__":
+    main(tiny="tiny" in sys.argv[1:])

@@ -1,0 +1,101 @@
+"""One run as a small picture: when users wait, how requests come and go, and where their time goes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.sim.metrics.summary import STEPS, latencies_s
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.report.series import in_flight, waiting
+from pdvsim.view.setting import seeds_text, setting_line
+from pdvsim.view.style import GREY, PINK, STEP_COLOURS, arch_colour
+from pdvsim.view.table import load_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from pdvsim.sim.config import Experiment
+    from pdvsim.sim.records import Result
+
+BINS = 120
+HISTOGRAM = 40
+NEAR = 1.3  # times the longest latency: a service level beyond that is not drawn
+LATENCIES = ("ttft", "tpot")
+
+
+def run_line(experiment: Experiment, meta: dict[str, Any]) -> str:
+    """The setting of one run."""
+    config = asdict(experiment)
+    traffic, drafts = config["traffic"], None if experiment.speculates else "no drafts"
+    rate, most = traffic["request_rate"], traffic["max_concurrency"]
+    load = f"{load_text(rate)} req/s" if np.isfinite(rate) else f"{most} at once" if most else "all at once"
+    if traffic["use_trace_timestamps"]:
+        load = "the trace's own load"
+    acceptance = None if experiment.speculates else ""
+    return setting_line(
+        config, load, seeds_text([traffic["seed"]]), card=meta.get("gpu"), drafts=drafts, acceptance=acceptance
+    )
+
+
+def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
+    """Histograms of two latencies with their levels, requests over time, and the mean time of a request by step."""
+    experiment = result.experiment
+    found = latencies_s(result.requests, dict(result.deliveries), experiment.scoring.warmup_requests)
+    levels = experiment.scoring.slo()
+    colour = arch_colour(experiment.arch)
+    with styled():
+        figure = new_figure(14, 3.0, caption)
+        *left, over, parts = figure.subplots(1, len(LATENCIES) + 2)
+        for axes, name in zip(left, LATENCIES, strict=True):
+            _histogram(axes, found[name] * 1e3, name, colour, levels.get(name))
+        _over_time(over, result)
+        _parts(parts, metrics.get("breakdown_ms", {}), experiment.speculates)
+    return figure
+
+
+def _histogram(axes: Axes, values_ms: Any, name: str, colour: str, level_s: float | None) -> None:
+    axes.hist(values_ms, HISTOGRAM, color=colour, edgecolor="white", linewidth=0.4)
+    if len(values_ms):
+        middle = float(np.median(values_ms))
+        axes.axvline(middle, color="0.2", linewidth=1.5)
+        axes.annotate(f"median {middle:,.3g}", (middle, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
+                      textcoords="offset points", va="top", fontsize=9)  # fmt: skip
+        if level_s is not None and level_s * 1e3 < NEAR * values_ms.max():  # else all bars would be at the left edge
+            axes.axvline(level_s * 1e3, color="0.2", linewidth=1.5, linestyle="--")
+            axes.annotate(f"level {level_s * 1e3:g}", (level_s * 1e3, 0.85), xycoords=("data", "axes fraction"),
+                          xytext=(4, 0), textcoords="offset points", va="top", fontsize=9)  # fmt: skip
+    within = "" if level_s is None else f", {np.mean(values_ms <= level_s * 1e3):.0%} within {level_s * 1e3:g}"
+    axes.set_title(f"{name.upper()} (ms){within}", loc="left", fontweight="bold", fontsize=11)
+    axes.set_ylabel("requests")
+    axes.set_xlim(left=0)
+
+
+def _over_time(axes: Axes, result: Result) -> None:
+    requests = result.requests
+    start_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
+    edges = np.linspace(start_s, max(end_s, start_s + 1e-6), BINS + 1)
+    middles = (edges[1:] + edges[:-1]) / 2
+    shown = (("in the system", in_flight(requests), GREY), ("not admitted", waiting(requests), PINK))
+    for name, steps, colour in shown:
+        axes.fill_between(middles, steps.mean(edges), color=colour, alpha=0.75, linewidth=0, label=name)
+    axes.set_title("Requests over time (s)", loc="left", fontweight="bold")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False, fontsize=9)
+
+
+def _parts(axes: Axes, steps_ms: dict[str, float], drafts: bool) -> None:
+    left = 0.0
+    for step in STEPS:
+        value = float(steps_ms.get(step, 0.0))
+        name = "decode" if step == "verify" and not drafts else step
+        axes.barh(0, value, left=left, color=STEP_COLOURS[step], edgecolor="white", label=f"{name} {value:,.3g}")
+        left += value
+    axes.set_yticks([])
+    axes.set_ylim(-0.4, 2.2)
+    axes.grid(False, axis="y")
+    axes.set_title("Mean time of a request (ms)", loc="left", fontweight="bold")
+    axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")

@@ -1,0 +1,117 @@
+"""What a picture or a page is of, in one line: pair, card, data set, draft length, acceptance, load and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.view.table import load_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Settings = Mapping[str, Mapping[str, Any]]  # groups of an experiment's settings, as they are saved
+
+LISTED = 3  # values that are named one by one
+UNITS = {"concurrency": "at once", "request_rate": "req/s"}
+
+
+def setting_line(
+    config: Settings,
+    load: str,
+    seeds: str,
+    pair: str | None = None,
+    card: str | None = None,
+    drafts: str | None = None,
+    acceptance: str | None = None,
+) -> str:
+    """The line, of an experiment's settings; what is given stands in for them, nothing ("") is left out."""
+    said = [
+        f"{pair or config['server'].get('pair', '?')} on {card or config['hardware'].get('gpu', '?')}",
+        lengths_text(config["traffic"]),
+        drafts_of(config["server"]) if drafts is None else drafts,
+        f"acceptance {acceptance_of(config['acceptance'])}" if acceptance is None else acceptance,
+        load,
+        seeds,
+    ]
+    return ", ".join(part for part in said if part) + "."
+
+
+def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
+    """The line of a sweep's rows; `configs` are of the experiments it varies, without which less is known."""
+    pair = values_text(points["pair"], "pairs")
+    card = values_text(points["gpu"], "cards") if "gpu" in points else "?"
+    load, seeds = loads_text(points), seeds_text(points["seed"])
+    if not configs:
+        return f"{pair} on {card}, {load}, {seeds}."
+    drafts = unlike(drafts_of(config["server"]) for config in configs)
+    if "num_speculative_tokens" in points:
+        drafts = f"k={values_text(points['num_speculative_tokens'], 'draft lengths')}"
+    if "settings" in points and points["settings"].any():
+        drafts = "each architecture at its own best draft length"
+    rate = unlike(acceptance_of(config["acceptance"]) for config in configs)
+    if "acceptance_rate" in points:
+        rate = values_text(points["acceptance_rate"], "rates")
+    data = unlike(lengths_text(config["traffic"]) for config in configs)
+    return f"{pair} on {card}, {data}, {drafts}, acceptance {rate}, {load}, {seeds}."
+
+
+def lengths_text(traffic: Mapping[str, Any]) -> str:
+    """Which data set, or which lengths."""
+    name = str(traffic.get("dataset_name", "?"))
+    read, written = traffic.get("input_len"), traffic.get("output_len")
+    if name == "random":
+        read, written = read or 1024, written or 128
+    spread = f" ±{traffic['random_range_ratio']:.0%}" if traffic.get("random_range_ratio") else ""
+    lengths = [f"{n} tokens {way}" for n, way in ((read, "in"), (written, "out")) if n]
+    return " ".join([name, ", ".join(lengths).replace(" tokens out", " out") + spread if lengths else ""]).strip()
+
+
+def drafts_of(server: Mapping[str, Any]) -> str:
+    """The draft length, or who chooses it."""
+    if server.get("controller", "fixed") != "fixed":
+        return f"{server['controller']} controller"
+    return f"k={server.get('num_speculative_tokens', '?')}"
+
+
+def acceptance_of(acceptance: Mapping[str, Any]) -> str:
+    """How often drafts are accepted, in whichever form it was given."""
+    if acceptance.get("synthetic_acceptance_rates"):
+        return "by position " + "/".join(f"{rate:g}" for rate in acceptance["synthetic_acceptance_rates"])
+    if acceptance.get("acceptance_trace"):
+        return "as recorded"
+    spread = acceptance.get("acceptance_concentration")
+    return f"{acceptance.get('acceptance_rate', math.nan):g}" + (f" (Beta, {spread:g})" if spread else "")
+
+
+def loads_text(points: pd.DataFrame) -> str:
+    """The loads of rows: 1 to 64 at once."""
+    parts = []
+    for kind, group in points.groupby("load_kind", sort=False):
+        loads = sorted({load for load in group["load"] if not math.isnan(load)})
+        ends = " to ".join(dict.fromkeys(map(load_text, (loads[0], loads[-1])))) if loads else "the trace's own load"
+        parts.append(f"{ends} {UNITS.get(str(kind), '')}".strip())
+    return " and ".join(parts)
+
+
+def seeds_text(seeds: Sequence[int] | pd.Series[Any]) -> str:
+    """Seeds as their ends: seeds 0 to 4."""
+    known = sorted({int(seed) for seed in seeds})
+    return f"seed {known[0]}" if len(known) == 1 else f"seeds {known[0]} to {known[-1]}"
+
+
+def run_seeds(first: int, runs: int) -> str:
+    """The seeds of so many replications."""
+    return seeds_text(range(first, first + runs))
+
+
+def values_text(values: Sequence[Any] | pd.Series[Any], many: str) -> str:
+    """A few values one by one; of more, how many."""
+    known = [f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values)]
+    return ", ".join(known) if len(known) <= LISTED else f"{len(known)} {many}"
+
+
+def unlike(texts: Any) -> str:
+    """The texts that differ, side by side."""
+    return " / ".join(dict.fromkeys(texts))
