@@ -92,23 +92,20 @@ class Launches:
 
     def __init__(self) -> None:
         self._packed = bytearray()
+        self.append = self._packed.extend  # a row, as `packed_launch` makes it
 
     @staticmethod
     def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:
         """What a launch is, as its row begins."""
         return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
 
-    def append(self, row: bytes) -> None:
-        """A row, as `packed_launch` makes it."""
-        self._packed += row
-
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize
 
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""
-        rows = np.frombuffer(self._packed, _ROW)
-        self._packed = bytearray()
+        rows = np.frombuffer(bytes(self._packed), _ROW)
+        self._packed.clear()
         return {name: rows[name] for name in LAUNCH_DTYPES}
 
 
@@ -128,6 +125,11 @@ class Deliveries:
 
     def extend(self, requests: Sequence[int], tokens: Sequence[int], time_s: float) -> None:
         """Several requests' tokens at one time."""
+        if len(requests) == 1:
+            self._requests.append(requests[0])
+            self._tokens.append(tokens[0])
+            self._times_s.append(time_s)
+            return
         self._requests.extend(requests)
         self._tokens.extend(tokens)
         self._times_s.extend([time_s] * len(requests))

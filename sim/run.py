@@ -299,7 +299,8 @@ class Site:
     def settled_s(self) -> float:
         """Until when every launch that began is in the log."""
         running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
-        return min(self.env.now, *running, math.inf)
+        now_s: float = self.env.now
+        return min(now_s, *running, math.inf)
 
     def meta(self) -> dict[str, Any]:
         """Where the records came from."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from pdvsim.sim.core import KINDS, Request, Role, Work, packed_tally
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
 
 
@@ -19,6 +19,7 @@ class Books:
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
         self._append = log.append
+        self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
         # of its rows in the log
         self._heads = {
             (lane, kind, role): log.head(replica, gpu, lane, kind, role)
@@ -29,13 +30,18 @@ class Books:
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
-        rows, tokens, model, context = work.rows, work.tokens, self.models[work.role], work.context
+        rows, tokens, context = work.rows, work.tokens, work.context
         if context < 0:
             context = work.context = sum([row.context for row in rows])
         if not work.chunks and (tokens <= 2 or work.role == "target"):
-            solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = model.shape(len(rows), tokens, work.steps)
+            key = (work.role, len(rows), tokens, work.steps)
+            shape = self._shapes.get(key)
+            if shape is None:
+                shape = self._shapes[key] = self.models[work.role].shape(*key[1:])
+            solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
             return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
         solo = moved = flops = 0.0
+        model = self.models[work.role]
         if work.role == "draft" and rows:
             # prompts, and what rows are behind with, are read by forwards of their own before the first step
             before = [model.carrying(0, 0, 1, work.chunks, False)] if work.chunks else []
@@ -67,7 +73,8 @@ class Books:
         tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
-            prompt_start = max(prompt_start, chunk.start)
+            if chunk.start > prompt_start:
+                prompt_start = chunk.start
             if work.role == "target":  # the drafter reads behind it or beside it
                 chunk.request.prefill_ns += spent_ns
         self._append(

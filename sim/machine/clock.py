@@ -72,8 +72,9 @@ class Worker(Process):
         try:
             while event._ok:
                 event = send(event._value)
-                if event.callbacks is not None and not (isinstance(event, Completion) and env.reach(event)):
-                    event.callbacks.append(self._resume)
+                callbacks = event.callbacks
+                if callbacks is not None and not (isinstance(event, Completion) and env.reach(event)):
+                    callbacks.append(self._resume)
                     self._target = event
                     return
         except StopIteration as end:
@@ -93,6 +94,8 @@ class Clock(simpy.Environment):
         self.machines: list[TimedDevice] = []
         self.launched: list[TimedDevice] = []  # with works that are not on their streams yet
         self.direct = direct  # False: every completion goes through the queue, with the same result
+
+    now = property(attrgetter("_now"))  # asked for several times a round: read without a call
 
     def process(self, generator: ProcessGenerator) -> Process:
         return Worker(self, generator)
@@ -121,7 +124,8 @@ class Clock(simpy.Environment):
         """Let the next thing happen: a work ends, or an event."""
         if self.launched:
             self._take_in()
-        queue, machine = self._queue, self._next_machine()
+        queue, machines = self._queue, self.machines
+        machine = machines[0] if len(machines) == 1 else self._next_machine()
         if queue and queue[0] < machine.due:
             self._now, _, _, event = heappop(queue)
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
@@ -147,7 +151,8 @@ class Clock(simpy.Environment):
             noticed = device.pass_through(work, horizon_s)
             if noticed is not None:
                 launched.clear()
-                self._go_to(work, noticed)
+                work._ok, work.callbacks = True, None  # type: ignore[assignment]
+                self._now = noticed
                 return True
         if launched:
             self._take_in()
@@ -158,16 +163,13 @@ class Clock(simpy.Environment):
             if ended is None:
                 continue
             if ended is work and (not queue or noticed_s < queue[0][0]) and noticed_s < self._next_machine().due[0]:
-                self._go_to(work, noticed_s)
+                work._ok, work.callbacks = True, None  # type: ignore[assignment]
+                self._now = noticed_s
                 return True
             self.at(noticed_s, ended, ended._value)
             if ended is work:
                 return False
         return False
-
-    def _go_to(self, work: Completion, noticed_s: float) -> None:
-        work._ok, work.callbacks = True, None  # type: ignore[assignment]
-        self._now = noticed_s
 
     def _take_in(self) -> None:
         while self.launched:

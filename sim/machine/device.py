@@ -37,6 +37,7 @@ class Job(Completion):
     remaining_s: float  # at rate 1, as of the GPU's state time
     rate = 0.0
     start_s = -1.0
+    begins_s: float  # likewise, while it is only tried whether it has the GPU to itself
     # what those that share the GPU with it need to know; worked out where any does
     kind: str
     lane: str
@@ -114,15 +115,18 @@ class SimulatedGPU:
         """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
         fresh = self.fresh
         final = fresh[-1]
-        if self.running or self.coming or final is not last or not self.sharing.alone_is_full:
+        if final is not last or self.running or self.coming or not self.sharing.alone_is_full:
             return None
-        end, lane, spans = self.time_s, final.work.lane, []
-        for job in fresh:
-            if job is not final and (job.work.watched or job.work.lane != lane):
-                return None
-            start = job.ready_s if job.ready_s > end else end
-            end = start + job.solo_s
-            spans.append((start, end))
+        start = end = self.time_s
+        if len(fresh) > 1:
+            lane = final.work.lane
+            for job in fresh[:-1]:
+                if job.work.watched or job.work.lane != lane:
+                    return None
+                job.begins_s = start = job.ready_s if job.ready_s > end else end
+                end = start + job.solo_s
+        start = final.ready_s if final.ready_s > end else end
+        end = start + final.solo_s
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
@@ -130,8 +134,10 @@ class SimulatedGPU:
         host.free_at = noticed_s
         self.time_s = end
         note = self.books.note
-        for job, (start, end) in zip(fresh, spans, strict=True):
-            note(job.work, start, end, job.solo_s, job.bytes, job.flops)
+        if len(fresh) > 1:
+            for job in fresh[:-1]:
+                note(job.work, job.begins_s, job.begins_s + job.solo_s, job.solo_s, job.bytes, job.flops)
+        note(final.work, start, end, final.solo_s, final.bytes, final.flops)
         fresh.clear()
         final._value = self.verdict(final.work)
         return noticed_s
