@@ -12,6 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.models import is_config, pair_name
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import file_of, kin, policy_of
 
@@ -103,7 +106,7 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
+    """Models, as draft:target; each a preset, its Hugging Face id, or a config.json (or the folder that holds it)."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
     controller: ControllerName = "fixed"
@@ -141,6 +144,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        object.__setattr__(self, "pair", pair_name(self.pair))
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         if len(self.partition) != 3 or sum(self.partition) > 1.000001:
@@ -179,6 +183,8 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        own = self.gpu.endswith(".toml") or self.profile not in (None, "roofline")  # whose card may be any
+        object.__setattr__(self, "gpu", card_name(self.gpu, GPUS) if own else gpu(self.gpu).name)
 
 
 @dataclass(frozen=True)
@@ -287,7 +293,7 @@ class Experiment:
         configs = [
             f"{name}/config.json" if Path(name).is_dir() else name
             for name in self.server.pair.split(":")
-            if name.endswith(".json") or Path(name).is_dir()
+            if is_config(name)
         ]
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()

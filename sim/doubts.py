@@ -11,6 +11,7 @@ from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
@@ -18,7 +19,7 @@ SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded diffe
 CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
 
 
-class Doubt(UserWarning):
+class Doubt(Note):
     """An experiment that looks wrong."""
 
 

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.study.stats import over_replications, paired_differences
@@ -33,7 +35,7 @@ class Comparison:
 
     pairs: tuple[str, ...]
     gpus: tuple[str, ...] = ("h200",)
-    archs: tuple[Arch, ...] = ("baseline", "pd", "pdv")
+    archs: tuple[Arch, ...] = USUAL_ARCHS
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     num_runs: int = 1
@@ -43,6 +45,10 @@ class Comparison:
     servers: Mapping[Seat, Server] = field(default_factory=dict)  # settings of their own; the base's for all others
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", tuple(map(pair_name, self.pairs)))
+        object.__setattr__(
+            self, "gpus", tuple(card if card.endswith(".toml") else named_gpu(card).name for card in self.gpus)
+        )
         given = self.base.acceptance
         if self.pair_acceptance and (given.synthetic_acceptance_rates or given.acceptance_trace):
             raise ValueError("--pair-acceptance goes with neither --synthetic-acceptance-rates nor --acceptance-trace")
@@ -75,7 +81,6 @@ class Comparison:
         ]
 
     def _base(self, pair: str, gpu: str) -> Experiment:
-        named_pair(pair), named_gpu(gpu)  # refused here, with the names that are known
         base = self.base
         acceptance = base.acceptance
         if self.pair_acceptance:

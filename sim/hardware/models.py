@@ -8,10 +8,23 @@ from typing import Any, cast
 
 from pdvsim.sim.core import ModelFamily, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.reading import quoted, read_json, said
 
-__all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
+__all__ = [
+    "FAMILIES",
+    "GPUS",
+    "MODELS",
+    "from_config",
+    "gpu",
+    "is_config",
+    "model",
+    "model_or_config",
+    "pair",
+    "pair_name",
+    "read_config",
+]
 
 FAMILIES: tuple[ModelFamily, ...] = ("llama", "qwen2", "gemma")
 
@@ -45,29 +58,40 @@ SIZES = {  # of a config.json; several times those of the largest models known
 
 
 def model(name: str) -> ModelSpec:
-    """The preset called `name`; a ValueError naming the known ones otherwise."""
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
-    return MODELS[name]
+    """The preset that `name` means; a ValueError naming the known ones otherwise."""
+    taken = model_name(name, MODELS)
+    if taken not in MODELS:
+        raise unknown("model", name, MODELS, "a config.json of Hugging Face's (nothing is fetched)")
+    return MODELS[taken]
 
 
 def pair(name: str) -> Pair:
     """The pair written `draft:target`."""
-    draft, colon, target = name.partition(":")
-    if not colon:
-        raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
+    draft, _, target = pair_name(name).partition(":")
     return Pair(model_or_config(draft), model_or_config(target))
 
 
 def model_or_config(name: str) -> ModelSpec:
     """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
-    path = Path(name)
-    if name in MODELS or not (path.suffix == ".json" or path.is_dir()):
+    if name in MODELS or not is_config(name):
         return model(name)
     try:
-        return from_config(read_config(path), name)
+        return from_config(read_config(Path(name)), name)
     except (OSError, ValueError) as error:
         raise ValueError(f"model {name}: {said(error)}") from None
+
+
+def is_config(name: str) -> bool:
+    """Whether a name is that of a file or folder, not of a preset."""
+    return name.endswith(".json") or ("\0" not in name and Path(name).is_dir())
+
+
+def pair_name(name: str) -> str:
+    """A pair by the names of its presets; a ValueError where one is the name of nothing. Files are not read yet."""
+    draft, colon, target = str(name).partition(":")  # what a file of runs says may be no text
+    if not colon:
+        raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
+    return ":".join(part if part in MODELS or is_config(part) else model(part).name for part in (draft, target))
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
