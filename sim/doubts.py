@@ -64,7 +64,11 @@ def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
 
     models = pair(name)
     draft, target = models.draft, models.target
-    found = []
+    found = [
+        f"{model.name} attends to its last {model.sliding_window:,} tokens; here it reads all of a longer context"
+        for model in (draft, target)
+        if model.sliding_window is not None
+    ]
     if not same_vocabulary(draft, target):
         found.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "

@@ -26,7 +26,23 @@ __all__ = [
     "read_config",
 ]
 
-FAMILIES: tuple[ModelFamily, ...] = ("llama", "qwen2", "gemma")
+FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
+
+_EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
+_LATENT = "its attention keeps a compressed KV cache (MLA)"
+_STATE = "it keeps a state in place of a KV cache"
+_LOCAL = "its layers take turns between a sliding window and the whole context"
+_BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
+REFUSED = {  # families that people try, and why a dense decoder is no model of them
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "olmoe", "dbrx", "gpt_oss", "llama4", "llama4_text",
+                     "granitemoe", "jamba", "glm4_moe", "ernie4_5_moe"), _EXPERTS),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), f"{_EXPERTS}, and {_LATENT}"),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma"), _STATE),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2"), _LOCAL),
+    **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
+    **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
+}  # fmt: skip
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
 MODELS: dict[str, ModelSpec] = {
     m.name: m
@@ -54,6 +70,7 @@ SIZES = {  # of a config.json; several times those of the largest models known
     "head_dim": Range(1, 1024),
     "vocab_size": Range(2, 10_000_000),
     "max_position_embeddings": Range(1, 1_000_000_000),
+    "sliding_window": Range(1, 1_000_000_000),
 }
 
 
@@ -103,10 +120,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a Hugging Face configuration describes; a ValueError if its family is not known."""
+    """The shape that a Hugging Face configuration describes; a ValueError if that is no dense decoder of a family."""
     family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ValueError(f"model family {quoted(family)} is not supported; supported: {', '.join(FAMILIES)}")
+    if reason := _no_dense_decoder(config):
+        raise ValueError(f"model family {quoted(family)} is not supported: {reason}; supported: {', '.join(FAMILIES)}")
     sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
@@ -128,10 +145,36 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         head_dim=hidden // heads if config.get("head_dim") is None else _size(config, "head_dim"),
         vocab=_size(config, "vocab_size"),
         tied_embeddings=tied,
-        max_position_embeddings=(
-            None if config.get("max_position_embeddings") is None else _size(config, "max_position_embeddings")
-        ),
+        max_position_embeddings=_size_or_none(config, "max_position_embeddings"),
+        sliding_window=_window(config),
     )
+
+
+def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
+    """Why a configuration is not of a dense decoder that is known; None if it is."""
+    family = config.get("model_type")
+    if isinstance(family, str) and family in REFUSED:
+        return REFUSED[family]
+    if any(config.get(key) for key in EXPERT_KEYS):
+        return _EXPERTS
+    if config.get("kv_lora_rank"):
+        return _LATENT
+    if config.get("is_encoder_decoder"):
+        return _BOTH_WAYS
+    if isinstance(config.get("text_config"), dict):
+        return "it reads more than text; give the configuration under its text_config"
+    return None if family in FAMILIES else "it is not known"
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """The sliding window, where one is used and shorter than the longest context."""
+    window = _size_or_none(config, "sliding_window") if config.get("use_sliding_window", True) else None
+    longest = _size_or_none(config, "max_position_embeddings")
+    return None if window is None or (longest is not None and window >= longest) else window
+
+
+def _size_or_none(config: Mapping[str, Any], key: str) -> int | None:
+    return None if config.get(key) is None else _size(config, key)
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:
