@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 
-from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
@@ -32,20 +32,30 @@ def vet(experiments: Iterable[Experiment]) -> None:
 
 def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
-    said: dict[str, None] = {}
+    said: dict[str, type[Note]] = {}
     for experiment in experiments:
-        said |= dict.fromkeys(_levels(experiment.scoring.goodput))
+        said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
+        said |= dict.fromkeys(_columns(experiment.traffic), Note)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 pair, hardware = experiment.server.pair, experiment.hardware
-                said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))
-    for text in said:
-        warnings.warn(text, Doubt, stacklevel=2)
+                said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile), Doubt)
+    for text, kind in said.items():
+        warnings.warn(text, kind, stacklevel=2)
 
 
 def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
     """Whether two models may have the same tokens, by their number."""
     return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
+
+
+def _columns(traffic: Traffic) -> tuple[str, ...]:
+    """What the columns of a file of one's own were taken for."""
+    if traffic.dataset_name != "custom":
+        return ()
+    from pdvsim.sim.workload.own import read_requests
+
+    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
 
 
 @lru_cache

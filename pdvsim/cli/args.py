@@ -23,7 +23,7 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 import tyro
 
 from pdvsim.cli.help import help_text
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.limits import Range, check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
@@ -202,6 +202,8 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")} - {"config"}
         settings = {key: value for key, value in _read_toml(path).items() if _name(key) not in given}
         tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
+    if "--num-prompts" not in tokens and _default(command, "num_prompts") == OPEN:
+        tokens += ["--num-prompts", str(OPEN)]  # tyro would take what a default traffic has made of it
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors), warnings.catch_warnings(record=True) as notes:
@@ -214,6 +216,13 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     for text, kind in {str(note.message): note.category for note in notes}.items():  # not where tyro's errors go
         warnings.warn(text, kind, stacklevel=2)
     return parsed
+
+
+def _default(command: type, name: str) -> Any:
+    """The default of a field of a command, or of one of its groups; None if it has no such field."""
+    own = {field.name: field.default for field in fields(command)}
+    inner = (hint for hint in get_type_hints(command).values() if is_dataclass(hint))
+    return own[name] if name in own else next((v for h in inner if (v := _default(h, name)) is not None), None)  # type: ignore[arg-type]
 
 
 def positionals(command: type) -> list[str]:

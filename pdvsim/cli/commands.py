@@ -18,6 +18,7 @@ COMMANDS = {  # name, that of a module of this package: one line of help
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
     "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
     "validate": "real serving runs against the same runs simulated: pdvsim validate [RUNS.jsonl]",
+    "traffic": "what is in a trace: pdvsim traffic FILE -o traffic.png",
     "realrun": "one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
     "completion": 'completion for a shell: eval "$(pdvsim completion bash)"',

@@ -17,7 +17,7 @@ from pdvsim.decide.options import TunedServer
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check, check_ranges
@@ -43,8 +43,9 @@ DEFAULT_CONCURRENCY = (3, 10)
 class CompareTraffic(SweepTraffic):
     """Who asks what, and when."""
 
-    num_prompts: int = 200
-    """Number of requests."""
+    usual_prompts = 200
+    num_prompts: int = OPEN
+    """Number of requests; default: 200, or all of a trace that is replayed."""
 
 
 @dataclass(frozen=True)
