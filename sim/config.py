@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import is_config, pair_name
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
@@ -195,8 +195,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        own = self.gpu.endswith(".toml") or self.profile not in (None, "roofline")  # whose card may be any
-        object.__setattr__(self, "gpu", card_name(self.gpu, GPUS) if own else gpu(self.gpu).name)
+        object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from functools import lru_cache
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
@@ -24,8 +24,13 @@ class Doubt(Note):
 
 
 def vet(experiments: Iterable[Experiment]) -> None:
-    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
+    """Refuse unknown names and what the experiments of one command set for nothing; say what is doubtful about them."""
     given = list(experiments)
+    for name in dict.fromkeys(experiment.server.pair for experiment in given):
+        pair(name)
+    for hardware in dict.fromkeys(experiment.hardware for experiment in given):
+        if hardware.profile in (None, "roofline"):  # of a profile's own card the name may be any
+            gpu(hardware.gpu)
     refuse_idle(given)
     warn(given)
 
@@ -38,8 +43,8 @@ def warn(experiments: Iterable[Experiment]) -> None:
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
-                pair, hardware = experiment.server.pair, experiment.hardware
-                said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile), Doubt)
+                hardware = experiment.hardware
+                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile), Doubt)
     for text, kind in said.items():
         warnings.warn(text, kind, stacklevel=2)
 

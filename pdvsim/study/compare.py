@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.hardware.models import GPUS, pair_name
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.models import pair_name
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
@@ -46,9 +47,7 @@ class Comparison:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", tuple(map(pair_name, self.pairs)))
-        object.__setattr__(
-            self, "gpus", tuple(card if card.endswith(".toml") else named_gpu(card).name for card in self.gpus)
-        )
+        object.__setattr__(self, "gpus", tuple(card_name(card, GPUS) for card in self.gpus))
         given = self.base.acceptance
         if self.pair_acceptance and (given.synthetic_acceptance_rates or given.acceptance_trace):
             raise ValueError("--pair-acceptance goes with neither --synthetic-acceptance-rates nor --acceptance-trace")
@@ -81,6 +80,7 @@ class Comparison:
         ]
 
     def _base(self, pair: str, gpu: str) -> Experiment:
+        named_pair(pair), named_gpu(gpu)  # refused here, with the names that are known
         base = self.base
         acceptance = base.acceptance
         if self.pair_acceptance:

@@ -69,8 +69,7 @@ class Account:
             "quiet_windows": float((self.counts == 0).mean()),
             "gap_variation": variation,
             "burstiness": 1 / variation**2 if variation > 0 else math.inf,
-            "index_of_dispersion": float(self.counts.var(ddof=1) / mean) if len(self.counts) > 1 else math.nan,
-        }
+        } | ({"index_of_dispersion": float(self.counts.var(ddof=1) / mean)} if len(self.counts) > 1 else {})
 
 
 def account(name: str, trace: Trace) -> Account:

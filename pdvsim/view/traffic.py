@@ -43,15 +43,18 @@ def traffic_text(account: Account) -> str:
 
 def _arrival_lines(found: dict[str, Any]) -> list[str]:
     window = _time(found["window_s"])
-    shape, dispersion = found["burstiness"], found["index_of_dispersion"]
+    shape = found["burstiness"]
     kind = "burstier than" if shape < 0.9 else "more even than" if shape > 1.1 else "much like"
     peak = found["peak_rate"] / found["request_rate"]
-    return [
+    lines = [
         f"over {_time(found['duration_s'])}: {found['request_rate']:.3g} req/s on average, {found['peak_rate']:.3g} "
         f"in the busiest {window} ({peak:.1f} times as many), {found['quiet_windows']:.0%} of windows without any",
         f"gaps vary by {found['gap_variation']:.2f} of their mean: burstiness {shape:.2g}, {kind} Poisson (1)",
-        f"counts in {window}: variance {dispersion:.1f} times the mean (Poisson: 1)",
     ]
+    if "index_of_dispersion" in found:
+        dispersion = found["index_of_dispersion"]
+        lines.append(f"counts in {window}: variance {dispersion:.1f} times the mean (Poisson: 1)")
+    return lines
 
 
 def traffic_figure(account: Account) -> Figure:

@@ -84,7 +84,9 @@ def model(name: str) -> ModelSpec:
 
 def pair(name: str) -> Pair:
     """The pair written `draft:target`."""
-    draft, _, target = pair_name(name).partition(":")
+    draft, colon, target = pair_name(name).partition(":")
+    if not colon:
+        raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
     return Pair(model_or_config(draft), model_or_config(target))
 
 
@@ -104,11 +106,9 @@ def is_config(name: str) -> bool:
 
 
 def pair_name(name: str) -> str:
-    """A pair by the names of its presets; a ValueError where one is the name of nothing. Files are not read yet."""
-    draft, colon, target = str(name).partition(":")  # what a file of runs says may be no text
-    if not colon:
-        raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
-    return ":".join(part if part in MODELS or is_config(part) else model(part).name for part in (draft, target))
+    """A pair with presets by their own names; files, and what is unknown, as they were given."""
+    parts = str(name).split(":", 1)  # what a file of runs says may be no text
+    return ":".join(part if part in MODELS or is_config(part) else model_name(part, MODELS) for part in parts)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

@@ -33,7 +33,8 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores;
     "arrival_s": (
         "arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "arrival_timestamp", "arrival_ms",
         "arrival_time_ms", "timestamp", "timestamp_s", "timestamp_ms", "request_time", "start_time", "start_time_s",
-        "start_time_ms", "created_at", "created", "time", "time_s", "time_ms", "datetime", "date", "ts", "ts_ms",
+        "start_time_ms", "created_at", "created", "time", "time_s", "time_ms", "datetime", "date", "when", "ts",
+        "ts_ms",
     ),
     "prompt_tokens": (
         "prompt_tokens", "input_tokens", "num_prompt_tokens", "num_input_tokens", "context_tokens", "contexttokens",
