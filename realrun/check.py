@@ -125,7 +125,10 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
     }  # fmt: skip
     families = {
         "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+        "mistral": (hf.MistralConfig, hf.MistralForCausalLM, {"sliding_window": None}),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {"head_dim": 128}),
+        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM, {"pad_token_id": 0}),
         "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM, {"head_dim": 64}),
     }
     for family, (config, model_class, extra) in families.items():
