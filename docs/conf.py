@@ -47,7 +47,7 @@ html_additional_pages = {"index": "start.html"}  # the root leads to docs/index.
 
 
 class Help(Directive):
-    """What a command prints for --help."""
+    """What a command prints for --help-all, and `pdvsim` for --help."""
 
     required_arguments = 1
     final_argument_whitespace = True
@@ -57,7 +57,7 @@ class Help(Directive):
         module, _, function = SCRIPTS[program].partition(":")
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-            getattr(import_module(module), function)([*rest, "--help"])
+            getattr(import_module(module), function)([*rest, "--help-all" if rest else "--help"])
         text = printed.getvalue()
         return [nodes.literal_block(text, text, language="text")]
 

@@ -28,7 +28,7 @@ class RunKeywords(TypedDict, total=False):
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"]
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
@@ -93,7 +93,7 @@ class SweepKeywords(TypedDict, total=False):
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"]
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
@@ -161,7 +161,7 @@ class CapacityKeywords(TypedDict, total=False):
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
@@ -232,7 +232,7 @@ class AdviseKeywords(TypedDict, total=False):
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
@@ -307,7 +307,7 @@ class DraftTableKeywords(TypedDict, total=False):
     confirm: bool
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"]
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     draft_temperature: float
     feedback_temperature: bool
@@ -373,7 +373,7 @@ class MapKeywords(TypedDict, total=False):
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
@@ -445,7 +445,7 @@ class FrontierKeywords(TypedDict, total=False):
     concurrency: int | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float

@@ -123,9 +123,12 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
         "vocab_size": 4096, "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 8,
         "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 1024,
     }  # fmt: skip
-    families = {
+    families: dict[str, tuple[Any, Any, dict[str, Any]]] = {
         "llama": (hf.LlamaConfig, hf.LlamaForCausalLM, {}),
+        "mistral": (hf.MistralConfig, hf.MistralForCausalLM, {"sliding_window": None}),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM, {}),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM, {"head_dim": 128}),
+        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM, {"pad_token_id": 0}),
         "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM, {"head_dim": 64}),
     }
     for family, (config, model_class, extra) in families.items():

@@ -29,6 +29,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import is_config
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books, TracedBooks
@@ -86,8 +87,12 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
         if path is not None:
             found[role] = from_config(Path(path))
         else:
-            found[role] = TINY[role] if named is None else preset(getattr(named, role).name)
+            found[role] = TINY[role] if named is None else _named(getattr(named, role).name)
     return found
+
+
+def _named(name: str) -> ModelArchitecture:
+    return from_config(Path(name), name) if is_config(name) else preset(name)
 
 
 def dtype_of(machine: Machine) -> torch.dtype:

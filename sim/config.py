@@ -12,17 +12,22 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.models import is_config, pair_name
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import file_of, kin, policy_of
 
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
-Dataset = Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 ControllerName = Literal["fixed", "feedback", "goodput"]
 Priority = Literal["none", "stream", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
 
+TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
+OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
 PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
@@ -33,13 +38,13 @@ class Traffic:
     """Who asks what, and when."""
 
     dataset_name: Dataset = "sharegpt"
-    """sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3."""
+    """sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3; custom is a file of your own."""
     dataset_path: str | None = None
-    """The data set's own file, as published (JSON, CSV or JSONL)."""
+    """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None
-    """Folder of a local Hugging Face tokenizer, to count the tokens of a ShareGPT JSON file."""
-    num_prompts: int = 1000
-    """Number of requests."""
+    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom)."""
+    num_prompts: int = OPEN
+    """Number of requests; default: 1000, or all of a trace that is replayed."""
     request_rate: float = math.inf
     """Requests per second; inf sends all at once (or as --max-concurrency lets them)."""
     burstiness: float = 1.0
@@ -47,7 +52,7 @@ class Traffic:
     max_concurrency: int | None = None
     """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
-    """Replay the trace's own arrival times (azure, burstgpt, mooncake) instead of --request-rate."""
+    """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake) instead of --request-rate."""
     input_len: int | None = None
     """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
     output_len: int | None = None
@@ -57,16 +62,26 @@ class Traffic:
     seed: int = 0
     """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
 
+    usual_prompts = 1000  # requests where their number is open
+
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.dataset_name in ("azure", "burstgpt", "mooncake") and self.dataset_path is None:
-            raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its published file")
+        if self.dataset_name in TRACES and self.dataset_path is None:
+            raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
         if self.dataset_name == "random" and self.dataset_path is not None:
             raise ValueError("dataset random takes no --dataset-path")
-        if self.use_trace_timestamps and self.dataset_name not in ("azure", "burstgpt", "mooncake"):
-            raise ValueError(f"--use-trace-timestamps needs azure, burstgpt or mooncake, not {self.dataset_name}")
+        if self.use_trace_timestamps and self.dataset_name not in TRACES:
+            raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
         if self.use_trace_timestamps and self.request_rate != math.inf:
             raise ValueError("--use-trace-timestamps and --request-rate exclude each other")
+        if self.num_prompts == OPEN:
+            object.__setattr__(self, "num_prompts", self._all() if self.use_trace_timestamps else self.usual_prompts)
+        check_ranges(self)
+
+    def _all(self) -> int:
+        """The requests of the file."""
+        from pdvsim.sim.workload.own import read_requests
+
+        return len(read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer).lengths)
 
 
 @dataclass(frozen=True)
@@ -103,7 +118,7 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models, as draft:target; each a preset, a config.json of Hugging Face's or the folder that holds it."""
+    """Models, as draft:target; each a preset, its Hugging Face id, or a config.json (or the folder that holds it)."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
     controller: ControllerName = "fixed"
@@ -141,6 +156,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        object.__setattr__(self, "pair", pair_name(self.pair))
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         if len(self.partition) != 3 or sum(self.partition) > 1.000001:
@@ -179,6 +195,7 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
 
 
 @dataclass(frozen=True)
@@ -287,7 +304,7 @@ class Experiment:
         configs = [
             f"{name}/config.json" if Path(name).is_dir() else name
             for name in self.server.pair.split(":")
-            if name.endswith(".json") or Path(name).is_dir()
+            if is_config(name)
         ]
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()

@@ -10,7 +10,7 @@ from typing import Literal
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
-ModelFamily = Literal["llama", "qwen2", "gemma"]
+ModelFamily = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma"]
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode")
 
@@ -31,6 +31,7 @@ class ModelSpec:
     tied_embeddings: bool = False
     dtype_bytes: int = 2
     max_position_embeddings: int | None = None  # longest context; None: not known
+    sliding_window: int | None = None  # tokens that attention reaches back, where that is less
 
     @property
     def layer_params(self) -> int:

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 
-from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.models import gpu, pair
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
@@ -18,33 +19,48 @@ SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded diffe
 CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
 
 
-class Doubt(UserWarning):
+class Doubt(Note):
     """An experiment that looks wrong."""
 
 
 def vet(experiments: Iterable[Experiment]) -> None:
-    """Refuse what the experiments of one command set for nothing, and say what is doubtful about them."""
+    """Refuse unknown names and what the experiments of one command set for nothing; say what is doubtful about them."""
     given = list(experiments)
+    for name in dict.fromkeys(experiment.server.pair for experiment in given):
+        pair(name)
+    for hardware in dict.fromkeys(experiment.hardware for experiment in given):
+        if hardware.profile in (None, "roofline"):  # of a profile's own card the name may be any
+            gpu(hardware.gpu)
     refuse_idle(given)
     warn(given)
 
 
 def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
-    said: dict[str, None] = {}
+    said: dict[str, type[Note]] = {}
     for experiment in experiments:
-        said |= dict.fromkeys(_levels(experiment.scoring.goodput))
+        said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
+        said |= dict.fromkeys(_columns(experiment.traffic), Note)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
-                pair, hardware = experiment.server.pair, experiment.hardware
-                said |= dict.fromkeys(_pair(pair, hardware.gpu, hardware.profile))
-    for text in said:
-        warnings.warn(text, Doubt, stacklevel=2)
+                hardware = experiment.hardware
+                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile), Doubt)
+    for text, kind in said.items():
+        warnings.warn(text, kind, stacklevel=2)
 
 
 def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
     """Whether two models may have the same tokens, by their number."""
     return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
+
+
+def _columns(traffic: Traffic) -> tuple[str, ...]:
+    """What the columns of a file of one's own were taken for."""
+    if traffic.dataset_name != "custom":
+        return ()
+    from pdvsim.sim.workload.own import read_requests
+
+    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
 
 
 @lru_cache
@@ -63,7 +79,11 @@ def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
 
     models = pair(name)
     draft, target = models.draft, models.target
-    found = []
+    found = [
+        f"{model.name} attends to its last {model.sliding_window:,} tokens; here it reads all of a longer context"
+        for model in (draft, target)
+        if model.sliding_window is not None
+    ]
     if not same_vocabulary(draft, target):
         found.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "

@@ -68,8 +68,9 @@ def _open_loop(e: Experiment) -> bool:
 
 
 NEEDS: tuple[Need, ...] = (
-    Need("traffic.tokenizer", lambda e: (e.traffic.dataset_name, e.traffic.dataset_path is None) == ("sharegpt", False),
-         "--dataset-name sharegpt and its file, --dataset-path"),
+    Need("traffic.tokenizer",
+         lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
+         "--dataset-name sharegpt or custom and its file, --dataset-path"),
     Need("traffic.burstiness", _open_loop, "a finite --request-rate"),
     Need("traffic.random_range_ratio", lambda e: e.traffic.dataset_name == "random", "--dataset-name random"),
     Need("acceptance.acceptance_rate", _rate_acts,

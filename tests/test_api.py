@@ -34,10 +34,10 @@ def test_sweep_is_a_frame() -> None:
 
 def test_what_a_sweep_varies_is_a_dictionary() -> None:
     vary = {"max_num_seqs": [2, 3], "synthetic_acceptance_rates": [[0.9, 0.8, 0.7], [0.5, 0.4, 0.3]]}
-    points = pdvsim.sweep(vary=vary, num_speculative_tokens=3, concurrency=1, jobs=1, **SMALL)
+    points = pdvsim.sweep(arch="pdv", vary=vary, num_speculative_tokens=3, concurrency=1, jobs=1, **SMALL)
     found = points[list(vary)].to_numpy().tolist()
     assert found == [[rows, rates] for rows in (2, 3) for rates in ("0.9+0.8+0.7", "0.5+0.4+0.3")]
-    one = pdvsim.sweep(vary={"acceptance_rate": 0.5}, concurrency=1, jobs=1, **SMALL)
+    one = pdvsim.sweep(arch="pdv", vary={"acceptance_rate": 0.5}, concurrency=1, jobs=1, **SMALL)
     assert one["acceptance_rate"].tolist() == [0.5]
 
 

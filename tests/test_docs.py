@@ -24,8 +24,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 import pdvsim
-from pdvsim.cli import COMMANDS, main, module_of
+from pdvsim.cli import COMMANDS, main
 from pdvsim.cli.args import flags, parse
+from pdvsim.cli.completion import command_class
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.realrun import main as realrun
 
@@ -34,6 +35,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget": 9, "budget-s": 0.1, "jobs": 1}  # at most
+FILE_MARK = re.compile(r"<!-- file (\S+) -->")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
 TOLERANCE = 0.02  # of a number shown, besides one unit of its last digit: another machine adds up otherwise
@@ -86,8 +88,7 @@ def command_of(argv: list[str]) -> type | None:
         return RealCommand
     if argv[0] != "pdvsim":
         return None
-    module = vars(import_module(module_of(argv[1])))
-    return next(value for name, value in module.items() if name.endswith("Command"))
+    return command_class(argv[1])
 
 
 def names(command: type) -> set[str]:
@@ -167,11 +168,12 @@ def named(block: Block) -> str:
 
 
 def files(page: str) -> dict[str, str]:
-    """The files that a page shows, by name: cards in TOML, and Python that begins with `# NAME.py`."""
+    """The files that a page shows, by name: cards in TOML, Python that begins with `# NAME.py`, and what is marked."""
     shown = [block for block in BLOCKS if block.page == page]
     cards = [block.text for block in shown if block.language == "toml"]
     modules = [block.text for block in shown if block.language == "python" and FILE_NAME.match(block.text)]
     named = {str(FILE_NAME.match(text)[1]): text for text in modules}  # type: ignore[index]
+    named |= {name[1]: block.text for block in shown if (name := FILE_MARK.match(block.mark))}
     return named | {f"{tomllib.loads(text)['name']}.toml": text for text in cards}
 
 
@@ -202,6 +204,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")  # of the tables that are shown
     monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
     return tmp_path
 

@@ -46,7 +46,10 @@ def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype)
     spec = arch.spec
     config_of, model_of = {
         "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
+        "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
         "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
+        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
+        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
         "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
     }[spec.family]
     config = config_of(

@@ -11,27 +11,9 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from pdvsim.cli.commands import COMMANDS, module_of
 from pdvsim.common.console import guarded
 from pdvsim.common.version import __version__
-
-COMMANDS = {  # name, that of a module of this package: one line of help
-    "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
-    "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
-    "plot": "pictures of sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
-    "report": "one interactive page: pdvsim report results/sweep-DATE -o report.html",
-    "check": "whether results on disk are whole: pdvsim check results/sweep-DATE",
-    "capacity": "the highest rate each architecture holds: pdvsim capacity --goodput ttft:500 tpot:50 --attainment 0.9",
-    "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
-    "draft-table": "the best draft length by batch size, for vLLM: pdvsim draft-table --pair draft:target --gpu h200",
-    "map": "which architecture wins where: pdvsim map --y acceptance",
-    "frontier": "first token against the others, over architectures and chunks: pdvsim frontier --request-rate 6",
-    "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
-    "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
-    "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
-    "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
-    "validate": "real serving runs against the same runs simulated: pdvsim validate [RUNS.jsonl]",
-    "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,7 +23,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     first = argv[0] if argv else None
-    if first in ("-h", "--help"):
+    if first == "help" and len(argv) > 1:  # pdvsim help run --help-all
+        argv = [argv[1], *(argv[2:] or ["--help"])]
+        first = argv[0]
+    if first in ("-h", "--help", "help"):
         sys.stdout.write(help_text())
         return 0
     if first == "--version":
@@ -56,17 +41,12 @@ def _dispatch(argv: list[str]) -> int:
     return code
 
 
-def module_of(command: str) -> str:
-    """The module of a command."""
-    return f"{__name__}.{command.replace('-', '_')}"
-
-
 def help_text() -> str:
     """What `pdvsim --help` prints."""
     width = max(len(name) for name in COMMANDS) + 2  # `map` is a module of this package once it is loaded
     lines = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
     return f"""\
-usage: pdvsim [-h] [--version] {{{",".join(COMMANDS)}}} ...
+usage: pdvsim COMMAND [OPTIONS]
 
 Which serving architecture for speculative decoding, on your GPU and load, and how sure.
 
@@ -74,6 +54,6 @@ commands:
 {lines}
 
 options:
-  -h, --help   this text; `pdvsim COMMAND --help` lists a command's options
+  -h, --help   this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
   --version    the version
 """

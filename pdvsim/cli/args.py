@@ -12,6 +12,7 @@ import difflib
 import io
 import math
 import re
+import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass
@@ -21,9 +22,11 @@ from typing import Annotated, Any, TypeVar, get_origin, get_type_hints
 
 import tyro
 
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
-from pdvsim.sim.doubts import Doubt
+from pdvsim.cli.help import help_text
+from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.limits import Range, check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.reading import read_toml, said
 from pdvsim.study.backends import Backend, BackendName
 from pdvsim.study.sweep import DEFAULT_RATES, Sweep
@@ -50,6 +53,8 @@ class RunCommand:
     """Write a timeline for ui.perfetto.dev to this file."""
     html: str | None = None
     """Write the table, its picture and where it comes from to this file, as one page."""
+    overwrite: bool = False
+    """Replace files that are there already; without it they are refused."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
@@ -73,7 +78,7 @@ class SweepTraffic(Traffic):
 class SweepOptions:
     """Architectures, loads and replications, and the experiment they vary."""
 
-    arch: tuple[Arch, ...] = ("pdv",)
+    arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop), e.g. 1,2,4,8."""
@@ -136,7 +141,9 @@ class SweepCommand:
     dry_run: bool = False
     """List the points and estimate the time; write nothing."""
     json: bool = False
-    """Print one JSON document instead of the tables."""
+    """Print one JSON document instead of the table."""
+    verbose: bool = False
+    """Also print every point in the style of `vllm bench serve`, and the differences from the first architecture."""
     config: str | None = None
     """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
 
@@ -185,7 +192,10 @@ assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate na
 
 def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
-    known = flags(command)
+    if {"-h", "--help", "--help-all"} & set(argv):
+        sys.stdout.write(help_text(command, prog, "--help-all" in argv))
+        raise SystemExit(0)
+    known = {name: hint for name, hint in flags(command).items() if name in visible(command)}
     hints, placed = get_type_hints(command), positionals(command)
     tokens = _tokens(argv, known, math.inf if any(_is_list(hints[name]) for name in placed) else len(placed))
     path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)
@@ -194,18 +204,27 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")} - {"config"}
         settings = {key: value for key, value in _read_toml(path).items() if _name(key) not in given}
         tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
+    if "--num-prompts" not in tokens and _default(command, "num_prompts") == OPEN:
+        tokens += ["--num-prompts", str(OPEN)]  # tyro would take what a default traffic has made of it
     errors = io.StringIO()
     try:
-        with contextlib.redirect_stderr(errors), warnings.catch_warnings(record=True) as doubts:
-            warnings.simplefilter("always", Doubt)
+        with contextlib.redirect_stderr(errors), warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always", Note)
             parsed = tyro.cli(command, prog=prog, args=tokens, config=(tyro.conf.OmitArgPrefixes,))
     except SystemExit as stop:
         if not stop.code:
             raise
-        raise ValueError(_one_line(errors.getvalue())) from None
-    for text in dict.fromkeys(str(doubt.message) for doubt in doubts):  # not where tyro's errors go
-        warnings.warn(text, Doubt, stacklevel=2)
+        raise ValueError(_own_words(stop.__context__) or _one_line(errors.getvalue())) from None
+    for text, kind in {str(note.message): note.category for note in notes}.items():  # not where tyro's errors go
+        warnings.warn(text, kind, stacklevel=2)
     return parsed
+
+
+def _default(command: type, name: str) -> Any:
+    """The default of a field of a command, or of one of its groups; None if it has no such field."""
+    own = {field.name: field.default for field in fields(command)}
+    inner = (hint for hint in get_type_hints(command).values() if is_dataclass(hint))
+    return own[name] if name in own else next((v for h in inner if (v := _default(h, name)) is not None), None)  # type: ignore[arg-type]
 
 
 def positionals(command: type) -> list[str]:
@@ -223,6 +242,17 @@ def flags(command: type) -> dict[str, Any]:
     for hint in inner:
         known = flags(hint) | known  # type: ignore[arg-type]
     return known
+
+
+def visible(command: type) -> set[str]:
+    """The flags of a command but those that it sets itself."""
+    found: set[str] = set()
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        if is_dataclass(inner := getattr(hint, "__origin__", hint)):
+            found |= visible(inner)  # type: ignore[arg-type]
+        elif tyro.conf.Suppress not in getattr(hint, "__metadata__", ()):
+            found.add(name.replace("_", "-"))
+    return found
 
 
 def from_mapping(values: Mapping[str, Any], known: Mapping[str, Any], unknown: str) -> list[str]:
@@ -313,10 +343,6 @@ def _tokens(argv: Sequence[str], known: Mapping[str, Any], places: float = 0) ->
         is_flag = token.startswith("-") and token != "-" and not _is_number(token)
         if is_flag and missing:
             raise ValueError(f"{missing} needs a value")
-        if is_flag and (token in ("-h", "--help") or token.startswith("--tyro-")):
-            tokens.append(token)
-            room, missing, splits = 0, None, False
-            continue
         if is_flag:
             spelt, equals, value = token.partition("=")
             name = "output" if spelt == "-o" and "output" in known else _name(spelt)
@@ -377,9 +403,17 @@ def _read_toml(path: str) -> dict[str, Any]:
         raise ValueError(f"cannot read {path}: {said(error)}") from None
 
 
+def _own_words(error: BaseException | None) -> str | None:
+    """What a dataclass of ours refused, as it said it: tyro's box would break long words. None if tyro refused."""
+    refused = error.args if error is not None else ()
+    return refused[0] if len(refused) == 2 and all(isinstance(part, str) for part in refused) else None
+
+
 def _one_line(box: str) -> str:
     """What tyro says in a box, without the box, the help it repeats and the group of flags it names."""
     lines = [line.strip("│╭╮╰╯─ \t") for line in box.splitlines()[1:]]
+    lines = ["" if set(line) == {"-"} else line for line in lines]  # a rule, where the terminal has no box characters
+    lines = lines[not lines[0] :] if lines else lines
     message = " ".join(lines[: lines.index("")] if "" in lines else lines)
     message = re.sub(r"^Error parsing (\S+): (?:Error parsing \S+: )*", lambda m: _flag_only(m[1]), message)
     message = re.sub(r"^Missing from .*: [A-Z|{},a-z_-]+ (.*) \(required\)$", r"an argument is missing: \1", message)

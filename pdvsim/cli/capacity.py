@@ -19,6 +19,7 @@ from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
@@ -36,7 +37,7 @@ class ServerHardware(Hardware):
 class CapacityOptions:
     """Architectures, GPUs and replications, and the service levels to hold."""
 
-    arch: tuple[Arch, ...] = ("colocated", "pd", "pdv")
+    arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
     attainment: float = 0.9
     """Share of the requests that must meet every service level of --goodput."""

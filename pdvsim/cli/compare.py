@@ -17,9 +17,12 @@ from pdvsim.decide.options import TunedServer
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.study.compare import Comparison, differences, run_comparison, summary
 from pdvsim.study.estimate import forewarn
@@ -40,8 +43,9 @@ DEFAULT_CONCURRENCY = (3, 10)
 class CompareTraffic(SweepTraffic):
     """Who asks what, and when."""
 
-    num_prompts: int = 200
-    """Number of requests."""
+    usual_prompts = 200
+    num_prompts: int = OPEN
+    """Number of requests; default: 200, or all of a trace that is replayed."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ class CompareCommand:
     """Models, as draft:target."""
     gpus: tuple[str, ...] = ("h200",)
     """Cards; see `pdvsim profiles`."""
-    arch: tuple[Arch, ...] = ("baseline", "pd", "pdv")
+    arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare; differences are against the first."""
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop); without this and --request-rate: 3,10."""
@@ -112,7 +116,7 @@ class CompareCommand:
             self.scoring,
         )
         loads = self.concurrency or (() if self.request_rate else DEFAULT_CONCURRENCY)
-        prices = prices_usd(self.gpu_hour_usd, self.gpus)
+        prices = prices_usd(self.gpu_hour_usd, tuple(card_name(card, GPUS) for card in self.gpus))
         return Comparison(
             self.pairs,
             self.gpus,
@@ -146,6 +150,7 @@ def prices_usd(given: tuple[str, ...], gpus: tuple[str, ...]) -> dict[str, float
         except ValueError:
             raise ValueError(f"gpu-hour-usd: {text!r} must be a price, or card=price, e.g. h200=4") from None
         check("gpu-hour-usd", price, RANGES["gpu_hour_usd"])
+        name = name if name in gpus else card_name(name, GPUS)
         if equals and name not in gpus:
             raise ValueError(f"gpu-hour-usd: {name!r} is not among the cards compared: {', '.join(gpus)}")
         prices |= {name: price} if equals else dict.fromkeys(gpus, price) | prices

@@ -25,6 +25,7 @@ from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
@@ -56,7 +57,7 @@ class FrontierServer(TunedServer):
 class FrontierOptions:
     """The load, who serves it, the two figures, and replications."""
 
-    arch: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv")
+    arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures."""
     max_num_batched_tokens: tuple[int, ...] = Space.max_num_batched_tokens
     """Prompt tokens of a forward (the chunk): every architecture runs with each of these."""

@@ -18,7 +18,9 @@ from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, draw_map, map_document, map_table, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
@@ -40,7 +42,7 @@ class MapTraffic(OpenTraffic):
 class MapOptions:
     """Architectures, the two axes, and replications."""
 
-    arch: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv")
+    arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures that compete."""
     y: Axis = "acceptance"
     """The second axis: acceptance, or size (pairs by the ratio of their parameters)."""
@@ -84,7 +86,7 @@ class MapOptions:
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         places: tuple[Place, ...] = self.acceptances
         if self.y == "size":
-            places = by_size(self.pairs) if self.pairs else natural_pairs()
+            places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
         arch = self.arch[0] if self.arch else "pdv"

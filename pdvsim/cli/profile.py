@@ -20,10 +20,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
 
-    for name in args.models:
-        model(name)
-    for name in args.pairs:
-        pair(name)
+    models, pairs = tuple(model(name).name for name in args.models), tuple(pair(name).name for name in args.pairs)
     try:
         import torch
     except ImportError:
@@ -39,8 +36,8 @@ def main(argv: list[str]) -> int:
     folder = check_folder(Path(args.output))
     parts = folder / "parts"
     options = Options(
-        models=args.models,
-        pairs=args.pairs,
+        models=models,
+        pairs=pairs,
         output=parts,
         budget_s=args.budget_s,
         pair_budget_s=args.pair_budget_s,

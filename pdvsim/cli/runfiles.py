@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pdvsim.cli.args import RunCommand
-from pdvsim.common.files import sealed, sha256, whole, write_all, write_whole
+from pdvsim.common.files import in_place, sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, run_document
@@ -40,6 +40,8 @@ class RunFiles:
         taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)
+            if path.exists() and not args.overwrite and not in_place(path):
+                raise ValueError(f"{path} is there already; --overwrite replaces it")
             place = os.path.realpath(path)
             if place in taken:
                 raise ValueError(f"{path} cannot be written: {taken[place]}")

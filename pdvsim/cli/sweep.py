@@ -42,11 +42,11 @@ def main(argv: list[str]) -> int:
 
     where = args.options.where()
     check_reachable(where)
-    if where.name == "loky":
-        forewarn(sweep.points(), where.jobs)
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume, _notice):
+        if where.name == "loky":
+            forewarn(sweep.points(), where.jobs)
         found = folder.survey()
         for line in found.notices():
             _notice(f"{folder.path}: {line}")
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
         frame, saved = folder.summarise(rows, partial(_draw, sweep))
         config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
     if len(frame):
-        _print_sweep(frame, sweep, config, args.json)
+        _print_sweep(frame, sweep, config, args)
     elif args.json:
         print(output.dumps({**config, "points": []}))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
@@ -112,7 +112,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     return 0
 
 
-def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_json: bool) -> None:
+def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args: SweepCommand) -> None:
     from pdvsim.study import output
     from pdvsim.view import table
 
@@ -122,16 +122,18 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], as_j
         for metric in PAIRED_METRICS
         for difference in (paired_differences(frame, metric, sweep.archs[0]) if len(sweep.archs) > 1 else [])
     ]
-    if as_json:
+    if args.json:
         parts = {"points": frame.to_dict("records"), "summary": entries, "paired_differences": differences}
         foundation = "; ".join(dict.fromkeys(str(entry.get("foundation")) for entry in entries))
         print(output.dumps({**config, "foundation": foundation, **parts}))
         return
     scoring = sweep.base.scoring
-    if len(sweep.archs) == 1 and not names:
+    if args.verbose:
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
             print(table.serving_table(entry | load, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
-    print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names))
-    if differences and sweep.num_runs > 1:
+    differences = differences if sweep.num_runs > 1 else []
+    leads = [d for d in differences if d["metric"] == PAIRED_METRICS[0]]
+    print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names, differences=leads))
+    if differences and args.verbose:
         print("\n" + table.paired_table(differences, names))

@@ -23,6 +23,7 @@ from typing import Any
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.sim.doubts import Doubt
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.reading import printable
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
@@ -37,7 +38,7 @@ def guarded(program: str, command: Callable[[], int]) -> int:
     """Run a command; whatever goes wrong becomes one line and an exit code, and whatever looks wrong one line."""
     _open_streams()
     try:
-        with _doubts_said(program):
+        with _notes_said(program):
             code = command()
         sys.stdout.flush()
         return code
@@ -66,17 +67,18 @@ def one_line(text: str) -> str:
 
 
 @contextmanager
-def _doubts_said(program: str) -> Iterator[None]:
-    """Doubts as lines on standard error, each once; other warnings as Python shows them."""
+def _notes_said(program: str) -> Iterator[None]:
+    """Notes and doubts as lines on standard error, each once; other warnings as Python shows them."""
     said: set[str] = set()
     with warnings.catch_warnings():
         as_usual = warnings.showwarning
+        warnings.simplefilter("always", Note)
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-            if issubclass(category, Doubt):
+            if issubclass(category, Note):
                 if str(message) not in said:
                     said.add(str(message))
-                    say(program, f"warning: {message}")
+                    say(program, f"{'warning: ' if issubclass(category, Doubt) else ''}{message}")
             else:
                 as_usual(message, category, *where, **more)
 

@@ -11,9 +11,12 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.hardware.models import GPUS, pair_name
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.study.stats import over_replications, paired_differences
@@ -33,7 +36,7 @@ class Comparison:
 
     pairs: tuple[str, ...]
     gpus: tuple[str, ...] = ("h200",)
-    archs: tuple[Arch, ...] = ("baseline", "pd", "pdv")
+    archs: tuple[Arch, ...] = USUAL_ARCHS
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     num_runs: int = 1
@@ -43,6 +46,8 @@ class Comparison:
     servers: Mapping[Seat, Server] = field(default_factory=dict)  # settings of their own; the base's for all others
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", tuple(map(pair_name, self.pairs)))
+        object.__setattr__(self, "gpus", tuple(card_name(card, GPUS) for card in self.gpus))
         given = self.base.acceptance
         if self.pair_acceptance and (given.synthetic_acceptance_rates or given.acceptance_trace):
             raise ValueError("--pair-acceptance goes with neither --synthetic-acceptance-rates nor --acceptance-trace")

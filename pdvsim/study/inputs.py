@@ -55,7 +55,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
             try:
                 sites[where].check([largest[whose]])
             except ValueError as error:
-                raise ValueError(f"{point}: {error}") from None
+                raise ValueError(f"{error} ({point})") from None
 
 
 def _site(experiment: Experiment) -> Site:

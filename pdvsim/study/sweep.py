@@ -164,7 +164,7 @@ class PointFailed(ValueError):
     """A point of a sweep has no row, and this is why."""
 
     def __init__(self, point: Point, outcome: Outcome) -> None:
-        super().__init__(f"point {outcome.index} ({point}): {outcome.reason}")
+        super().__init__(f"{outcome.reason} (point {outcome.index}: {point})")
 
 
 def run_sweep(

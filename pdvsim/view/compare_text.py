@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study.compare import COST
-from pdvsim.view.table import banded, cell, founded, load_name, load_text, rows_table, uncertainty
+from pdvsim.view.table import banded, cell, fitted_table, founded, load_name, load_text, uncertainty
 
 
 def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
@@ -22,7 +22,7 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
         columns.append(("USD/M out tok", COST))
     rows = [
         {
-            **_place(entry),
+            **_seat(entry),
             "settings": str(entry.get("settings", "")),
             **{title: banded(entry, key) for title, key in columns},
             "stability": str(entry.get("stability", "")),
@@ -34,7 +34,9 @@ def comparison_text(document: Mapping[str, Any], scoring: Scoring) -> str:
     notes += uncertainty(entries)
     if COST not in entries[0]:
         notes.append("no cost: give the price of a card's hour with --gpu-hour-usd")
-    blocks = ["\n".join([rows_table(rows), *notes])]
+    tail = [title for title, _ in columns if title.startswith("P")]
+    spare = ("of judged", "accepted % of drafted", "tok/round", "stability", *tail, "settings")
+    blocks = ["\n".join([*fitted_table(rows, spare, _places(entries)), *notes])]
     if document["paired_differences"] and replications > 1:
         blocks.append(_paired(document["paired_differences"]))
     return "\n\n".join(blocks)
@@ -45,17 +47,20 @@ def tails(scoring: Scoring) -> tuple[float, ...]:
     return tuple(sorted(scoring.metric_percentiles))
 
 
-def _place(entry: Mapping[str, Any]) -> dict[str, str]:
-    load = {load_name(entry["load_kind"]): load_text(entry["load"])}
-    return {"pair": entry["pair"], "gpu": entry["gpu"], **load, "arch": str(entry["arch"])}
+def _places(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{entry['pair']} on {entry['gpu']}" for entry in entries]
+
+
+def _seat(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {load_name(entry["load_kind"]): load_text(entry["load"]), "arch": str(entry["arch"])}
 
 
 def _paired(differences: list[dict[str, Any]]) -> str:
     against = f"against {differences[0]['against']} %"
     rows = [
         {
+            **_seat(d),
             "metric": d["metric"],
-            **_place(d),
             against: cell(d["relative"], scale=100, sign="+"),
             "": "" if d["told_apart"] else "not told apart",
         }
@@ -65,6 +70,6 @@ def _paired(differences: list[dict[str, Any]]) -> str:
     limit = f"{errors[0]:.1%}" if len(errors) == 1 else f"{errors[0]:.1%} to {errors[-1]:.1%}"
     return (
         "Paired differences, same seeds, 95% confidence over replications\n"
-        + rows_table(rows)
+        + "\n".join(fitted_table(rows, (), _places(differences)))
         + f"\nnot told apart: fewer than 5 seeds, or an interval that reaches into the profile's own error of {limit}"
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from shutil import get_terminal_size
 from typing import Any
 
 from pdvsim.sim.core import KINDS
@@ -20,6 +21,7 @@ from pdvsim.study.stats import Interval
 Section = tuple[str, list[tuple[str, str]]]
 
 WIDTH = 50
+UNKNOWN_WIDTH = 160  # of a table whose reader is no terminal
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -128,8 +130,12 @@ def comparison_table(
     metrics: Iterable[str] = ("ttft", "tpot"),
     percentiles: Iterable[float] = (99.0,),
     varied: Sequence[str] = (),
+    differences: Sequence[Mapping[str, Any]] = (),
 ) -> str:
-    """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability."""
+    """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability.
+
+    `differences` from the first architecture, where there are some, are a column too.
+    """
     tail = max(percentiles, default=None)
     marks = {"mean": "mean"} | ({} if tail is None else {percentile_name(tail).upper(): percentile_name(tail)})
     columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
@@ -138,19 +144,26 @@ def comparison_table(
     for name in metrics:
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
-    header = [load_name(entries[0]["load_kind"]), *varied, "arch", *(title for title, _ in columns), "stability"]
-    rows = [
-        [
-            load_text(entry["load"]),
-            *(_text(entry[name]) for name in varied),
-            str(entry["arch"]),
-            *(banded(entry, key) if key in BANDED else cell(entry.get(key)) for _, key in columns),
-            str(entry.get("stability", "")),
-        ]
-        for entry in entries
-    ]
-    notes = list(dict.fromkeys(map(founded, entries)))
-    return "\n".join([grid(header, rows), *notes, *uncertainty(entries)])
+    leads = {_seat(d, varied): cell(d["relative"], scale=100, sign="+") for d in differences}
+    rows = []
+    for entry in entries:
+        row = {load_name(entry["load_kind"]): load_text(entry["load"])}
+        row |= {name: _text(entry[name]) for name in varied} | {"arch": str(entry["arch"])}
+        for title, key in columns:
+            row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
+            if leads and key == "output_throughput":
+                row["gain %"] = leads.get(_seat(entry, varied), "")
+        rows.append(row | {"stability": str(entry.get("stability", ""))})
+    spare = ("tok/round", "req/s", *(title for title, _ in columns if title.startswith("P")), "stability")
+    notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
+    if leads:
+        over = f"in out tok/s over {differences[0]['against']}, from runs of the same seeds"
+        notes.append(f"gain: {over}; read this, not the overlap of two ±")
+    return "\n".join([*fitted_table(rows, spare), *notes])
+
+
+def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
+    return load_text(entry["load"]), *(_text(entry[name]) for name in varied), str(entry["arch"])
 
 
 def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -269,6 +282,26 @@ def load_name(kind: str) -> str:
 def load_text(load: float) -> str:
     """A load as a number; a trace has none."""
     return "trace" if math.isnan(load) else f"{load:g}"
+
+
+def fitted_table(rows: Sequence[Mapping[str, str]], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
+    """Rows of the same keys as a grid that fits the terminal, and a line on what was left out for that.
+
+    That is columns of `spare`, in its order. A heading, one for each row, stands above the first row that has it.
+    """
+    width = get_terminal_size((UNKNOWN_WIDTH, 24)).columns
+    shown, out = list(rows), []
+    lines = rows_table(shown).splitlines()
+    for name in (name for name in spare if name in rows[0]):
+        if len(lines[1]) <= width:
+            break
+        out.append(name)
+        shown = [{key: value for key, value in row.items() if key != name} for row in shown]
+        lines = rows_table(shown).splitlines()
+    for at in reversed(range(len(headings))):
+        if at == 0 or headings[at] != headings[at - 1]:
+            lines.insert(2 + at, headings[at])
+    return [*lines, *([f"left out to fit the width, and in the files: {', '.join(out)}"] if out else [])]
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> str:

@@ -1,7 +1,8 @@
 """What a model computes beyond its shape: rope, norms, biases and activation, read from its Hugging Face configuration.
 
-Covers the Llama, Qwen2 and Gemma families as they are. Not covered, and refused: sliding windows, attention or MLP
-biases outside Qwen2's, rope scalings other than llama3's, quantised checkpoints, other families.
+Covers the Llama, Mistral, Qwen2, Qwen3 (dense), Phi-3 and Gemma families as they are. Not covered, and refused:
+sliding windows, attention or MLP biases outside Qwen2's, rope over a part of a head, rope scalings other than llama3's,
+quantised checkpoints, other families.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class ModelArchitecture:
     rope_scaling: Llama3Rope | None = None
     norm_offset: float = 0.0  # gemma stores its norm weights minus one
     scale_embedding: bool = False  # gemma multiplies embeddings by sqrt(hidden)
+    qk_norm: bool = False  # qwen3 norms each head of q and k before the rope
 
     @property
     def q_width(self) -> int:
@@ -89,7 +91,7 @@ def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None)
         name = name or (path if path.is_dir() else path.parent).name
         config = read_config(path)
     spec = spec_from_config(config, name or str(config.get("_name_or_path") or config.get("model_type")))
-    _refuse_unsupported(config, spec.family)
+    _refuse_unsupported(config, spec)
     rope = dict(config.get("rope_parameters") or {})
     theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
     return _assemble(spec, float(theta), float(config.get("rms_norm_eps", 1e-6)), _rope_scaling(config), config)
@@ -108,6 +110,7 @@ def _assemble(
         norm_eps=eps,
         activation=ACTIVATIONS[act],
         qkv_bias=spec.family == "qwen2",
+        qk_norm=spec.family == "qwen3",
         rope_scaling=scaling,
         norm_offset=1.0 if gemma else 0.0,
         scale_embedding=gemma,
@@ -129,10 +132,13 @@ def _rope_scaling(config: Mapping[str, Any]) -> Llama3Rope | None:
     )
 
 
-def _refuse_unsupported(config: Mapping[str, Any], family: str) -> None:
-    sliding = config.get("use_sliding_window") if family == "qwen2" else config.get("sliding_window")
-    if sliding or "sliding_attention" in (config.get("layer_types") or ()):
+def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
+    if spec.sliding_window is not None or "sliding_attention" in (config.get("layer_types") or ()):
         raise ValueError("sliding-window attention is not supported")
+    rope = config.get("rope_parameters") or {}
+    part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part not in (None, 1, 1.0):
+        raise ValueError(f"partial_rotary_factor={part!r} is not supported: rope turns whole heads here")
     for key in ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention"):
         if config.get(key):
             raise ValueError(f"{key}={config[key]!r} is not supported")

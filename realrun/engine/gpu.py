@@ -1,7 +1,7 @@
 """The kernels a GPU runs, under the names of their twins."""
 
 from pdvsim.realrun.engine.attention import decode_attention, prefill_attention
-from pdvsim.realrun.engine.kernels import append, argmax, embed, gated, rope_write, settle, unit_norm
+from pdvsim.realrun.engine.kernels import append, argmax, embed, gated, head_norm, rope_write, settle, unit_norm
 from pdvsim.realrun.engine.linear import added, normed
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "decode_attention",
     "embed",
     "gated",
+    "head_norm",
     "normed",
     "prefill_attention",
     "rope_write",

@@ -135,6 +135,25 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
 
 
 @triton.jit
+def _head_norm(qkv_ptr, weight_ptr, heads, width, eps, DIM: tl.constexpr, OVERLAP: tl.constexpr):
+    m, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    d = tl.arange(0, DIM)
+    weight = tl.load(weight_ptr + (head >= heads) * DIM + d)
+    take_turn(OVERLAP)
+    at = qkv_ptr + m * width + head * DIM + d
+    x = tl.load(at).to(tl.float32)
+    kept = (x * tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)).to(qkv_ptr.dtype.element_ty)
+    tl.store(at, (kept.to(tl.float32) * weight).to(qkv_ptr.dtype.element_ty))
+
+
+def head_norm(qkv: Tensor, weight: Tensor, heads: int, kv_heads: int, eps: float) -> None:
+    """RMS norm of every head of q and of k, in place."""
+    _head_norm[(qkv.shape[0], heads + kv_heads)](
+        qkv, weight, heads, qkv.stride(0), eps, DIM=weight.shape[1], num_warps=1, **overlapping(qkv.device)
+    )
+
+
+@triton.jit
 def _gated(
     gate_up_ptr, out_ptr, width, ACT: tl.constexpr, GATE: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):  # fmt: skip

@@ -79,6 +79,8 @@ class Transformer:
         rows = batch.row_tokens
         for w, kv in zip(self.weights.layers, cache.layers, strict=True):
             qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
+            if w.qk_norm is not None:
+                ops.head_norm(qkv, w.qk_norm, self.arch.spec.heads, self.arch.spec.kv_heads, eps)
             parts = []
             if batch.rows:
                 parts.append(ops.decode_attention(qkv[:rows], kv, batch, positions[:rows], self.cos, self.sin))

@@ -39,6 +39,14 @@ def unit_norm(x: Tensor, eps: float) -> Tensor:
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
 
 
+def head_norm(qkv: Tensor, weight: Tensor, heads: int, kv_heads: int, eps: float) -> None:
+    """Norm every head of q and of k in place, each with its own weight; v stays."""
+    dim = weight.shape[1]
+    for kind, (first, last) in enumerate(((0, heads), (heads, heads + kv_heads))):
+        part = qkv[:, first * dim : last * dim]
+        part.copy_((unit_norm(part.unflatten(-1, (-1, dim)), eps) * weight[kind]).flatten(1).to(qkv.dtype))
+
+
 def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     """activation(gate) times up, which alternate in blocks along the last dimension."""
     gates, ups = gate_up.float().unflatten(-1, (-1, 2, gate.block)).unbind(-2)

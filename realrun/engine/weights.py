@@ -32,6 +32,7 @@ class LayerWeights:
     output: Tensor
     gate_up: Tensor
     down: Tensor
+    qk_norm: Tensor | None = None  # (2, head_dim) float32: of each head of q, of k
 
 
 @dataclass(slots=True)
@@ -71,6 +72,11 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
             return None
         return torch.randn(arch.qkv_width, device=device, dtype=torch.float32, generator=generator).to(dtype)
 
+    def head_norms() -> Tensor | None:
+        if not arch.qk_norm:
+            return None
+        return 1.0 + 0.1 * torch.randn(2, spec.head_dim, device=device, dtype=torch.float32, generator=generator)
+
     embedding = matrix(spec.vocab, spec.hidden)
     layers = [
         LayerWeights(
@@ -79,6 +85,7 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
             output=matrix(spec.hidden, arch.q_width),
             gate_up=folded(matrix(2 * spec.intermediate, spec.hidden), norm()),
             down=matrix(spec.hidden, spec.intermediate),
+            qk_norm=head_norms(),
         )
         for _ in range(spec.layers)
     ]
@@ -143,8 +150,16 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
         def block(i: int) -> LayerWeights:
             attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
-            qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
-            bias = None
+            if spec.family == "phi3":  # fused in the checkpoint as well
+                qkv = [checkpoint.get(f"{attention}.qkv_proj.weight", (arch.qkv_width, hidden))]
+                gate, up = checkpoint.get(f"{mlp}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
+            else:
+                qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
+                gate, up = (checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))
+            bias = head_norms = None
+            if arch.qk_norm:
+                norms = [checkpoint.get(f"{attention}.{p}_norm.weight", (spec.head_dim,)) for p in ("q", "k")]
+                head_norms = torch.stack(norms).to(device, torch.float32)
             if arch.qkv_bias:
                 bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
             return LayerWeights(
@@ -152,14 +167,11 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
                 qkv_bias=bias,
                 output=fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width))),
                 gate_up=fused(
-                    interleaved(
-                        checkpoint.get(f"{mlp}.gate_proj.weight", (wide, hidden)),
-                        checkpoint.get(f"{mlp}.up_proj.weight", (wide, hidden)),
-                        arch.gate_block,
-                    ),
+                    interleaved(gate, up, arch.gate_block),
                     norm_name=f"model.layers.{i}.post_attention_layernorm.weight",
                 ),
                 down=fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))),
+                qk_norm=head_norms,
             )
 
         table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))

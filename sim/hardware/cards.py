@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.hardware.names import card_name, unknown
 from pdvsim.sim.limits import MIB, Range
 from pdvsim.sim.reading import printable, quoted, read_toml, said
 
@@ -62,12 +63,13 @@ CARD_RANGES = {  # one unit off by a thousand falls outside
 
 
 def gpu(name: str) -> GpuSpec:
-    """The card called `name`, or the one in a TOML file; a ValueError naming the known ones otherwise."""
-    if name in GPUS:
-        return GPUS[name]
+    """The card that `name` means, or the one in a TOML file; a ValueError naming the known ones otherwise."""
     if name.endswith(".toml"):
         return card_file(name)
-    raise ValueError(f"unknown gpu {name!r}; known: {', '.join(GPUS)}, or a card.toml of your own")
+    taken = card_name(name, GPUS)
+    if taken not in GPUS:
+        raise unknown("gpu", name, GPUS, "a card.toml of your own")
+    return GPUS[taken]
 
 
 def card_file(path: str | Path) -> GpuSpec:

@@ -8,12 +8,41 @@ from typing import Any, cast
 
 from pdvsim.sim.core import ModelFamily, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.reading import quoted, read_json, said
 
-__all__ = ["FAMILIES", "GPUS", "MODELS", "from_config", "gpu", "model", "model_or_config", "pair", "read_config"]
+__all__ = [
+    "FAMILIES",
+    "GPUS",
+    "MODELS",
+    "from_config",
+    "gpu",
+    "is_config",
+    "model",
+    "model_or_config",
+    "pair",
+    "pair_name",
+    "read_config",
+]
 
-FAMILIES: tuple[ModelFamily, ...] = ("llama", "qwen2", "gemma")
+FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
+
+_EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
+_LATENT = "its attention keeps a compressed KV cache (MLA)"
+_STATE = "it keeps a state in place of a KV cache"
+_LOCAL = "its layers take turns between a sliding window and the whole context"
+_BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
+REFUSED = {  # families that people try, and why a dense decoder is no model of them
+    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "olmoe", "dbrx", "gpt_oss", "llama4", "llama4_text",
+                     "granitemoe", "jamba", "glm4_moe", "ernie4_5_moe"), _EXPERTS),
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), f"{_EXPERTS}, and {_LATENT}"),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma"), _STATE),
+    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2"), _LOCAL),
+    **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
+    **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
+}  # fmt: skip
+EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
 MODELS: dict[str, ModelSpec] = {
     m.name: m
@@ -41,19 +70,21 @@ SIZES = {  # of a config.json; several times those of the largest models known
     "head_dim": Range(1, 1024),
     "vocab_size": Range(2, 10_000_000),
     "max_position_embeddings": Range(1, 1_000_000_000),
+    "sliding_window": Range(1, 1_000_000_000),
 }
 
 
 def model(name: str) -> ModelSpec:
-    """The preset called `name`; a ValueError naming the known ones otherwise."""
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; known: {', '.join(MODELS)}")
-    return MODELS[name]
+    """The preset that `name` means; a ValueError naming the known ones otherwise."""
+    taken = model_name(name, MODELS)
+    if taken not in MODELS:
+        raise unknown("model", name, MODELS, "a config.json of Hugging Face's (nothing is fetched)")
+    return MODELS[taken]
 
 
 def pair(name: str) -> Pair:
     """The pair written `draft:target`."""
-    draft, colon, target = name.partition(":")
+    draft, colon, target = pair_name(name).partition(":")
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
     return Pair(model_or_config(draft), model_or_config(target))
@@ -61,13 +92,23 @@ def pair(name: str) -> Pair:
 
 def model_or_config(name: str) -> ModelSpec:
     """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
-    path = Path(name)
-    if name in MODELS or not (path.suffix == ".json" or path.is_dir()):
+    if name in MODELS or not is_config(name):
         return model(name)
     try:
-        return from_config(read_config(path), name)
+        return from_config(read_config(Path(name)), name)
     except (OSError, ValueError) as error:
         raise ValueError(f"model {name}: {said(error)}") from None
+
+
+def is_config(name: str) -> bool:
+    """Whether a name is that of a file or folder, not of a preset."""
+    return name.endswith(".json") or ("\0" not in name and Path(name).is_dir())
+
+
+def pair_name(name: str) -> str:
+    """A pair with presets by their own names; files, and what is unknown, as they were given."""
+    parts = str(name).split(":", 1)  # what a file of runs says may be no text
+    return ":".join(part if part in MODELS or is_config(part) else model_name(part, MODELS) for part in parts)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -79,10 +120,10 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a Hugging Face configuration describes; a ValueError if its family is not known."""
+    """The shape that a Hugging Face configuration describes; a ValueError if that is no dense decoder of a family."""
     family = config.get("model_type")
-    if family not in FAMILIES:
-        raise ValueError(f"model family {quoted(family)} is not supported; supported: {', '.join(FAMILIES)}")
+    if reason := _no_dense_decoder(config):
+        raise ValueError(f"model family {quoted(family)} is not supported: {reason}; supported: {', '.join(FAMILIES)}")
     sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
@@ -104,10 +145,36 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         head_dim=hidden // heads if config.get("head_dim") is None else _size(config, "head_dim"),
         vocab=_size(config, "vocab_size"),
         tied_embeddings=tied,
-        max_position_embeddings=(
-            None if config.get("max_position_embeddings") is None else _size(config, "max_position_embeddings")
-        ),
+        max_position_embeddings=_size_or_none(config, "max_position_embeddings"),
+        sliding_window=_window(config),
     )
+
+
+def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
+    """Why a configuration is not of a dense decoder that is known; None if it is."""
+    family = config.get("model_type")
+    if isinstance(family, str) and family in REFUSED:
+        return REFUSED[family]
+    if any(config.get(key) for key in EXPERT_KEYS):
+        return _EXPERTS
+    if config.get("kv_lora_rank"):
+        return _LATENT
+    if config.get("is_encoder_decoder"):
+        return _BOTH_WAYS
+    if isinstance(config.get("text_config"), dict):
+        return "it reads more than text; give the configuration under its text_config"
+    return None if family in FAMILIES else "it is not known"
+
+
+def _window(config: Mapping[str, Any]) -> int | None:
+    """The sliding window, where one is used and shorter than the longest context."""
+    window = _size_or_none(config, "sliding_window") if config.get("use_sliding_window", True) else None
+    longest = _size_or_none(config, "max_position_embeddings")
+    return None if window is None or (longest is not None and window >= longest) else window
+
+
+def _size_or_none(config: Mapping[str, Any], key: str) -> int | None:
+    return None if config.get(key) is None else _size(config, key)
 
 
 def _size(config: Mapping[str, Any], key: str) -> int:

@@ -39,6 +39,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "adaptive": Architecture("hybrid:Adaptive", _THREE),
 }
 ARCHS = tuple(ARCHITECTURES)
+USUAL_ARCHS = ("autoregressive", "colocated", "pd", "pdv")  # what a command compares where none is named
 
 
 class OwnArch(str):

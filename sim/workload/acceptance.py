@@ -109,10 +109,15 @@ class Streams:
         trace = acceptance.acceptance_trace
         self._lines = None if trace is None else read_trace(trace, acceptance.acceptance_trace_k)
 
-    def draw(self, output_tokens: NDArray[np.int64]) -> tuple[list[bytes], list[Coins | None]]:
-        """`Request.runs` for each of the next requests, and its Coins where acceptance answers to temperature."""
+    def draw(
+        self, output_tokens: NDArray[np.int64], own: Uniforms | None = None
+    ) -> tuple[list[bytes], list[Coins | None]]:
+        """`Request.runs` for each of the next requests, and its Coins where acceptance answers to temperature.
+
+        `own` are the requests' own rates, in place of the acceptance's.
+        """
         if self._lines is None:
-            return _drawn(self._acceptance, output_tokens, self._coins, self._rates)
+            return _drawn(self._acceptance, output_tokens, self._coins, self._rates, own)
         first, count = self._drawn % len(self._lines), len(output_tokens)
         self._drawn += count
         lines = self._lines[first:] + self._lines[:first]
@@ -134,12 +139,13 @@ def _drawn(
     output_tokens: NDArray[np.int64],
     coins: np.random.Generator,
     rates: np.random.Generator,
+    own: Uniforms | None = None,
 ) -> tuple[list[bytes], list[Coins | None]]:
     """Drawn in the order of the requests.
 
     Each has MAX_DRAFT positions beyond its output, or drafts near its end would be accepted less often than others.
     """
-    base = _base_rates(acceptance, len(output_tokens), rates)
+    base = _base_rates(acceptance, len(output_tokens), rates) if own is None else own
     runs: list[bytes] = []
     kept: list[Coins | None] = []
     for first, last in _blocks(output_tokens):
@@ -149,7 +155,7 @@ def _drawn(
         uniforms = coins.random(int(ends[-1]), dtype=np.float32)
         if acceptance.synthetic_acceptance_rates:
             flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
-        elif acceptance.acceptance_concentration is None:
+        elif acceptance.acceptance_concentration is None and own is None:
             flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
         else:
             flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)

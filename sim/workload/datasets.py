@@ -38,6 +38,10 @@ class Trace(NamedTuple):
 
     arrival_s: NDArray[np.float64]
     lengths: Lengths
+    acceptance: NDArray[np.float32] | None = None  # the rate of each, where the file says so
+    sessions: tuple[str, ...] | None = None  # the session of each
+    timed: bool = True  # whether the file has arrival times
+    notes: tuple[str, ...] = ()  # what was taken for what
 
 
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
@@ -62,7 +66,7 @@ def opened(path: str) -> Iterator[TextIO]:
         raise bad(path, "", "is not UTF-8 text", "a text file, unpacked") from None
 
 
-def _lines(path: str, file: TextIO, accepted: str) -> Iterator[str]:
+def lines_of(path: str, file: TextIO, accepted: str) -> Iterator[str]:
     """The lines of a file; a ValueError if already the first is no line of a trace, but fills the memory."""
     first = file.readline(MAX_LINE_CHARS + 1)
     if len(first) > MAX_LINE_CHARS:
@@ -74,7 +78,7 @@ def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
     """Line number and value of each line of a JSONL file; blank lines are skipped."""
     decode = json.JSONDecoder().raw_decode  # half the cost of json.loads on short lines
     with opened(path) as file:
-        for number, line in enumerate(_lines(path, file, accepted), 1):
+        for number, line in enumerate(lines_of(path, file, accepted), 1):
             text = line.strip()
             if text:
                 try:
@@ -90,7 +94,7 @@ def _csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[s
     """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
     accepted = "CSV with the columns " + ",".join(columns)
     with opened(path) as file:
-        reader = csv.reader(_lines(path, file, accepted), strict=True)
+        reader = csv.reader(lines_of(path, file, accepted), strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
             for name in columns:

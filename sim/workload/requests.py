@@ -12,18 +12,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import Acceptance, Traffic
+from pdvsim.sim.config import TRACES, Acceptance, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths, Trace
+from pdvsim.sim.workload.own import read_requests
 
-READERS = {"azure": datasets.read_azure, "burstgpt": datasets.read_burstgpt, "mooncake": datasets.read_mooncake}
 CHUNK = 4096  # requests drawn at once
 
 
@@ -43,18 +44,20 @@ class Workload:
         seeds = np.random.SeedSequence(traffic.seed).spawn(4)
         self._arrivals, self._lengths, coins, rates = (np.random.default_rng(s) for s in seeds)
         self._streams = Streams(acceptance, coins, rates)
-        trace = READERS[traffic.dataset_name](traffic.dataset_path or "") if traffic.dataset_name in READERS else None
+        trace = _trace(traffic)
+        given = replace(acceptance, acceptance_temperature_slope=0.0) != Acceptance()
+        self._rates = None if trace is None or given else trace.acceptance  # an option takes the column's place
         self._replayed = _replayed(traffic, trace) if trace is not None and traffic.use_trace_timestamps else None
-        self._rows = None if self._replayed is not None else _rows(traffic, trace, self._lengths)
+        self._table, self._order = (None, None) if self._replayed is not None else _table(traffic, trace, self._lengths)
 
     def __len__(self) -> int:
         return self.traffic.num_prompts
 
     def __iter__(self) -> Iterator[Request]:
         streams, id = deepcopy(self._streams), 0
-        for arrival_s, tokens in zip(self.arrivals(), self.lengths(), strict=True):
+        for arrival_s, (tokens, own) in zip(self.arrivals(), self._drawn(), strict=True):
             _check_tokens(int(tokens[:, 1].sum()))
-            runs, kept = streams.draw(tokens[:, 1])
+            runs, kept = streams.draw(tokens[:, 1], own)
             rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, kept, strict=True)
             for row in rows:
                 yield Request(id, *row)
@@ -92,13 +95,22 @@ class Workload:
 
     def lengths(self) -> Iterator[Lengths]:
         """Prompt and output tokens, chunk by chunk."""
+        for tokens, _ in self._drawn():
+            yield tokens
+
+    def _drawn(self) -> Iterator[tuple[Lengths, NDArray[np.float32] | None]]:
+        """Lengths, and where the file has them acceptance rates, chunk by chunk."""
         rng = deepcopy(self._lengths)
         for part in self._parts():
+            picked = None
             if self._replayed is not None:
-                tokens = self._replayed[1][part].copy()
+                tokens, picked = self._replayed[1][part].copy(), self._replayed[2][part]
+            elif self._table is not None and self._order is not None:
+                picked = _picked(self._order, part, rng)
+                tokens = self._table[picked]
             else:
-                tokens = _drawn(self.traffic, self._rows, part, rng)
-            yield _overridden(self.traffic, tokens)
+                tokens = _made_up(self.traffic, part.stop - part.start, rng)
+            yield _overridden(self.traffic, tokens), None if self._rates is None else self._rates[picked]
 
     def _parts(self) -> Iterator[slice]:
         for first in range(0, len(self), self.chunk):
@@ -123,8 +135,17 @@ def _arrivals(
     return arrival_s, float(sums[-1])
 
 
-def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Lengths]:
-    """The trace's first `num_prompts` requests by time, the first of them at 0."""
+def _trace(traffic: Traffic) -> Trace | None:
+    """The requests of the file, where the data set is one of requests."""
+    if traffic.dataset_name not in TRACES:
+        return None
+    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer)
+
+
+def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Lengths, NDArray[np.int64]]:
+    """The trace's first `num_prompts` requests by time, the first of them at 0, and their rows."""
+    if not trace.timed:
+        raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
     rows = len(trace.arrival_s)
     if traffic.num_prompts > rows:
         raise ValueError(
@@ -132,27 +153,32 @@ def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Leng
         )
     order = np.argsort(trace.arrival_s, kind="stable")[: traffic.num_prompts]
     arrival_s = trace.arrival_s[order]
-    return arrival_s - arrival_s[0], trace.lengths[order]
+    return arrival_s - arrival_s[0], trace.lengths[order], order
 
 
-def _rows(traffic: Traffic, trace: Trace | None, rng: np.random.Generator) -> Lengths | None:
-    """A file's rows, shuffled, as many as are wanted at most; None where lengths are drawn from a model."""
+def _table(
+    traffic: Traffic, trace: Trace | None, rng: np.random.Generator
+) -> tuple[Lengths | None, NDArray[np.int64] | None]:
+    """A file's rows, and their order, shuffled, as many as are wanted at most; None where lengths are made up."""
     count = traffic.num_prompts
     if trace is not None:
-        return trace.lengths[rng.permutation(len(trace.lengths))[:count]]
+        return trace.lengths, rng.permutation(len(trace.lengths))[:count]
     if traffic.dataset_path is None:
-        return None
+        return None, None
     if traffic.tokenizer is None:
         raise ValueError("dataset sharegpt with --dataset-path needs --tokenizer, a local folder, to count tokens")
-    return datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng)
+    rows = datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng)
+    return rows, np.arange(len(rows))
 
 
-def _drawn(traffic: Traffic, rows: Lengths | None, part: slice, rng: np.random.Generator) -> Lengths:
-    """The lengths of some requests: drawn, or a file's rows and, as in vLLM, drawn again where it has too few."""
-    count = part.stop - part.start
-    if rows is not None:
-        first = rows[part]
-        return np.concatenate((first, rows[rng.integers(len(rows), size=count - len(first))]))
+def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:
+    """The rows of some requests: in their order and, as in vLLM, drawn again where the file has too few."""
+    first = order[part]
+    return np.concatenate((first, order[rng.integers(len(order), size=part.stop - part.start - len(first))]))
+
+
+def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
+    """The lengths of some requests, from a model."""
     return _uniform(traffic, count, rng) if traffic.dataset_name == "random" else datasets.sample_sharegpt(count, rng)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import subprocess
 import sys
 from importlib import import_module
@@ -15,6 +16,9 @@ import pytest
 import pdvsim
 from pdvsim.cli import COMMANDS, main, module_of
 from pdvsim.cli.args import RunCommand, SweepCommand, parse
+from pdvsim.cli.completion import command_class
+from pdvsim.cli.help import options
+from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -185,10 +189,16 @@ def test_save_result_is_named_as_vllm_names_it(tmp_path: Path) -> None:
 
 def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     folder = tmp_path / "s"
-    assert main(["sweep", *SMALL, "--concurrency", "1,4", "--jobs", "1", "-o", str(folder)]) == 0
+    argv = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1,4", "--jobs", "1", "-o", str(folder)]
+    assert main(argv) == 0
+    captured = capsys.readouterr()
+    assert captured.out.startswith("concurrency  arch")
+    assert captured.out.count("\n") <= 8  # two points, and what they rest on
+    assert f"saved {folder / 'summary.parquet'}" in captured.err
+    assert main([*argv, "--resume", "--verbose"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2
-    assert "concurrency  arch" in printed
+    assert printed.endswith(captured.out)
     assert sorted(p.name for p in folder.iterdir()) == [".lock", "parts", "summary.parquet", "sweep.json", "sweep.png"]
     config = json.loads((folder / "sweep.json").read_text())
     assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
@@ -237,3 +247,42 @@ def test_help_after_every_command_is_loaded(capsys: pytest.CaptureFixture[str]) 
         import_module(module_of(name))
     assert main(["-h"]) == 0
     assert capsys.readouterr().out.startswith("usage: pdvsim")
+
+
+def test_a_result_that_is_there_is_kept_unless_told_otherwise(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    result, timeline = tmp_path / "r.json", tmp_path / "t.json"
+    argv = ["run", *SMALL, "-o", str(result)]
+    assert main(argv) == 0
+    first = result.read_bytes()
+    timeline.touch()
+    capsys.readouterr()
+    assert f"{result} is there already; --overwrite replaces it" in refused(capsys, *argv, "--seed", "5")
+    assert f"{timeline} is there already" in refused(capsys, "run", *SMALL, "--trace-out", str(timeline))
+    assert result.read_bytes() == first
+    assert main([*argv, "--seed", "5", "--overwrite"]) == 0
+    assert result.read_bytes() != first
+    assert main(["run", *SMALL, "-o", "/dev/null"]) == 0  # no file that could be lost
+
+
+def test_a_flag_that_a_command_sets_itself_is_unknown_to_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "unknown option --request-rate" in refused(capsys, "capacity", "--request-rate", "2")
+
+
+def test_a_refusal_is_one_line_on_a_terminal_without_box_characters() -> None:
+    for argv in (["--num-prompts", "0"], ["--num-prompts", "many"]):
+        code = f"import sys; from pdvsim.cli import main; sys.exit(main({['run', *argv]!r}))"
+        environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=False
+        )
+        assert done.stderr.count("\n") == 1
+        assert "num-prompts must be" in done.stderr
+        assert "---" not in done.stderr
+
+
+def test_every_command_that_compares_compares_the_same() -> None:
+    for command in ("sweep", "capacity", "map", "frontier", "compare"):
+        [arch] = [option for option in options(command_class(command)) if option.name == "arch"]
+        assert arch.default == USUAL_ARCHS

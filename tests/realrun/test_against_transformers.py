@@ -44,6 +44,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2": ("Qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2}),
     "qwen2-tied": ("Qwen2", {"num_attention_heads": 3, "num_key_value_heads": 3, "tie_word_embeddings": True}),
+    "mistral": (
+        "Mistral",
+        {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16, "sliding_window": None},
+    ),
+    "qwen3": ("Qwen3", {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 16}),
+    "qwen3-tied": (
+        "Qwen3",
+        {"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 8, "tie_word_embeddings": True},
+    ),
+    "phi3": ("Phi3", {"num_attention_heads": 6, "num_key_value_heads": 2, "pad_token_id": 0}),
     "gemma": ("Gemma", {"num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 32}),
 }
 
@@ -119,7 +129,8 @@ def test_old_style_rope_keys_read_the_same() -> None:
     ("change", "complaint"),
     [
         ({"model_type": "mixtral"}, "family 'mixtral'"),
-        ({"sliding_window": 4096}, "sliding"),
+        ({"sliding_window": 64}, "sliding"),
+        ({"partial_rotary_factor": 0.75}, "partial_rotary_factor=0.75"),
         ({"attention_bias": True}, "attention_bias"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "yarn"),
         ({"hidden_act": "relu"}, "relu"),

@@ -64,6 +64,15 @@ def test_unit_norm(hidden: int) -> None:
     torch.testing.assert_close(kernels.unit_norm(x, 1e-5), twins.unit_norm(x, 1e-5))
 
 
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 3, 32), (8, 1, 64)])
+def test_head_norm(heads: int, kv_heads: int, dim: int) -> None:
+    qkv, weight = normal(5, (heads + 2 * kv_heads) * dim), 1 + normal(2, dim, seed=1)
+    expected = qkv.clone()
+    kernels.head_norm(qkv, weight, heads, kv_heads, 1e-6)
+    twins.head_norm(expected, weight, heads, kv_heads, 1e-6)
+    torch.testing.assert_close(qkv, expected)
+
+
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated(activation: Activation) -> None:
     gate_up, gate = 3 * normal(3, 2 * 1104), Gate(activation, 16)

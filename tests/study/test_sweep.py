@@ -72,7 +72,18 @@ def test_ctrl_c_on_the_command_line_saves_and_says_so(
         return run_point(index, point)
 
     monkeypatch.setattr("pdvsim.study.folder.run_point", run_until_4)
-    small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
+    small = [
+        "--dataset-name",
+        "random",
+        "--input-len",
+        "32",
+        "--output-len",
+        "8",
+        "--num-prompts",
+        "6",
+        "--arch",
+        "pdv",
+    ]
     assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path)]) == 130
     assert capsys.readouterr().err.endswith(f"interrupted: 2 of 4 points are in {tmp_path}; --resume goes on\n")
     assert pd.read_parquet(tmp_path / "summary.parquet")["load"].tolist() == [1.0, 2.0]
@@ -150,7 +161,9 @@ def test_varied_values_have_the_type_of_their_flag() -> None:
 def test_a_failing_point_is_named_with_its_reason() -> None:
     points = Sweep(concurrency=(2,), base=SMALL, vary={"kv_capacity_tokens": (1000, 10)}).points()
     for jobs in (1, 2):
-        with pytest.raises(PointFailed, match=r"point 1 \(.*kv_capacity_tokens 10\): request 0 needs .* tokens of KV"):
+        with pytest.raises(
+            PointFailed, match=r"^request 0 needs .* tokens of KV.* \(point 1: .*kv_capacity_tokens 10\)"
+        ):
             run_sweep(points, jobs)
 
 

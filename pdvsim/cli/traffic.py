@@ -1,0 +1,66 @@
+"""`pdvsim traffic`: what is in a trace, before it is replayed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+from pdvsim.common.files import in_place, write_whole
+from pdvsim.view.figure import DPI
+
+
+@dataclass(frozen=True)
+class TrafficCommand:
+    """Say what is in a trace: rates over time, burstiness, lengths, acceptance and sessions; and draw it."""
+
+    file: tyro.conf.Positional[str]
+    """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
+    dataset_name: Literal["custom", "azure", "burstgpt", "mooncake"] | None = None
+    """What kind of trace it is; default: by its columns."""
+    tokenizer: str | None = None
+    """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Also draw it, to this file (PNG or SVG)."""
+    overwrite: bool = False
+    """Replace the picture if it is there already."""
+    json: bool = False
+    """Print one JSON document instead of the lines."""
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(TrafficCommand, argv, "pdvsim traffic")
+
+    from pdvsim.sim.workload.own import kind_of, read_requests
+    from pdvsim.study.output import check_file, dumps, picture
+    from pdvsim.study.traffic import account
+    from pdvsim.view.traffic import traffic_figure, traffic_text
+
+    path = Path(args.output) if args.output else None
+    if path is not None:
+        check_file(path)
+        if path.exists() and not args.overwrite and not in_place(path):
+            raise ValueError(f"{path} is there already; --overwrite replaces it")
+    kind = args.dataset_name or kind_of(args.file)
+    trace = read_requests(kind, args.file, args.tokenizer)
+    found = account(Path(args.file).name, trace)
+    if args.json:
+        print(dumps({"file": args.file, "dataset_name": kind, "notes": trace.notes, **found.summary()}))
+    else:
+        for note in trace.notes:
+            print(note)
+        print(traffic_text(found))
+        named = f"--dataset-name {kind} --dataset-path {args.file}"
+        if found.window_s:
+            print(f"replay it: pdvsim run {named} --use-trace-timestamps")
+            rate, shape = found.summary()["request_rate"], found.summary()["burstiness"]
+            print(f"its lengths, at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
+    if path is not None:
+        write_whole(path, picture(traffic_figure(found), path, DPI))
+        say("pdvsim", f"saved {path}")
+    return 0

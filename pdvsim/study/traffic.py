@@ -1,0 +1,88 @@
+"""What is in a trace: how often requests come and how evenly, how long they are, who sends them.
+
+Burstiness is that of `--burstiness`: the shape of the Gamma gaps whose coefficient of variation is the trace's. It says
+nothing of slow swings of the rate, which the index of dispersion shows: the variance of the counts of requests in
+windows over their mean, 1 for a Poisson process at any window.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.workload.datasets import Trace
+
+WINDOWS = 60  # that a trace is cut into at most
+FULL = 5  # requests of a window on average, at least
+SHORT_S = [m * 10.0**e for e in range(-3, 2) for m in (1, 2, 5)]
+STEPS_S = (*SHORT_S[:-1], 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0, 86400.0)
+QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
+
+
+@dataclass(frozen=True)
+class Account:
+    """A trace and what can be said of it."""
+
+    name: str
+    trace: Trace
+    window_s: float  # of the counts; 0 where there are no times
+    counts: NDArray[np.int64]  # of requests in each window
+
+    @property
+    def gaps_s(self) -> NDArray[np.float64]:
+        return np.diff(np.sort(self.trace.arrival_s))
+
+    @property
+    def duration_s(self) -> float:
+        return float(np.ptp(self.trace.arrival_s))
+
+    def summary(self) -> dict[str, Any]:
+        """The figures, by name; of arrivals only where there are times."""
+        found: dict[str, Any] = {"requests": len(self.trace.lengths)}
+        if self.window_s:
+            found |= self._arrivals()
+        for name, tokens in zip(("prompt_tokens", "output_tokens"), self.trace.lengths.T, strict=True):
+            found[name] = _spread(tokens)
+        if self.trace.lengths.std(axis=0).all():
+            prompt, output = self.trace.lengths.T
+            found["length_correlation"] = float(np.corrcoef(prompt, output).item(1))
+        if self.trace.acceptance is not None:
+            found["acceptance"] = _spread(self.trace.acceptance)
+        if self.trace.sessions is not None:
+            sizes = np.array(list(Counter(self.trace.sessions).values()))
+            found["sessions"] = {"count": len(sizes), "mean_requests": float(sizes.mean()), "max": int(sizes.max())}
+        return found
+
+    def _arrivals(self) -> dict[str, Any]:
+        gaps, mean = self.gaps_s, self.counts.mean()
+        variation = float(gaps.std() / gaps.mean()) if len(gaps) and gaps.mean() > 0 else math.nan
+        return {
+            "duration_s": self.duration_s,
+            "request_rate": len(gaps) / self.duration_s,
+            "window_s": self.window_s,
+            "peak_rate": float(self.counts.max() / self.window_s),
+            "quiet_windows": float((self.counts == 0).mean()),
+            "gap_variation": variation,
+            "burstiness": 1 / variation**2 if variation > 0 else math.inf,
+        } | ({"index_of_dispersion": float(self.counts.var(ddof=1) / mean)} if len(self.counts) > 1 else {})
+
+
+def account(name: str, trace: Trace) -> Account:
+    """An account of a trace."""
+    duration_s = float(np.ptp(trace.arrival_s))
+    if not trace.timed or not duration_s:
+        return Account(name, trace, 0.0, np.zeros(0, dtype=np.int64))
+    windows = max(1, min(WINDOWS, len(trace.lengths) // FULL))
+    window_s = min((step for step in STEPS_S if step * windows >= duration_s), default=duration_s / windows)
+    at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
+    whole = max(1, int(duration_s / window_s))  # the last window is cut short, and would look quiet
+    return Account(name, trace, window_s, np.bincount(at, minlength=whole)[:whole])
+
+
+def _spread(values: NDArray[Any]) -> dict[str, float]:
+    return {"mean": float(values.mean())} | {k: float(np.percentile(values, q)) for k, q in QUANTILES.items()}

@@ -1,0 +1,119 @@
+"""What is in a trace, as text and as a picture."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.study.traffic import Account
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.table import rows_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOUR, BESIDE = "#7f9ae5", "0.15"
+BINS = 40
+
+
+def traffic_text(account: Account) -> str:
+    """The figures of a trace in a few lines."""
+    found = account.summary()
+    lines = [f"{account.name}: {found['requests']:,} requests"]
+    if account.window_s:
+        lines += _arrival_lines(found)
+    else:
+        lines.append("no arrival times: its lengths can be drawn, and nothing replayed")
+    rows = [
+        {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in found[name].items()}}
+        for name in ("prompt_tokens", "output_tokens")
+    ]
+    if "acceptance" in found:
+        rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in found["acceptance"].items()}})
+    lines.append(rows_table(rows))
+    if "length_correlation" in found:
+        lines.append(f"correlation of prompt and output: {found['length_correlation']:+.2f}")
+    if "sessions" in found:
+        s = found["sessions"]
+        lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
+    return "\n".join(lines)
+
+
+def _arrival_lines(found: dict[str, Any]) -> list[str]:
+    window = _time(found["window_s"])
+    shape = found["burstiness"]
+    kind = "burstier than" if shape < 0.9 else "more even than" if shape > 1.1 else "much like"
+    peak = found["peak_rate"] / found["request_rate"]
+    lines = [
+        f"over {_time(found['duration_s'])}: {found['request_rate']:.3g} req/s on average, {found['peak_rate']:.3g} "
+        f"in the busiest {window} ({peak:.1f} times as many), {found['quiet_windows']:.0%} of windows without any",
+        f"gaps vary by {found['gap_variation']:.2f} of their mean: burstiness {shape:.2g}, {kind} Poisson (1)",
+    ]
+    if "index_of_dispersion" in found:
+        dispersion = found["index_of_dispersion"]
+        lines.append(f"counts in {window}: variance {dispersion:.1f} times the mean (Poisson: 1)")
+    return lines
+
+
+def traffic_figure(account: Account) -> Figure:
+    """Rates over time and gaps, where there are times; lengths in any case."""
+    found, timed = account.summary(), bool(account.window_s)
+    rate = f", {found['request_rate']:.3g} req/s, burstiness {found['burstiness']:.2g}" if timed else ""
+    caption = f"{account.name}: {found['requests']:,} requests{rate}. Prompt and output in tokens."
+    with styled():
+        figure = new_figure(11, 6.4 if timed else 3.2, caption, "What is in the trace")
+        axes = figure.subplots(2 if timed else 1, 2, squeeze=False)
+        if timed:
+            _rates(axes[0][0], account)
+            _gaps(axes[0][1], account)
+        for column, (axis, name) in enumerate(zip(axes[-1], ("prompt tokens", "output tokens"), strict=True)):
+            _lengths(axis, account.trace.lengths[:, column], name)
+    return figure
+
+
+def _rates(axis: Axes, account: Account) -> None:
+    starts = np.arange(len(account.counts) + 1) * account.window_s
+    scale, unit = _scaled(account.duration_s)
+    axis.stairs(account.counts / account.window_s, starts / scale, fill=True, color=COLOUR)
+    mean = (len(account.trace.arrival_s) - 1) / account.duration_s
+    axis.axhline(mean, color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.set(xlabel=unit, ylabel=f"req/s, by {_time(account.window_s)}", xlim=(0, starts[-1] / scale))
+    axis.set_title(f"Requests, mean {mean:.3g} req/s (dashed)")
+
+
+def _gaps(axis: Axes, account: Account) -> None:
+    """The share of gaps that are longer, beside that of a Poisson process of the same rate."""
+    gaps = np.sort(account.gaps_s)
+    longer = 1 - np.arange(len(gaps)) / len(gaps)
+    axis.step(gaps, longer, where="post", color=COLOUR, label="the trace")
+    times = np.linspace(0, gaps[-1], 200)
+    axis.plot(times, np.exp(-times / gaps.mean()), color=BESIDE, linestyle="--", linewidth=1.2, label="Poisson")
+    axis.set(xlabel="gap between arrivals (s)", ylabel="share longer", yscale="log", title="Gaps")
+    axis.set_ylim(0.5 / len(gaps), 1.5)
+    axis.legend(loc="best")
+
+
+def _lengths(axis: Axes, tokens: np.ndarray[Any, Any], name: str) -> None:
+    low, high = max(1, tokens.min()), tokens.max()
+    logarithmic = high > 20 * low
+    edges = np.geomspace(low, high + 1, BINS) if logarithmic else np.linspace(low, high + 1, BINS)
+    axis.hist(tokens, bins=edges.tolist(), color=COLOUR)
+    axis.axvline(tokens.mean(), color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.set(xlabel=name, ylabel="requests", title=f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)")
+    if logarithmic:
+        axis.set_xscale("log")
+        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def _scaled(seconds: float) -> tuple[float, str]:
+    steps = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
+    return next((float(scale), unit) for least, scale, unit in steps if seconds >= least)
+
+
+def _time(seconds: float) -> str:
+    scale, unit = _scaled(seconds)
+    if scale == 1 and seconds % 60 == 0:
+        return f"{seconds / 60:g} min"
+    return f"{seconds / scale:.3g} {'s' if scale == 1 else unit}"

@@ -1,0 +1,286 @@
+"""Traffic of one's own: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
+
+Columns are found by their names, of which the many in use are known, and what was taken for what is said. Sessions are
+counted and no more: nothing of a request is cached for the next of its session.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from functools import lru_cache
+from itertools import chain
+from os import stat
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.limits import MAX_TOKENS
+from pdvsim.sim.reading import quoted
+from pdvsim.sim.workload import datasets
+from pdvsim.sim.workload.datasets import TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
+
+ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "prompt"]
+Value = Any  # of a cell: text in CSV, text or a number in JSON
+
+CUSTOM_OUTPUT = 256  # tokens of an answer that the file says nothing of: vLLM's --custom-output-len
+
+NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first that is there
+    "arrival_s": (
+        "arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "arrival_timestamp", "arrival_ms",
+        "arrival_time_ms", "timestamp", "timestamp_s", "timestamp_ms", "request_time", "start_time", "start_time_s",
+        "start_time_ms", "created_at", "created", "time", "time_s", "time_ms", "datetime", "date", "when", "ts",
+        "ts_ms",
+    ),
+    "prompt_tokens": (
+        "prompt_tokens", "input_tokens", "num_prompt_tokens", "num_input_tokens", "context_tokens", "contexttokens",
+        "request_tokens", "input_length", "prompt_length", "input_len", "prompt_len", "num_prefill_tokens",
+        "prefill_tokens", "tokens_in", "prompt_token_count", "input_token_count", "usage_prompt_tokens", "in",
+    ),
+    "output_tokens": (
+        "output_tokens", "completion_tokens", "num_output_tokens", "num_completion_tokens", "generated_tokens",
+        "generatedtokens", "response_tokens", "output_length", "completion_length", "response_length", "output_len",
+        "completion_len", "num_decode_tokens", "decode_tokens", "tokens_out", "completion_token_count",
+        "output_token_count", "usage_completion_tokens", "expected_output_len", "out",
+    ),
+    "acceptance": ("acceptance", "acceptance_rate", "accept_rate", "draft_acceptance_rate", "alpha"),
+    "session": ("session", "session_id", "conversation_id", "conversation", "chat_id", "thread_id", "user_id", "user"),
+    "prompt": ("prompt", "question", "text"),
+}  # fmt: skip
+PUBLISHED = {  # columns by which a published trace is known
+    "azure": {"timestamp", "contexttokens", "generatedtokens"},
+    "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},
+    "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
+}
+READERS: dict[str, Callable[[str], Trace]] = {
+    "azure": datasets.read_azure,
+    "burstgpt": datasets.read_burstgpt,
+    "mooncake": datasets.read_mooncake,
+}
+UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+SUFFIXES = {"s": "seconds", "sec": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+ACCEPTED = (
+    "a CSV or JSONL file with columns like prompt_tokens and output_tokens, and arrival_s to replay it; "
+    'or JSONL of {"prompt": text}, with --tokenizer'
+)
+
+
+def columns_of(names: list[str]) -> dict[ColumnRole, str]:
+    """The names of a header or of an object's keys, by what they are."""
+    plain = {_plain(name): name for name in reversed(names)}  # the first of two that read the same
+    found = {role: next((plain[name] for name in known if name in plain), None) for role, known in NAMES.items()}
+    return {role: name for role, name in found.items() if name is not None}
+
+
+@lru_cache(maxsize=4)
+def _read(name: str, path: str, tokenizer: str | None, version: tuple[int, int]) -> Trace:
+    del version  # of the file: another one is read again
+    return READERS[name](path) if name in READERS else read_own(path, tokenizer)
+
+
+def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
+    """The requests of a trace of a kind, read once as long as the file stays as it is."""
+    try:
+        found = stat(path)
+        version = found.st_mtime_ns, found.st_size
+    except (OSError, ValueError):
+        version = 0, 0  # the reader says what is wrong with it
+    return _read(name, path, tokenizer, version)
+
+
+def kind_of(path: str) -> str:
+    """The published trace that a file's columns are of, or custom."""
+    with opened(path) as file:
+        head = file.readline(1 << 16)
+    keys = set(re.findall(r'"(\w+)"\s*:', head)) if head.lstrip().startswith("{") else _header(head)
+    return next((kind for kind, needed in PUBLISHED.items() if needed <= {_plain(key) for key in keys}), "custom")
+
+
+def read_own(path: str, tokenizer: str | None = None) -> Trace:
+    """The requests of a file of one's own; a ValueError of one line that names the line and field otherwise."""
+    kind = kind_of(path)
+    if kind != "custom":
+        trace = READERS[kind](path)
+        return trace._replace(notes=(f"{path} has the columns of the {kind} trace, and is read as one",))
+    rows = _rows(path)
+    first = next(rows, None)
+    if first is None:
+        raise bad(path, "", "holds no request", ACCEPTED)
+    columns = columns_of(list(first[1]))
+    if "prompt_tokens" not in columns and "prompt" not in columns:
+        raise bad(path, "", f"no column is known as prompt tokens, of {quoted(', '.join(first[1]))}", ACCEPTED)
+    if "prompt_tokens" in columns and "output_tokens" not in columns:
+        raise bad(path, "", f"no column is known as output tokens, of {quoted(', '.join(first[1]))}", ACCEPTED)
+    counted = "prompt_tokens" in columns
+    if counted:
+        columns.pop("prompt", None)
+    if counted and tokenizer is not None:
+        raise ValueError(f"--tokenizer does nothing here: {path} has its tokens counted, as {columns['prompt_tokens']}")
+    if not counted and tokenizer is None:
+        raise ValueError(f"{path} holds prompts as text: --tokenizer, a local folder, counts their tokens")
+    table = _Table(path, columns)
+    for line, row in chain([first], rows):
+        table.add(line, row)
+    return table.trace(tokenizer)
+
+
+class _Table:
+    """The rows of a file while they are read."""
+
+    def __init__(self, path: str, columns: dict[ColumnRole, str]) -> None:
+        self.path, self.columns = path, columns
+        self.times: list[Value] = []
+        self.lengths: list[tuple[int, int]] = []
+        self.acceptance: list[float] = []
+        self.sessions: list[str] = []
+        self.prompts: list[str] = []
+        self.lines: list[int] = []
+        self.empty = 0
+
+    def add(self, line: int, row: dict[str, Value]) -> None:
+        """Take a row; one without prompt or output is counted and left out, as a request that failed."""
+        columns = self.columns
+        prompt = self._tokens(line, row, "prompt_tokens") if "prompt_tokens" in columns else 1
+        output = self._tokens(line, row, "output_tokens") if "output_tokens" in columns else CUSTOM_OUTPUT
+        if not prompt or not output:
+            self.empty += 1
+            return
+        if "prompt_tokens" not in columns:
+            text = row.get(columns["prompt"])
+            if not isinstance(text, str):
+                raise bad(self.path, f"line {line}", f"{columns['prompt']} is {quoted(text)}", "a text")
+            self.prompts.append(text)
+        if "acceptance" in columns:
+            rate = _number(row.get(columns["acceptance"]))
+            if not 0 <= rate <= 1:
+                value = quoted(row.get(columns["acceptance"]))
+                raise bad(self.path, f"line {line}", f"{columns['acceptance']} is {value}", "a share from 0 to 1")
+            self.acceptance.append(rate)
+        if "session" in columns:
+            self.sessions.append(str(row.get(columns["session"])))
+        if "arrival_s" in columns:
+            self.times.append(row.get(columns["arrival_s"]))
+        self.lengths.append((prompt, output))
+        self.lines.append(line)
+
+    def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole) -> int:
+        value = row.get(self.columns[role])
+        number = _number(value)
+        if not (0 <= number <= MAX_TOKENS and number == int(number)):
+            raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", TOKENS_ACCEPTED)
+        return int(number)
+
+    def trace(self, tokenizer: str | None) -> Trace:
+        """Everything that was taken."""
+        if not self.lengths:
+            raise bad(self.path, "", "holds no request with a prompt and an output", ACCEPTED)
+        lengths = np.array(self.lengths, dtype=np.int64)
+        if tokenizer is not None:
+            lengths[:, 0] = np.maximum(1, token_counter(tokenizer)(self.prompts))
+        unit, arrival_s = self._arrivals() if self.times else ("", np.zeros(len(lengths)))
+        return Trace(
+            arrival_s,
+            lengths,
+            acceptance=np.array(self.acceptance, dtype=np.float32) if self.acceptance else None,
+            sessions=tuple(self.sessions) or None,
+            timed=bool(self.times),
+            notes=self._notes(unit),
+        )
+
+    def _arrivals(self) -> tuple[str, NDArray[np.float64]]:
+        """Arrival times in seconds, and the unit they were in."""
+        name = self.columns["arrival_s"]
+        dated = isinstance(self.times[0], str) and math.isnan(_number(self.times[0]))
+        read = _moment if dated else _number
+        accepted = "a date such as 2023-11-16 18:17:03.97" if dated else "a number of seconds, or a date"
+        values = np.empty(len(self.times))
+        for at, time in enumerate(self.times):
+            values[at] = read(time)
+            if not abs(values[at]) <= 1e19:
+                raise bad(self.path, f"line {self.lines[at]}", f"{name} is {quoted(time)}", accepted)
+        if dated:
+            return "dates", values
+        unit = SUFFIXES.get(_plain(name).rpartition("_")[2]) or _unit(float(np.median(values)))
+        return unit, values * UNITS[unit]
+
+    def _notes(self, unit: str) -> tuple[str, ...]:
+        taken = [f"{role} is {quoted(name)}" for role, name in self.columns.items() if name != role]
+        taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
+        said = [f"{self.path}: {', '.join(taken)}"] if taken else []
+        if self.empty:
+            rows = self.empty + len(self.lengths)
+            said.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output, and are left out")
+        return tuple(said)
+
+
+def _rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
+    """Line number and cells of each row."""
+    with opened(path) as file:
+        as_json = file.read(1 << 16).lstrip().startswith("{")
+    return _json_rows(path) if as_json else _csv_rows(path)
+
+
+def _json_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
+    for line, row in json_lines(path, ACCEPTED):
+        if not isinstance(row, dict):
+            raise bad(path, f"line {line}", f"holds {quoted(row)}", ACCEPTED)
+        yield line, row
+
+
+def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
+    with opened(path) as file:
+        lines = datasets.lines_of(path, file, ACCEPTED)
+        first = next(lines, "")
+        reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if len(row) == len(header):
+                    yield reader.line_num, dict(zip(header, row, strict=True))
+                elif row:
+                    what = f"{len(row)} fields, the header has {len(header)}"
+                    raise bad(path, f"line {reader.line_num}", what, ACCEPTED)
+        except csv.Error as error:
+            raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", ACCEPTED) from None
+
+
+def _header(line: str) -> list[str]:
+    return next(csv.reader([line.strip()], delimiter=_delimiter(line)), [])
+
+
+def _delimiter(line: str) -> str:
+    return max(",;\t", key=line.count)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W+", "_", name.strip().lower()).strip("_")
+
+
+def _number(value: Value) -> float:
+    """A finite number as it is, or as its text says; nan otherwise."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return math.nan
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _moment(value: Value) -> float:
+    """A date in seconds; nan if it is none. Without a zone it is taken as it stands: this machine's plays no part."""
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment - datetime(1970, 1, 1, tzinfo=UTC if moment.tzinfo else None)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _unit(typical: float) -> str:
+    """The unit of times whose name does not say: seconds, unless they would lie thousands of years from now."""
+    return next((unit for unit, most in (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17))
+                 if typical < most), "nanoseconds")  # fmt: skip

@@ -1,0 +1,106 @@
+"""Names that people type: what they mean, that it is said, and what is said of those that mean nothing."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from pdvsim.cli import main
+from pdvsim.sim.config import Hardware, Server
+from pdvsim.sim.hardware import names
+from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.models import MODELS, model
+from pdvsim.study.compare import Comparison
+
+
+def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
+    assert set(names.CARDS) <= set(GPUS)
+    assert set(names.MODELS) == set(MODELS)
+    for table, presets in ((names.CARDS, GPUS), (names.MODELS, MODELS)):
+        others = [name.lower() for mine in table.values() for name in mine]
+        assert len(set(others)) == len(others)
+        assert not set(others) & set(presets)
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken", "said"),
+    [
+        ("h100", "h100-sxm", True),
+        ("H100", "h100-sxm", True),
+        ("a100", "a100-80gb", True),
+        ("A100-80GB", "a100-80gb", False),
+        ("rtx_4090", "rtx-4090", False),
+        ("NVIDIA H100 80GB HBM3", "h100-sxm", True),  # as nvidia-smi says
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
+    ],
+)
+def test_cards(typed: str, taken: str, said: bool) -> None:
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        assert Hardware(gpu=typed).gpu == taken
+    assert [str(note.message) for note in notes] == [f"{typed} is taken as {taken}"] * said
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [
+        ("Llama-3.1-8B", "llama-3.1-8b"),
+        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+        ("Qwen/Qwen2-7B", "qwen2-7b"),
+        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+        ("google/gemma-2b-it", "gemma-2b"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+def test_models(typed: str, taken: str) -> None:
+    assert model(typed) is MODELS[taken]
+    assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"
+    assert Comparison((f"{typed}:llama-2-7b",), ("h200",), concurrency=(1,)).pairs == (f"{taken}:llama-2-7b",)
+
+
+def test_another_generation_is_not_taken_for_one_of_ours() -> None:
+    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-8B"):
+        with pytest.raises(ValueError, match="unknown model"):
+            model(name)
+    for name in ("a10", "h20", "l40", "v100"):
+        with pytest.raises(ValueError, match="unknown gpu"):
+            gpu(name)
+
+
+def test_a_folder_of_that_name_comes_before_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "Qwen" / "Qwen2-7B").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert Server(pair="qwen2-1.5b:Qwen/Qwen2-7B").pair == "qwen2-1.5b:Qwen/Qwen2-7B"
+
+
+def test_a_preset_says_nothing_and_stays() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        server = Server(pair="qwen2-1.5b:qwen2-7b")
+        assert replace(server, max_num_seqs=8).pair == server.pair
+
+
+def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["--pair", "meta-llama/Llama-3.2-1B:meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--no-band"]
+    assert main(["run", *argv, "--num-prompts", "2"]) == 0
+    out, err = capsys.readouterr()
+    assert "llama-3.2-1b:llama-3.1-8b" in out
+    for line in ("meta-llama/Llama-3.2-1B is taken as llama-3.2-1b", "h100 is taken as h100-sxm"):
+        assert err.count(line) == 1
+
+
+@pytest.mark.parametrize("command", ["run", "sweep", "advise", "capacity", "map", "frontier", "compare"])
+def test_a_name_of_nothing_is_refused_at_once_with_the_nearest(
+    capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    rate = ["--goodput", "ttft:500"] if command == "capacity" else ["--request-rate", "2"]
+    card, pair = ("--gpus", "--pairs") if command == "compare" else ("--gpu", "--pair")
+    assert main([command, *rate, card, "h1000"]) == 2
+    assert capsys.readouterr().err.startswith("pdvsim: error: unknown gpu 'h1000' (did you mean h100-sxm?)")
+    assert main([command, *rate, pair, "qwen2-1.5b:qwen2-7"]) == 2
+    assert capsys.readouterr().err.startswith("pdvsim: error: unknown model 'qwen2-7' (did you mean qwen2-7b?)")
