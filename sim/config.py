@@ -177,7 +177,8 @@ class Hardware:
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
     band: bool = True
-    """Where forward times are predicted, not measured: simulate both ends of their error bar as well."""
+    """Say how far a prediction may be off: as real runs were; where forward times are predicted, at both ends of their
+    error bar, which are simulated as well."""
     contention: Contention = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
     gpu_memory_utilization: float = 0.9

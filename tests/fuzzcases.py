@@ -24,7 +24,7 @@ from resultdirs import sweep_folder
 
 from pdvsim import cli
 from pdvsim.calibration.fit import vidur
-from pdvsim.calibration.validate import compare as validate
+from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.args import RunCommand, SweepCommand, flags
 from pdvsim.cli.capacity import CapacityCommand
@@ -61,8 +61,9 @@ BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 MOONCAKE = '{"timestamp": 100, "input_length": 40, "output_length": 6, "hash_ids": [1, 2]}\n' * 6
 TALK = [{"conversations": [{"from": "human", "value": "what is it"}, {"from": "gpt", "value": "this and that"}]}] * 3
 REAL = {
-    "load": {"arch": "pd", "pair": "tinyllama-1.1b:llama-2-7b", "concurrency": 2, "request_rate": None,
-             "num_prompts": 3, "repeat": 0},
+    "command": "realrun --arch pd --dataset-name random --num-prompts 3 --max-concurrency 2 --input-len 9",
+    "repeat": 0,
+    "held_out": False,
     "metrics": {"output_throughput": 400.0, "mean_ttft_ms": 9.0, "mean_tpot_ms": 4.0},
 }  # fmt: skip
 TOML = 'arch = "pd"\nnum_prompts = 3\noutput_len = 5\nrequest_rate = 8.0\ngoodput = ["ttft:500"]\n'
@@ -245,7 +246,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path), 4),
-    "runs.jsonl": validate.read,
+    "runs.jsonl": read_runs,
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),

@@ -12,6 +12,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -192,6 +193,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
     runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
+    shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
     for name in ("truth.json", "truth.jsonl"):
         (folder / name).write_bytes((source / name).read_bytes())
     return target
@@ -205,7 +207,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")  # of the tables that are shown
-    monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: measured / "data" / "h200" / "runs.jsonl")
+    monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
     return tmp_path
 
 

@@ -1,16 +1,20 @@
 """Predicted against measured: the same experiments under both clocks, metric by metric.
 
-Every real run of a file is simulated with the same seeds; nothing in the profile is fitted on these runs. An error is
-predicted over measured, less one. Beside it stand the spread of repeated real runs (each against the mean of the others
-of its experiment: what a perfect prediction would still be off) and the two ablations of the contention model.
+Every real run is simulated with the same seeds; nothing in the profile is fitted on these runs. An error is predicted
+over measured, less one. Beside it stand the spread of repeated real runs (each against the mean of the others of its
+experiment: what a perfect prediction would still be off), the two ablations of the contention model and, where the card
+was probed before the runs, the errors with forwards as much slower or faster as the probe says.
+
+Runs that are held out are never mixed with the others: whoever works on the model looks at those alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import Any, get_args
@@ -18,41 +22,57 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
-from pdvsim.calibration.validate.runs import Scenario
+from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
+from pdvsim.profiler.probe import Slower, probed_reference, slowdown, slower
 from pdvsim.sim.config import Contention, Experiment
-from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.hardware.trust import ANY, Loading, load_kind
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.reading import parse_json, read_text, said
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import covering_profile, simulate
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
-METRICS = (
-    "output_throughput",
-    *(f"{which}_{name}_ms" for name in FAMILIES for which in ("mean", "median", "p95", "p99")),
-)
+MARKS = ("mean", "median", "p90", "p95", "p99")
+METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 APART = 0.03  # two architectures measured nearer than this have no order to get right
+GROUPS = ("arch", "pair", "dataset", "load")  # that errors are told apart by
+LONG_PROMPT = 1000  # tokens, from which on prompts of one length are long
+SHARES = {"open, low": 0.65, "open, mid": 0.9, "open, high": math.inf}  # of a server's capacity, at most
+COVERED = 0.9  # share of real runs that a bar is to hold
+FOLDS = 5
+TARGETS = {  # at most: of all errors the median and the 95th percentile; the 95th percentile of a group, of a metric
+    "median": 0.025, "p95": 0.08, "group": 0.10, "output_throughput": 0.03, "median_ttft_ms": 0.10, "p95_ttft_ms": 0.10,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Checked:
     """One real run and its prediction."""
 
-    load: Scenario
-    measured: dict[str, float]
+    run: ServedRun
     predicted: dict[str, float]
+    share: float = math.nan  # of what the server can do at most, that an open load asks for
+    probed: dict[str, float] | None = None  # predicted for this very card
 
-    @property
+    @cached_property
     def errors(self) -> dict[str, float]:
         """Relative errors by metric; those that the run or the simulation does not have are left out."""
-        return {
-            name: self.predicted[name] / self.measured[name] - 1
-            for name in METRICS
-            if self.measured.get(name) and not math.isnan(self.predicted[name])
-        }
+        return _errors(self.run.metrics, self.predicted)
+
+    @property
+    def kind(self) -> Loading:
+        """How the server was loaded, as error bars know it."""
+        return load_kind(self.run.experiment.traffic)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What it counts towards, by `GROUPS`."""
+        experiment, load = self.run.experiment, str(self.kind)
+        if load == "open":
+            load = next(name for name, most in SHARES.items() if not self.share > most)
+        return {"arch": experiment.arch, "pair": experiment.server.pair, "dataset": dataset(experiment), "load": load}
 
 
 @dataclass(frozen=True)
@@ -64,116 +84,160 @@ class Validation:
     complete: bool
 
 
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """The runs of a file; a ValueError of one line if it is not one."""
-    number = 0
-    try:
-        text = read_text(path, MAX_DATA_BYTES)
-        lines = []
-        for line in text.splitlines():
-            number += 1
-            run = parse_json(line)
-            Scenario(**run["load"]).experiment()
-            if not run["metrics"]["output_throughput"] > 0:
-                raise ValueError("output_throughput is not above 0")
-            lines.append(run)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        where = f", line {number}" if number else ""
-        raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
-    if not lines:
-        raise ValueError(f"{path}: holds no runs")
-    return lines
+def dataset(experiment: Experiment) -> str:
+    """Where the lengths of a run's requests come from."""
+    traffic = experiment.traffic
+    if traffic.dataset_name == "random":
+        return "long prompts" if (traffic.input_len or 1024) >= LONG_PROMPT else "short chat"
+    return traffic.dataset_name if traffic.dataset_path is None else Path(traffic.dataset_path).name.split(".")[0]
 
 
-def experiments(lines: Sequence[dict[str, Any]]) -> list[Scenario]:
+def commands(runs: Sequence[ServedRun]) -> list[str]:
     """What was run, each once, however often it was repeated."""
-    return list(dict.fromkeys(_experiment(line) for line in lines))
+    return list(dict.fromkeys(run.command for run in runs))
 
 
 def validate(
-    lines: Sequence[dict[str, Any]],
+    runs: Sequence[ServedRun],
     contentions: Sequence[Contention] = ("fluid",),
     profile: str | None = None,
     jobs: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
-    distinct = experiments(lines)
-    wanted = [_at(load, contention, profile) for contention in contentions for load in distinct]
+    reference = probed_reference(profile) if any("probe" in run.meta for run in runs) else None
+    keys: list[tuple[str, Contention, Slower | None]] = []
+    first = {run.command: run for run in reversed(runs)}
+    for number, contention in enumerate(contentions):  # the ablations need no probe
+        of_card = [slower(run.meta.get("probe"), reference) if not number else None for run in runs]
+        keys += [(run.command, contention, than) for run, than in zip(runs, of_card, strict=True)]
+    wanted = list(dict.fromkeys(keys))
+    tasks = [
+        (_at(first[command], contention, profile), than, contention == contentions[0])
+        for command, contention, than in wanted
+    ]
     rows: dict[int, Row] = {}
-    outcomes = finished_here(_predicted, list(enumerate(wanted)), jobs)
+    outcomes = finished_here(_predicted, list(enumerate(tasks)), jobs)
     with closing(outcomes), suppress(KeyboardInterrupt):
         for outcome in outcomes:
             if outcome.row is None:
-                load = distinct[outcome.index % len(distinct)]
-                raise ValueError(f"{load.arch} of {load.pair}: {outcome.reason}")
+                raise ValueError(f"{wanted[outcome.index][0]}: {outcome.reason}")
             rows[outcome.index] = outcome.row
             if progress:
                 progress(len(rows), len(wanted))
+    by_key = {wanted[number]: row for number, row in rows.items()}
+    shares = {command: row["share"] for (command, contention, _), row in by_key.items() if contention == contentions[0]}
     checked: dict[Contention, list[Checked]] = {contention: [] for contention in contentions}
-    for i, contention in enumerate(contentions):
-        for line in lines:
-            row = rows.get(i * len(distinct) + distinct.index(_experiment(line)))
-            if row is not None:
-                predicted = {name: float(row[name]) for name in METRICS}
-                checked[contention].append(Checked(Scenario(**line["load"]), line["metrics"], predicted))
+    for run, key in zip([*runs] * len(contentions), keys, strict=True):
+        if (row := by_key.get(key)) is not None:
+            share = shares.get(run.command, math.nan)
+            checked[key[1]].append(Checked(run, row["predicted"], share, row["probed"]))
     foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
     return Validation(checked, foundation, len(rows) == len(wanted))
 
 
-def _at(load: Scenario, contention: Contention, profile: str | None) -> Experiment:
-    """What is simulated for a load."""
-    experiment = load.experiment()
+def _at(run: ServedRun, contention: Contention, profile: str | None) -> Experiment:
+    """What is simulated for a run."""
+    experiment = run.experiment
     hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
     return suited(replace(experiment, hardware=hardware))
 
 
-def _predicted(index: int, experiment: Experiment) -> Row:
+def _predicted(index: int, task: tuple[Experiment, Slower | None, bool]) -> Row:
+    experiment, than, first = task  # how full a server is does not change with how its streams share the GPU
     result = simulate(experiment)
-    return {"foundation": result.meta["foundation"]} | summarise(result)
+    metrics, probed = summarise(result), None
+    if than is not None:
+        profile, factor = covering_profile(experiment), slowdown(result, than)
+        fits = {name: fit.scaled(factor) for name, fit in profile.models.items()}
+        probed = _figures(summarise(simulate(experiment, profile=replace(profile, models=fits))))
+    return {
+        "foundation": result.meta["foundation"],
+        "share": asked(experiment) if first else math.nan,
+        "predicted": _figures(metrics),
+        "probed": probed,
+    }
 
 
-def spread(lines: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """By metric, each repeated run against the mean of the other runs of its experiment, less one."""
-    groups: dict[Scenario, list[dict[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault(_experiment(line), []).append(line["metrics"])
+def asked(experiment: Experiment) -> float:
+    """The share of a server's capacity, by the simulator, that an open load asks for; nan of others."""
+    if load_kind(experiment.traffic) != "open":
+        return math.nan
+    return experiment.traffic.request_rate / capacity(experiment)
+
+
+def capacity(experiment: Experiment) -> float:
+    """Requests a second of a full server, by the simulator: behind the first, until the last is sent."""
+    server = experiment.server
+    places = min(server.num_workers, server.max_num_seqs) if experiment.kin == "baseline" else server.max_num_seqs
+    full = replace(
+        experiment,
+        traffic=replace(experiment.traffic, num_prompts=3 * places + 8, request_rate=math.inf, burstiness=1.0,
+                        max_concurrency=places),
+        scoring=replace(experiment.scoring, warmup_requests=places),
+    )  # fmt: skip
+    return float(summarise(simulate(full))["request_throughput"])
+
+
+def _figures(metrics: dict[str, Any]) -> dict[str, float]:
+    return {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
+
+
+def _errors(measured: dict[str, Any], predicted: dict[str, float]) -> dict[str, float]:
+    return {
+        name: predicted[name] / measured[name] - 1
+        for name in METRICS
+        if measured.get(name) and not math.isnan(predicted.get(name, math.nan))
+    }
+
+
+# spread, leads -------------------------------------------------------------------------------------------------------
+
+
+def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
+    """Each repeated run against the mean of the others of its experiment, metric by metric."""
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for run in runs:
+        groups.setdefault(run.command, []).append(run.metrics)
     found = []
-    for runs in groups.values():
-        for i, run in enumerate(runs):
-            others = runs[:i] + runs[i + 1 :]
+    for repeats in groups.values():
+        for i, metrics in enumerate(repeats):
+            others = repeats[:i] + repeats[i + 1 :]
             if others:
                 means = {m: float(np.mean([o.get(m) or math.nan for o in others])) for m in METRICS}
-                found.append({m: run[m] / means[m] - 1 for m in METRICS if run.get(m) and means[m] > 0})
+                found.append({m: metrics[m] / means[m] - 1 for m in METRICS if metrics.get(m) and means[m] > 0})
     return found
 
 
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
-    """By metric, how far off a predicted lead of one architecture over another is, and how often their order is right.
+    """By metric, how far off a predicted lead of one server over another is, and how often their order is right.
 
-    For every two architectures in the same closed loop, the figure of the one predicted ahead over the other's,
-    predicted over measured, less one; repeated runs count as their mean. `baseline` served fewer requests: without it.
+    For every two that served the same requests in the same closed loop, the figure of the one predicted ahead over the
+    other's, predicted over measured, less one; repeated runs count as their mean. `baseline` is left out: it is too
+    slow for anyone to choose between it and another.
     """
-    loops: dict[tuple[str, int], dict[str, list[Checked]]] = {}
-    for run in checked:
-        if run.load.concurrency is not None and run.load.arch != "baseline":
-            loops.setdefault((run.load.pair, run.load.concurrency), {}).setdefault(run.load.arch, []).append(run)
+    loops: dict[Any, dict[str, list[Checked]]] = {}
+    for one in checked:
+        e = one.run.experiment
+        if one.kind == "closed" and e.kin != "baseline":
+            key = (e.server.pair, e.traffic, e.acceptance, e.scoring)
+            loops.setdefault(key, {}).setdefault(one.run.command, []).append(one)
     by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}
     return {
-        "pairs": sum(math.comb(len(archs), 2) for archs in loops.values()),
+        "pairs": sum(math.comb(len(servers), 2) for servers in loops.values()),
         "by_metric": {metric: found for metric, found in by_metric.items() if found},
     }
 
 
 def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> dict[str, float] | None:
-    """Of one metric; None where no two architectures have it."""
+    """Of one metric; None where no two servers have it."""
     errors, apart, right = [], 0, 0
     sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
-    for archs in loops:
+    for servers in loops:
         both = [
-            (runs[0].predicted[metric], float(np.mean([run.measured[metric] for run in runs])))
-            for runs in archs.values()
-            if all(metric in run.errors for run in runs)
+            (runs[0].predicted[metric], float(np.mean([one.run.metrics[metric] for one in runs])))
+            for runs in servers.values()
+            if all(metric in one.errors for one in runs)
         ]
         for (ahead, real), (behind, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
             errors.append(ahead / behind / (real / other) - 1)
@@ -183,43 +247,149 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> dict[str, 
     return {**middle(errors), "apart": apart, "order_right": right} if errors else None
 
 
-def document(found: Validation, lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """All errors, and their medians and 95th percentiles overall, by metric and by architecture."""
+# error bars ----------------------------------------------------------------------------------------------------------
+
+
+def bars(checked: Sequence[Checked]) -> dict[str, dict[str, float]]:
+    """By kind of load and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
+
+    Repeated runs count as one, their mean. A kind of load with too few experiments for a quantile is left out; `any` is
+    over all of them.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for load in (*get_args(Loading), ANY):
+        chosen = [one for one in checked if load in (ANY, one.kind)]
+        sizes = {metric: _quantile(_off(chosen, metric)) for metric in METRICS}
+        kept = {metric: math.ceil(1e3 * size) / 1e3 for metric, size in sizes.items() if size is not None}
+        if kept:
+            found[load] = kept
+    return found
+
+
+def _off(checked: Iterable[Checked], metric: str) -> list[float]:
+    """The sizes of the log ratios of a metric, one an experiment."""
+    groups: dict[str, list[Checked]] = {}
+    for one in checked:
+        if metric in one.errors:
+            groups.setdefault(one.run.command, []).append(one)
+    means = {command: np.mean([one.run.metrics[metric] for one in runs]) for command, runs in groups.items()}
+    return [abs(math.log(runs[0].predicted[metric] / means[command])) for command, runs in groups.items()]
+
+
+def _quantile(sizes: Sequence[float]) -> float | None:
+    """The share that a new run is within, 9 times of 10, if it is like these; None of too few."""
+    rank = math.ceil(COVERED * (len(sizes) + 1))
+    return math.expm1(sorted(sizes)[rank - 1]) if rank <= len(sizes) else None
+
+
+def coverage(checked: Sequence[Checked], within: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The share of runs that bars hold, by metric and in all."""
+    inside: dict[str, list[bool]] = {}
+    for one in checked:
+        for metric, error in one.errors.items():
+            bar = within.get(one.kind, {}).get(metric, within.get(ANY, {}).get(metric))
+            if bar is not None:
+                inside.setdefault(metric, []).append(abs(math.log1p(error)) <= math.log1p(bar))
+    every = [hit for hits in inside.values() for hit in hits]
+    return {
+        "runs": len(checked),
+        "covered": float(np.mean(every)) if every else math.nan,
+        "by_metric": {metric: float(np.mean(inside[metric])) for metric in METRICS if metric in inside},
+    }
+
+
+def cross_coverage(checked: Sequence[Checked]) -> dict[str, Any]:
+    """The same with bars made of the other runs: each fifth of the experiments held against the rest."""
+    of = {command: number % FOLDS for number, command in enumerate(commands([one.run for one in checked]))}
+    found: list[tuple[int, dict[str, Any]]] = []
+    for fold in range(FOLDS):
+        here = [one for one in checked if of[one.run.command] == fold]
+        rest = [one for one in checked if of[one.run.command] != fold]
+        found.append((len(here), coverage(here, bars(rest))))
+    share = [(count, part["covered"]) for count, part in found if count and not math.isnan(part["covered"])]
+    by_metric: dict[str, float] = {}
+    for metric in METRICS:
+        parts = [(count, part["by_metric"][metric]) for count, part in found if metric in part["by_metric"]]
+        if parts:
+            by_metric[metric] = sum(n * x for n, x in parts) / sum(n for n, _ in parts)
+    covered = sum(n * x for n, x in share) / sum(n for n, _ in share) if share else math.nan
+    return {"runs": len(checked), "covered": covered, "by_metric": by_metric}
+
+
+# the document --------------------------------------------------------------------------------------------------------
+
+
+def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[str, Any]:
+    """All errors, and their medians and 95th percentiles overall, by metric and by group; bars, and what they hold.
+
+    `numbers` are what runs are called, by their id. Runs that are held out have a part of their own.
+    """
     first, *others = found.checked
-    repeats = spread(lines)
+    held = [one for one in found.checked[first] if one.run.held_out]
+    known = {name: [one for one in checked if not one.run.held_out] for name, checked in found.checked.items()}
+    repeats = spread([one.run for one in known[first]])
+    within = bars(known[first])
     return {
         "contention": first,
         "foundation": found.foundation,
         "complete": found.complete,
-        "runs": [
-            {
-                "load": asdict(c.load),
-                "measured": {name: c.measured.get(name) for name in METRICS},
-                "predicted": c.predicted,
-                "errors": c.errors,
-            }
-            for c in found.checked[first]
-        ],
-        **_summary(found.checked[first]),
-        "leads": leads(found.checked[first]),
+        "targets": TARGETS,
+        "runs": [_entry(one, numbers) for one in known[first]],
+        **_summary(known[first]),
+        "leads": leads(known[first]),
         "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
-        "ablations": {name: _summary(found.checked[name]) for name in others},
+        "ablations": {name: _summary(known[name]) for name in others},
+        "probed": _probed(known[first]),
+        "bars": within,
+        "coverage": cross_coverage(known[first]) if known[first] else None,
+        "held_out": {
+            "runs": [_entry(one, numbers) for one in held],
+            **_summary(held),
+            "probed": _probed(held),
+            "coverage": coverage(held, within),
+        }
+        if held
+        else None,
     }
 
 
-def _experiment(line: dict[str, Any]) -> Scenario:
-    return replace(Scenario(**line["load"]), repeat=0)
+def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
+    return {
+        "number": (numbers or {}).get(one.run.id),
+        **one.labels,
+        "repeat": one.run.repeat,
+        "command": one.run.command,
+        "measured": {name: one.run.metrics.get(name) for name in METRICS},
+        "predicted": one.predicted,
+        "errors": one.errors,
+    }
 
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
-    archs = list(dict.fromkeys(c.load.arch for c in checked))
-    return _middles([c.errors for c in checked]) | {
-        "by_arch": {a: middle([e for c in checked if c.load.arch == a for e in c.errors.values()]) for a in archs},
-    }
+    found = _middles([one.errors for one in checked])
+    for group in GROUPS:
+        labels = list(dict.fromkeys(one.labels[group] for one in checked))
+        found[f"by_{group}"] = {
+            label: {"runs": len(those), **middle([e for one in those for e in one.errors.values()])}
+            for label in labels
+            if (those := [one for one in checked if one.labels[group] == label])
+        }
+    return found
+
+
+def _probed(checked: Sequence[Checked]) -> dict[str, Any] | None:
+    """Errors of the runs on cards that were probed, as they are and after the probe; None where there are none."""
+    those = [one for one in checked if one.probed is not None]
+    if not those:
+        return None
+    after = [_errors(one.run.metrics, one.probed or {}) for one in those]
+    return {"runs": len(those), "raw": _middles([one.errors for one in those]), "after": _middles(after)}
 
 
 def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Medians and 95th percentiles of errors' sizes, overall and by metric."""
     overall = middle([e for run in errors for e in run.values()])
-    by_metric = {m: middle([run[m] for run in errors if m in run]) for m in METRICS if any(m in run for run in errors)}
+    by_metric = {
+        m: {"runs": len(those), **middle(those)} for m in METRICS if (those := [run[m] for run in errors if m in run])
+    }
     return {"median_abs_error": overall["median"], "p95_abs_error": overall["p95"], "by_metric": by_metric}

@@ -25,17 +25,30 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.runs import ORDER, TOKENS, Scenario
 from pdvsim.common.files import write_whole
 from pdvsim.common.outcomes import Row
-from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import Experiment, Hardware, Host
+from pdvsim.realrun.machine import Machine, as_served
+from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.relevance import suited
 
 if TYPE_CHECKING:
     import torch
 
     from pdvsim.realrun.engine.arch import ModelArchitecture
+
+
+TOKENS = 128  # prompt and output
+USERS = 64
+ORDER: tuple[Arch, ...] = (
+    "pd", "pdv", "colocated", "pdv-hybrid", "baseline", "pdv-unified", "adaptive", "autoregressive",
+)  # fmt: skip
+
+
+def closed_loop(arch: Arch, pair: str, prompts: int) -> Experiment:
+    """What every architecture serves, with the engine's limits under both clocks."""
+    traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
+    return suited(as_served(Experiment(arch, traffic, server=Server(pair=pair, max_num_seqs=USERS))))
 
 
 def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:
@@ -158,8 +171,7 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
     models: Any = None
     found: list[Row] = []
     for arch in ORDER:
-        load = Scenario(arch, pair, 64, None, 4 if tiny else 64 if arch == "baseline" else 256)
-        experiment = load.experiment()
+        experiment = closed_loop(arch, pair, 4 if tiny else 64 if arch == "baseline" else 256)
         rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
         models = (models or {}) | rig.models
         times = 1 if arch == "baseline" else repeats
@@ -167,7 +179,7 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
         reached = [summarise(result)["output_throughput"] for result in results]
         row = {
             "name": arch,
-            "tokens": load.num_prompts * TOKENS,
+            "tokens": experiment.traffic.num_prompts * TOKENS,
             "tokens_per_s": statistics.median(reached),
             "each": reached,
             "host_idle_share": [result.meta.get("host_idle_share") for result in results],
@@ -225,17 +237,13 @@ def table(document: Row) -> str:
             continue
         line = f"{row['name']:56} {row['tokens_per_s']:8.0f}"
         if row["name"] in ORDER:
-            experiment = _experiment(row, document["pair"])
+            experiment = closed_loop(row["name"], document["pair"], row["tokens"] // TOKENS)
             ideal = replace(experiment, hardware=Hardware(profile="roofline"), host=Host(0.0, 0.0, 0.0))
             ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
             reached = row["tokens_per_s"] / ceiling
             line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {reached:8.0%} {idle:10.1%}"
         lines.append(line)
     return "\n".join(lines)
-
-
-def _experiment(row: Row, pair: str) -> Experiment:
-    return Scenario(row["name"], pair, 64, None, row["tokens"] // TOKENS).experiment()
 
 
 def _throughput(experiment: Experiment) -> float:

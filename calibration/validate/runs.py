@@ -1,160 +1,182 @@
-"""Real runs to hold predictions against: `python -m pdvsim.calibration.validate.runs -o runs.jsonl`, on a CUDA card.
+"""Real runs to hold predictions against: `python -m pdvsim.calibration.validate.runs plan`, then `run` on a CUDA card.
 
-Each architecture serves the same requests in closed loops, and under Poisson arrivals at shares of what it reached at
-the highest concurrency. One line a run: the load and every metric. A second call into the same file goes on
-where the first stopped. Needs torch, Triton, numpy, SimPy and tyro.
+`plan` writes what is to be served, a line a run. `run` serves it: a second call into the same file goes on where the
+first stopped, and Ctrl-C keeps what is done. Runs in a row that differ in traffic alone share models and graphs.
+`gather` puts the launches of all runs into one table, which needs pyarrow; `run` needs torch, Triton, numpy and SimPy.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdvsim.common.files import write_whole
+from pdvsim.calibration.validate.launches import gather, save_part
+from pdvsim.calibration.validate.plan import planned
+from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
+from pdvsim.common.commandline import command_line
+from pdvsim.common.console import guarded
+from pdvsim.profiler.probe import probe
 from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
-from pdvsim.sim.limits import MAX_DATA_BYTES
-from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.reading import parse_json, read_text
+from pdvsim.sim.config import Experiment, Server
+from pdvsim.sim.core import Request
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.workload.requests import make_requests
 
-CONCURRENCY = {1: 6, 8: 48, 32: 160, 64: 256}  # closed loops, with their number of requests
-SHARES = (0.5, 0.8)  # of the rate that the highest concurrency reached
-SECONDS = 6.0  # of arrivals at such a rate
-TOKENS = 128  # prompt and output
-ORDER: tuple[Arch, ...] = (
-    "pd", "pdv", "colocated", "pdv-hybrid", "baseline", "pdv-unified", "adaptive", "autoregressive",
-)  # fmt: skip
+WARM_UP = 16  # requests of a run that is not kept: a first run is not trusted
 
 
-@dataclass(frozen=True)
-class Scenario:
-    """How a run is loaded: a closed loop, or a rate."""
+class Workbench:
+    """Serves runs on this machine, and keeps what takes long to make as long as it is of use."""
 
-    arch: Arch
-    pair: str
-    concurrency: int | None
-    request_rate: float | None
-    num_prompts: int
-    repeat: int = 0
+    def __init__(self, machine: Machine, say: Callable[[str], None]) -> None:
+        self._machine, self._say = machine, say
+        self._pair = ""
+        self._models: Any = None
+        self._rig: Any = None
+        self._probe = probe(machine.device, 0.01 if machine.tiny else 1.0)
 
-    def experiment(self) -> Experiment:
-        """The run as an experiment, for either clock: the engine's limits hold for both."""
-        rate = math.inf if self.request_rate is None else self.request_rate
-        return Experiment(
-            arch=self.arch,
-            traffic=Traffic(
-                dataset_name="random", input_len=TOKENS, output_len=TOKENS, num_prompts=self.num_prompts,
-                request_rate=rate, max_concurrency=self.concurrency,
-            ),
-            server=Server(pair=self.pair, max_num_seqs=64, max_prompts_per_forward=4, kv_cache="reserved"),
-            scoring=Scoring(percentile_metrics=("ttft", "tpot", "itl", "e2el"), metric_percentiles=(95.0, 99.0)),
-        )  # fmt: skip
+    def ready(self, group: Sequence[Experiment]) -> None:
+        """Prepare for all of a group at once, if there is room; else each is prepared on its own."""
+        users = [experiment.traffic.max_concurrency for experiment in group]
+        most = None if None in users else max(user for user in users if user is not None)
+        seats = max(experiment.server.max_num_seqs for experiment in group)
+        first = replace(
+            group[0],
+            traffic=replace(group[0].traffic, max_concurrency=most),
+            server=replace(group[0].server, max_num_seqs=seats),
+        )
+        requests = [request for experiment in group for request in _requests(experiment)]
+        try:
+            self._prepare(first, requests)
+        except ValueError as error:
+            self._say(f"not together: {error}")
+
+    def served(self, experiment: Experiment) -> tuple[dict[str, Any], dict[str, Any], Any]:
+        """Metrics, where and when, and launches of a run; a ValueError if it cannot be served here."""
+        from pdvsim.realrun.memory import Needs
+        from pdvsim.realrun.site import serve
+
+        requests = _requests(experiment)
+        needs = Needs.of(experiment, requests)
+        if self._rig is None or not self._rig.serves(experiment.server, needs):
+            self._prepare(experiment, requests)
+        if not self._rig.serves(experiment.server, needs):
+            raise ValueError("it does not fit as a whole")
+        result = serve(experiment, self._machine, rig=self._rig)
+        meta = {name: value for name, value in result.meta.items() if name != "telemetry"}
+        return summarise(result), {"probe": self._probe} | meta, result.launches
+
+    def _prepare(self, experiment: Experiment, requests: list[Request]) -> None:
+        from pdvsim.realrun.site import prepare, serve
+
+        pair, self._rig = experiment.server.pair, None  # its memory is free again
+        models = self._models if self._pair == pair else None
+        self._pair, self._models = pair, models
+        self._rig = prepare(experiment, self._machine, requests, models=models)
+        self._models = (models or {}) | self._rig.models
+        few = _requests(experiment)[:WARM_UP]
+        for request in few:
+            request.arrival_s = 0.0
+        scoring = replace(experiment.scoring, warmup_requests=0)
+        serve(replace(experiment, scoring=scoring), self._machine, requests=few, rig=self._rig)
 
 
-def loads(arch: Arch, pair: str, repeats: int) -> Iterator[Scenario]:
-    """The closed loops of an architecture; the highest first, for the rates that follow from it."""
-    for repeat in range(repeats):
-        for concurrency in sorted(CONCURRENCY, reverse=True):
-            prompts = max(6, concurrency) if arch == "baseline" else CONCURRENCY[concurrency]  # one at a time is slow
-            yield Scenario(arch, pair, concurrency, None, prompts, repeat)
+def _requests(experiment: Experiment) -> list[Request]:
+    return make_requests(experiment.traffic, experiment.acceptance)
+
+
+def serve_all(
+    plan: Sequence[ServedRun], output: Path, budget_s: float, machine: Machine, say: Callable[[str], None]
+) -> None:
+    """Serve what is planned and not yet in the file, as far as the time goes; each run is written as it ends."""
+    done = read_runs(output) if output.exists() and output.stat().st_size else []
+    known = {run.id for run in done}
+    todo = [run for run in plan if run.id not in known]
+    if not todo:
+        return
+    begin, bench = monotonic(), Workbench(machine, say)
+    for _, group in groupby(todo, key=_shared):
+        runs = list(group)
+        if monotonic() - begin > budget_s:
+            break
+        bench.ready([run.experiment for run in runs])
+        for run in runs:
+            if monotonic() - begin > budget_s:
+                break
+            try:
+                metrics, meta, launches = bench.served(run.experiment)
+            except ValueError as error:
+                say(f"left out: {run.command}: {error}")
+                continue
+            done.append(replace(run, metrics=metrics, meta=meta))
+            save_part(output.parent, run.id, launches)
+            write_runs(output, done)
+            took_s, reached = metrics["duration"], metrics["output_throughput"]
+            say(f"{len(done)} runs; {took_s:.1f} s, {reached:.0f} tok/s: {run.command}")
+    left = len({run.id for run in plan} - {run.id for run in done})
+    say(f"{left} of {len(plan)} are left")
+
+
+def _shared(run: ServedRun) -> tuple[str, Server]:
+    """What runs must have in common to share models and graphs."""
+    return run.experiment.arch, replace(run.experiment.server, max_num_seqs=1)
+
+
+def tiny(run: ServedRun) -> ServedRun:
+    """A run that a CPU serves in a moment, to try the command."""
+    traffic = replace(run.experiment.traffic, num_prompts=4, input_len=16, output_len=8)
+    scoring = replace(run.experiment.scoring, warmup_requests=0)
+    return replace(run, command=command_line("realrun", replace(run.experiment, traffic=traffic, scoring=scoring)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure real runs, going on where an earlier call stopped; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pdvsim.calibration.validate.runs", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("-o", "--output", type=Path, required=True, help="file of runs, one JSON object a line")
-    parser.add_argument("--pairs", default="tinyllama-1.1b:llama-2-7b", help="draft:target, separated by commas")
-    parser.add_argument("--archs", default=",".join(ORDER), help=f"of {', '.join(ARCHS)}")
-    parser.add_argument("--repeats", type=int, default=1)
-    parser.add_argument("--budget-s", type=float, default=math.inf, help="start no run after so many seconds")
+    """Plan, run or gather; returns the exit code."""
+    return guarded("runs", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    description = (__doc__ or "").split("\n")[0]
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.validate.runs", description=description)
+    parser.add_argument("step", choices=("plan", "run", "gather"))
+    parser.add_argument("--plan", type=Path, default=Path("plan.jsonl"), help="what is to be served, a line a run")
+    parser.add_argument("-o", "--output", type=Path, default=Path("runs.jsonl"), help="what was measured, a line a run")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long")
+    parser.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="runs whose command holds all of these")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
     options = parser.parse_args(argv)
+    begin = monotonic()
+
+    def say(text: str) -> None:
+        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
+
+    if options.step == "plan":
+        found = planned(options.plan.parent, say)
+        write_runs(options.plan, found)
+        say(f"{len(found)} runs, {sum(run.held_out for run in found)} held out")
+        return 0
+    if options.step == "gather":
+        say(f"{gather(options.output.parent)} runs' launches gathered")
+        return 0
     import torch
 
     if not options.tiny and not torch.cuda.is_available():
-        print("no CUDA device: real runs are measured on one", file=sys.stderr)
-        return 2
-    done = _done(options.output)
-    begin = monotonic()
-    for pair in options.pairs.split(","):
-        models = None
-        for arch in options.archs.split(","):
-            if monotonic() - begin > options.budget_s:
-                print(f"{monotonic() - begin:6.1f} s  budget spent before {arch}", flush=True)
-                return 0
-            models = (models or {}) | _serve_all(arch, pair, models, options, done, begin)
-    return 0
-
-
-def _done(path: Path) -> dict[str, dict[str, Any]]:
-    if not path.exists():
-        return {}
-    done: dict[str, dict[str, Any]] = {}
-    text = read_text(path, MAX_DATA_BYTES)
-    for number, line in enumerate(text.splitlines(), 1):
-        try:
-            run = parse_json(line)
-            done[json.dumps(run["load"], sort_keys=True)] = run
-        except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}: line {number} is no run; remove it to go on") from None
-    return done
-
-
-def _serve_all(
-    arch: Arch, pair: str, models: Any, options: argparse.Namespace, done: dict[str, dict[str, Any]], begin: float
-) -> Any:
-    """All runs of one architecture on one set of captured graphs; returns the models for the next."""
-    from pdvsim.realrun.site import prepare, serve
-    from pdvsim.sim.metrics.summary import summarise
-    from pdvsim.sim.workload.requests import make_requests
-
+        raise ValueError("no CUDA device: real runs are measured on one; --tiny tries the command on the CPU")
+    plan = [run for run in read_runs(options.plan, planned=True) if all(text in run.command for text in options.only)]
+    plan = [tiny(run) for run in plan] if options.tiny else plan
     machine = Machine(device="cpu" if options.tiny else "cuda", tiny=options.tiny)
-    closed = list(loads(arch, pair, options.repeats))
-    if options.tiny:
-        closed = [replace(load, num_prompts=4) for load in closed]
-    largest = closed[0].experiment()
-    unbounded = replace(largest, traffic=replace(largest.traffic, max_concurrency=None))  # the rates' runs ask for more
-    rig = prepare(unbounded, machine, make_requests(largest.traffic, largest.acceptance), models=models)
-    print(f"{monotonic() - begin:6.1f} s  {arch}: {rig.graphs} graphs captured", flush=True)
-    serve(replace(largest, traffic=replace(largest.traffic, num_prompts=min(64, largest.traffic.num_prompts))),
-          machine, rig=rig)  # fmt: skip
-    todo = list(closed)
-    while todo:
-        load = todo.pop(0)
-        key = json.dumps(asdict(load), sort_keys=True)
-        if key not in done:
-            if monotonic() - begin > options.budget_s:
-                break
-            result = serve(load.experiment(), machine, rig=rig)
-            meta = {k: v for k, v in result.meta.items() if k != "telemetry"}
-            done[key] = {"load": asdict(load), "metrics": summarise(result), "meta": meta}
-            before = options.output.read_bytes() if options.output.exists() else b""
-            write_whole(options.output, before + (json.dumps(done[key], default=str) + "\n").encode())
-        metrics = done[key]["metrics"]
-        at = f"C={load.concurrency}" if load.concurrency else f"{load.request_rate} req/s"
-        print(
-            f"{monotonic() - begin:6.1f} s  {arch:14} {at} #{load.repeat}: {metrics['output_throughput']:.0f} tok/s, "
-            f"ttft {metrics['mean_ttft_ms']:.1f} ms, tpot {metrics['mean_tpot_ms']:.2f} ms, "
-            f"idle {done[key]['meta'].get('host_idle_share')}",
-            flush=True,
-        )
-        if load.concurrency == max(CONCURRENCY) and load.repeat == 0:
-            rates = [round(share * metrics["request_throughput"], 2) for share in SHARES] if not options.tiny else []
-            todo += [
-                Scenario(arch, pair, None, rate, max(4, int(rate * SECONDS)), repeat)
-                for repeat in range(options.repeats)
-                for rate in rates
-            ]
-    return rig.models
+    try:
+        serve_all(plan, options.output, 60 * options.minutes, machine, say)
+    except KeyboardInterrupt:
+        say("interrupted: what is done is kept")
+        return 130
+    return 0
 
 
 if __name__ == "__main__":

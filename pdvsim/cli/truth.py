@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,9 +18,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdvsim.cli.args import parse
+from pdvsim.calibration.validate.runs import serve_all
+from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.common.commandline import command_line
 from pdvsim.common.files import write_whole
-from pdvsim.decide.commandline import command_line
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
@@ -32,12 +31,9 @@ from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.stats import interval
-from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
 
 ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
@@ -174,73 +170,30 @@ def plan(output: Path, jobs: int | None) -> int:
 
 def run(plan_file: Path, output: Path, budget_s: float, most: int, first: int = 0) -> int:
     """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
-    from pdvsim.realrun.memory import Needs
-    from pdvsim.realrun.site import prepare, serve
-
-    begin, machine = monotonic(), Machine()
-    trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
-    done: list[dict[str, Any]] = []
-    if output.exists():
-        done = [parse_json(line) for line in read_text(output, MAX_DATA_BYTES).splitlines()]
-    models: Any = None
-    rig: Any = None
-    pair = ""
-    for trial in trials[first:]:
-        goal = Goal(trial["objective"], tuple(trial["levels"]))
-        for at, entry in enumerate(trial["entries"][:most]):
-            mine = [line for line in done if (line["command"], line["name"]) == (entry["command"], trial["name"])]
-            wanted = 2 if at < REPEATED else 1
-            if len(mine) >= wanted:
-                continue
-            if monotonic() - begin > budget_s:
-                print(f"{monotonic() - begin:6.1f} s  time is up before {trial['pair']}, {trial['name']}", flush=True)
-                return 0
-            experiment = parse(Experiment, shlex.split(entry["command"])[1:])
-            requests = make_requests(experiment.traffic, experiment.acceptance)
-            models, rig = models if pair == trial["pair"] else None, None
-            pair = trial["pair"]
-            try:
-                rig = prepare(experiment, machine, requests, models=models)
-                few = replace(experiment.traffic, num_prompts=min(16, len(requests)), request_rate=math.inf)
-                scoring = replace(experiment.scoring, warmup_requests=0)
-                serve(replace(experiment, traffic=few, scoring=scoring), machine, rig=rig)  # a first run is not trusted
-                if not rig.serves(experiment.server, Needs.of(experiment, requests)):
-                    raise ValueError(f"{rig.needs.slots} KV slots fit, of {Needs.of(experiment, requests).slots}")
-            except ValueError as error:
-                rig = None
-                print(f"{monotonic() - begin:6.1f} s  {trial['name']}: {entry['described']}: {error}", flush=True)
-                continue
-            models = (models or {}) | rig.models
-            for repeat in range(len(mine), wanted):
-                result = serve(experiment, machine, rig=rig)
-                metrics = flatten(summarise(result)) | {"load": experiment.traffic.request_rate}
-                meta = {k: v for k, v in result.meta.items() if k != "telemetry"}
-                line = {
-                    "pair": trial["pair"], "name": trial["name"], "command": entry["command"], "repeat": repeat,
-                    "value": goal.value(metrics), "metrics": metrics, "meta": meta,
-                }  # fmt: skip
-                done.append(line)
-                write_whole(output, "".join(json.dumps(d, default=str) + "\n" for d in done).encode())
-                print(
-                    f"{monotonic() - begin:6.1f} s  {trial['pair']}, {trial['name']}: {entry['described']}: "
-                    f"{line['value']:.4g} (predicted {entry['predicted']:.4g})",
-                    flush=True,
-                )
-            rig = None
+    wanted = [
+        ServedRun(entry["command"], repeat, False, {}, {}, output.parent)
+        for trial in _trials(plan_file)[first:]
+        for at, entry in enumerate(trial["entries"][:most])
+        for repeat in range(2 if at < REPEATED else 1)
+    ]
+    serve_all(wanted, output, budget_s, Machine(), lambda text: print(text, flush=True))
     return 0
+
+
+def _trials(plan_file: Path) -> list[dict[str, Any]]:
+    trials: list[dict[str, Any]] = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
+    return trials
 
 
 def report(plan_file: Path, output: Path) -> dict[str, Any]:
     """Regret and order, trial by trial."""
-    trials = parse_json(read_text(plan_file, MAX_DATA_BYTES))["trials"]
-    lines = [parse_json(line) for line in read_text(output, MAX_DATA_BYTES).splitlines()]
+    runs = read_runs(output)
     found = []
-    for trial in trials:
-        sign, entries = trial["sign"], []
+    for trial in _trials(plan_file):
+        goal, sign, entries = Goal(trial["objective"], tuple(trial["levels"])), trial["sign"], []
         for entry in trial["entries"]:
-            mine = [x for x in lines if (x["command"], x["name"]) == (entry["command"], trial["name"])]
-            if mine:
-                values = [float(x["value"]) for x in mine]
+            values = [goal.value(one.metrics) for one in runs if one.command == entry["command"]]
+            if values:
                 spread = max(values) / min(values) - 1 if len(values) > 1 else None
                 entries.append(
                     entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}

@@ -2,52 +2,50 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pdvsim.calibration.validate import runs
+from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
-from pdvsim.sim.config import Arch, Contention
-from pdvsim.sim.limits import Range, check_ranges
+from pdvsim.sim.config import Contention, Experiment, Hardware
+from pdvsim.sim.hardware.trust import ANY, Errors, as_text, errors_path
+from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.relevance import suited
+from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
+from pdvsim.view.table import cell, grid
 
-SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_itl_ms",
-         "p99_itl_ms", "mean_e2el_ms", "p99_e2el_ms")  # fmt: skip
-RUN_ONLY = ("pairs", "archs", "repeats", "budget_s", "tiny")
+if TYPE_CHECKING:
+    import pandas as pd
+
+WORST = 10  # runs shown
+LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
 
 
 @dataclass(frozen=True)
 class ValidateCommand:
     """Compare real serving runs with the same experiments simulated, seed by seed."""
 
-    runs: tyro.conf.Positional[str | None] = None
-    """File of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
-    run: bool = False
-    """First run the experiments on this machine's GPU, into the file of runs; those in it already are kept."""
-    pairs: tuple[str, ...] = ()
-    """With --run: pairs draft:target; default: tinyllama-1.1b:llama-2-7b."""
-    archs: tuple[Arch, ...] = ()
-    """With --run: architectures; default: all."""
-    repeats: int = 1
-    """With --run: runs of each experiment."""
-    budget_s: float = math.inf
-    """With --run: start no run after so many seconds."""
-    tiny: bool = False
-    """With --run: tiny models on the CPU, to try the command. Their errors mean nothing."""
+    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Files of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
+    run: str | None = None
+    """Only one run, launch by launch: its number, or a result of realrun --save-detailed."""
+    held_out: bool = False
+    """Also show the runs that are set aside. Whoever works on the model does not look at them."""
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one of the H200."""
+    write: bool = False
+    """Write the errors beside the profile: run, sweep and the decisions take their error bars from there."""
     contention: Contention = "fluid"
     """How streams share the simulated GPU."""
     ablations: bool = True
@@ -61,34 +59,34 @@ class ValidateCommand:
     """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, budget_s=Range(1, 30 * 86400, or_inf=True))
-        if self.run and self.runs is None:
-            raise ValueError("--run needs the file to write the runs to: pdvsim validate RUNS.jsonl --run")
-        if not self.run:
-            for name in RUN_ONLY:
-                if getattr(self, name) != getattr(type(self), name):
-                    raise ValueError(f"--{name.replace('_', '-')} goes with --run")
+        check_ranges(self)
+        if self.html and self.run is not None:
+            raise ValueError("--html is a page of all runs, not of one")
+        if self.write and (self.run is not None or self.contention != "fluid"):
+            raise ValueError("--write takes the errors of all runs with --contention fluid")
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ValidateCommand, argv, "pdvsim validate")
 
-    from pdvsim.calibration.validate import compare as validate
-    from pdvsim.study import output
+    from pdvsim.calibration.validate import compare
 
-    path = Path(args.runs) if args.runs else _shipped()
     plot, page = (output.check_file(Path(name)) if name else None for name in (args.plot, args.html))
-    if args.run:
-        _serve(args, output.check_file(path))
-    lines = validate.read(path)
-    others = [c for c in validate.CONTENTIONS if c != args.contention] if args.ablations else []
+    if args.run is not None:
+        return _one(args, plot)
+    runs = _read(args)
+    numbers = {run.id: number for number, run in enumerate(runs, 1)}
+    runs = [run for run in runs if args.held_out or not run.held_out]
+    if not runs:
+        raise ValueError("all runs are held out; --held-out shows them")
+    others = [c for c in compare.CONTENTIONS if c != args.contention] if args.ablations else []
     contentions = [args.contention, *others]
-    with Progress(len(validate.experiments(lines)) * len(contentions), "simulations", args.json) as progress:
-        found = validate.validate(
-            lines, contentions, args.profile, args.jobs, lambda done, total: progress.update(done)
+    with Progress(len(compare.commands(runs)) * len(contentions), "simulations", args.json) as progress:
+        found = compare.validate(
+            runs, contentions, args.profile, args.jobs, lambda done, total: progress.update(min(done, total))
         )
-    document = validate.document(found, lines)
+    document = compare.document(found, numbers)
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
         from pdvsim.view.calibration_plots import validation_figure
@@ -99,83 +97,163 @@ def main(argv: list[str]) -> int:
             say("pdvsim", f"saved {plot}")
         if page:
             lead = f"{len(document['runs'])} real runs against the same runs simulated."
-            facts = {"pdvsim": __version__, "date": output.now(), "runs": str(path), "profile": document["foundation"]}
+            paths = ", ".join(map(str, args.runs or _shipped()))
+            facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
             sheet = Sheet("Simulated against real", lead, _tables(document), {"Predicted and measured": figure}, facts)
             write_whole(page, sheet.html().encode())
             say("pdvsim", f"saved {page}")
     if not found.complete:
-        say("pdvsim", f"interrupted: {len(document['runs'])} of {len(lines)} runs compared")
-    return 0 if found.complete else 130
+        done = len(found.checked[args.contention])
+        say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
+        return 130
+    if args.write:
+        _write(args, document)
+    return 0
 
 
-def _shipped() -> Path:
-    return Path(str(files("pdvsim.calibration"))) / "data" / "h200" / "runs.jsonl"
+def _read(args: ValidateCommand) -> list[ServedRun]:
+    paths = [Path(path) for path in args.runs] or _shipped()
+    return [run for path in paths for run in read_runs(path)]
 
 
-def _serve(args: ValidateCommand, path: Path) -> None:
-    """Run the experiments on this machine, in this process."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise ValueError(f"--run needs {error.name}: pip install 'pdvsim[gpu]'") from None
-    if not args.tiny and not torch.cuda.is_available():
-        raise ValueError("--run needs a CUDA device, and this machine has none; --tiny tries the command on the CPU")
-    argv = ["-o", str(path), "--repeats", str(args.repeats), "--budget-s", str(args.budget_s)]
-    argv += ["--pairs", ",".join(args.pairs)] if args.pairs else []
-    argv += ["--archs", ",".join(args.archs)] if args.archs else []
-    with contextlib.redirect_stdout(sys.stderr):  # its lines are progress; the table is ours
-        code = runs.main([*argv, *(["--tiny"] if args.tiny else [])])
-    if code:
-        raise ValueError("the runs ended early; see above")
+def _shipped() -> list[Path]:
+    folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
+    return [folder / "runs.jsonl", folder / "truth.jsonl"]
+
+
+def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
+    """The errors where whoever predicts on this profile finds them; those of held-out runs are no part of them."""
+    path = errors_path(Hardware(profile=args.profile))
+    if path is None:
+        raise ValueError("--write needs a profile that is a file")
+    leads = {metric: lead["p95"] for metric, lead in document["leads"]["by_metric"].items()}
+    errors = Errors(
+        profile=document["foundation"],
+        runs=len(document["runs"]),
+        bars=document["bars"],
+        leads={metric: math.ceil(1e3 * size) / 1e3 for metric, size in leads.items()},
+    )
+    write_whole(output.check_file(path), as_text(errors).encode())
+    say("pdvsim", f"saved {path}")
+
+
+# all runs ------------------------------------------------------------------------------------------------------------
+
+
+def _percent(value: float | None, sign: str = "") -> str:
+    return "-" if value is None or math.isnan(value) else f"{cell(value, 1, 100, sign)}%"
+
+
+def _both(errors: Mapping[str, float] | None) -> str:
+    return f"{_percent(errors['median'])} / {_percent(errors['p95'])}" if errors else "-"
 
 
 def _tables(document: Mapping[str, Any]) -> str:
-    """Every run; the errors by architecture and by metric beside the ablations and the spread of repeats; of leads."""
-    from pdvsim.view.table import cell, grid
-
-    def percent(value: float | None, sign: str = "") -> str:
-        return "-" if value is None or math.isnan(value) else f"{cell(value, 1, 100, sign)}%"
-
-    def both(errors: Mapping[str, float] | None) -> str:
-        return f"{percent(errors['median'])} / {percent(errors['p95'])}" if errors else "-"
-
-    header = ["pair", "arch", "load", "real tok/s", "sim tok/s", *(_short(metric) for metric in SHOWN)]
-    rows = []
-    for run in document["runs"]:
-        load = run["load"]
-        at = f"C={load['concurrency']}" if load["concurrency"] else f"{load['request_rate']:g} req/s"
-        real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
-        errors = [percent(run["errors"].get(metric), "+") for metric in SHOWN]
-        again = f" #{load['repeat']}" if load["repeat"] else ""
-        rows.append([load["pair"], load["arch"], at + again, f"{real:.0f}", f"{predicted:.0f}", *errors])
-    blocks = ["Error of the prediction, run by run\n" + grid(header, rows)]
-
-    ablations, spread = document["ablations"], document["spread"]
-    header = ["median / p95 of errors", document["contention"], *ablations, "spread of repeated runs"]
-    models = [document, *ablations.values()]
-    rows = []
-    for part in ("by_arch", "by_metric"):
-        for name in document[part]:
-            repeated = spread["by_metric"].get(name) if spread and part == "by_metric" else None
-            label = name if part == "by_arch" else _short(name)
-            rows.append([label, *(both(model[part].get(name)) for model in models), both(repeated)])
-    whole = [
-        {"median": m["median_abs_error"], "p95": m["p95_abs_error"]} for m in (*models, *([spread] if spread else []))
-    ]
-    rows.append(["all", *(both(errors) for errors in whole), *([] if spread else ["-"])])
-    blocks.append(grid(header, rows))
+    """Errors by group and metric, the worst runs, leads, error bars; then the runs that are held out."""
+    blocks = []
+    if document["runs"]:
+        blocks += [_errors(document), _worst(document["runs"])]
     if (found := document["leads"])["pairs"]:
         rows = [
-            [_short(m), percent(lead["median"]), percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
+            [_short(m), _percent(lead["median"]), _percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
             for m, lead in found["by_metric"].items()
-            if m in SHOWN
         ]
         header = ["a predicted lead is off by", "median", "95%", "order right, where over 3% apart"]
-        pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of architectures"
-        blocks.append(f"{grid(header, rows)}\n{pairs}, each in the same closed loop (without baseline)")
+        pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of servers"
+        blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
+    blocks += [_bars(document)] if document["bars"] else []
+    if held := document["held_out"]:
+        blocks.append(
+            "Held out: nothing was tuned on these runs\n"
+            + _errors({**document, **held, "ablations": {}, "spread": None})
+        )
+        blocks.append(_worst(held["runs"]))
+    spread = document["spread"]
     again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
-    blocks.append(f"{len(document['runs'])} runs, {again}; profile {document['foundation']}")
+    apart = f" and {len(held['runs'])} held out" if held else ""
+    blocks.append(f"{len(document['runs'])} runs{apart}, {again}; profile {document['foundation']}")
     return "\n\n".join(blocks)
+
+
+def _errors(document: Mapping[str, Any]) -> str:
+    """Median and 95th percentile overall, by metric and by group, beside targets, ablations and the spread."""
+    ablations, spread, targets = document["ablations"], document["spread"], document["targets"]
+
+    def row(name: str, errors: Mapping[str, Any], target: str, part: str = "") -> list[str]:
+        others = [model[part].get(name) if part else _overall(model) for model in ablations.values()]
+        repeated = None if spread is None else spread["by_metric"].get(name) if part == "by_metric" else None
+        repeated = _overall(spread) if spread and not part else repeated
+        label = _short(name) if part == "by_metric" else name
+        count = str(errors.get("runs", len(document["runs"])))
+        missed = "" if part or not target else " missed" * _missed(errors, targets)
+        missed = " missed" if part and target and errors["p95"] > float(target.rstrip("%")) / 100 else missed
+        return [label, count, _percent(errors["median"]), _percent(errors["p95"]), target + missed,
+                *(_both(other) for other in others), _both(repeated)]  # fmt: skip
+
+    rows = [row("all", _overall(document), f"{_percent(targets['median'])} / {_percent(targets['p95'])}")]
+    for name, errors in document["by_metric"].items():
+        rows.append(row(name, errors, _percent(targets[name]) if name in targets else "", "by_metric"))
+    for group in ("arch", "pair", "dataset", "load"):
+        for name, errors in document[f"by_{group}"].items():
+            rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
+    text = grid(["errors of", "runs", "median", "95%", "at most", *ablations, "repeated runs"], rows)
+    if probed := document["probed"]:
+        raw, after = (_both(_overall(probed[side])) for side in ("raw", "after"))
+        text += f"\nof {probed['runs']} runs on probed cards: {raw} raw, {after} after the probe"
+    return text
+
+
+def _missed(errors: Mapping[str, float], targets: Mapping[str, float]) -> bool:
+    return errors["median"] > targets["median"] or errors["p95"] > targets["p95"]
+
+
+def _overall(model: Mapping[str, Any]) -> dict[str, float]:
+    return {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}
+
+
+def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The runs that are furthest off, by the mean size of their errors."""
+
+    def off(run: Mapping[str, Any]) -> float:
+        return float(sum(map(abs, run["errors"].values())) / len(run["errors"]))
+
+    rows = []
+    for run in sorted((run for run in runs if run["errors"]), key=off, reverse=True)[:WORST]:
+        metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
+        real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
+        rows.append(
+            [
+                str(run["number"] or "-"),
+                run["arch"],
+                run["pair"],
+                run["dataset"],
+                run["load"],
+                f"{real:.0f}",
+                f"{predicted:.0f}",
+                _percent(off(run)),
+                f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
+            ]
+        )
+    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "furthest off"]
+    return grid(header, rows)
+
+
+def _bars(document: Mapping[str, Any]) -> str:
+    """What `run` prints beside a prediction, and how many runs lie within."""
+    bars, loads = document["bars"], list(document["bars"])
+    kinds = {"across folds": document["coverage"]}
+    kinds |= {"of held-out runs": document["held_out"]["coverage"]} if document["held_out"] else {}
+    metrics = [metric for metric in document["by_metric"] if metric in bars.get(ANY, {})]
+    rows = [
+        [
+            _short(metric),
+            *(_percent(bars[load].get(metric)) for load in loads),
+            *(_percent(covered["by_metric"].get(metric)) for covered in kinds.values()),
+        ]
+        for metric in metrics
+    ]
+    rows.append(["all", *("-" for _ in loads), *(_percent(covered["covered"]) for covered in kinds.values())])
+    return grid(["90% within ±, by load", *loads, *(f"covered {name}" for name in kinds)], rows)
 
 
 def _short(metric: str) -> str:
@@ -183,3 +261,81 @@ def _short(metric: str) -> str:
         return "out tok/s"
     which, name, _ = metric.split("_")
     return f"{which} {name.upper()}"
+
+
+# one run -------------------------------------------------------------------------------------------------------------
+
+
+def _one(args: ValidateCommand, plot: Path | None) -> int:
+    """One run, launch by launch."""
+    from pdvsim.calibration.validate import compare
+    from pdvsim.calibration.validate.launches import compared, priced, simulated
+    from pdvsim.sim.run import covering_profile
+
+    experiment, measured, metrics, name = _chosen(args)
+    hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)
+    experiment = suited(replace(experiment, hardware=hardware))
+    profile = covering_profile(experiment)
+    measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
+    found = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
+    found["dataset"], found["arch"], found["pair"] = (
+        compare.dataset(experiment),
+        experiment.arch,
+        experiment.server.pair,
+    )
+    found["output_throughput"] = metrics.get("output_throughput")
+    print(output.dumps(found) if args.json else "\n\n".join(_launch_tables(found)))
+    if plot:
+        from pdvsim.view.calibration_plots import launches_figure
+
+        write_whole(plot, output.picture(launches_figure(measured, predicted, found), plot))
+        say("pdvsim", f"saved {plot}")
+    return 0
+
+
+def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
+    """The experiment, launches and metrics of the run that is asked for, and what it is called."""
+    from pdvsim.calibration.validate.launches import launches_of, saved_run
+
+    assert args.run is not None
+    if not args.run.isdecimal():
+        return *saved_run(Path(args.run)), args.run
+    runs = _read(args)
+    if not 1 <= int(args.run) <= len(runs):
+        raise ValueError(f"--run: there are runs 1 to {len(runs)}, got {args.run}")
+    run = runs[int(args.run) - 1]
+    if run.held_out and not args.held_out:
+        raise ValueError(f"run {args.run} is held out; --held-out shows it")
+    return run.experiment, launches_of(run), run.metrics, f"run {args.run}: {run.command}"
+
+
+def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """By kind and size what explains the error, most of it first; then the gaps."""
+    yield f"{found['run']}\nprofile {found['foundation']}"
+    shown = [row for row in found["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    rows = [
+        [
+            row["what"],
+            row["sizes"],
+            str(row["measured"]),
+            str(row["predicted"]),
+            cell(row["measured_ms"], 3),
+            cell(row["predicted_ms"], 3),
+            cell(row["measured_stretch"], 3),
+            cell(row["predicted_stretch"], 3),
+            _percent(row["share"], "+"),
+        ]
+        for row in sorted(shown, key=lambda row: -abs(row["share"]))
+    ]
+    rows.append(["all", *[""] * 7, _percent(found["error"], "+")])
+    header = ["launches of", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
+              "of the GPU's time"]  # fmt: skip
+    yield grid(header, rows)
+    rows = []
+    for lane, sides in found["gaps"].items():
+        real, sim = (sides[side] for side in ("measured", "predicted"))
+        figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
+        rows.append([lane, *figures, f"{_percent(real['share'])} / {_percent(sim['share'])}"])
+    idle = " / ".join(_percent(found["idle"][side]) for side in ("measured", "predicted"))
+    rows.append(["nothing runs", "-", "-", idle])
+    yield grid(["gaps, real / sim", "median us", "95% us", "of the time"], rows)

@@ -6,11 +6,11 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pdvsim.common.commandline import command_line
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.commandline import command_line
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
 from pdvsim.decide.error import lead_error

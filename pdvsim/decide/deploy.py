@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from pdvsim.decide.commandline import command_line
+from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair

@@ -1,8 +1,12 @@
-"""How far a run's metrics may be off where forward times were predicted: the run again at both ends of the error bar.
+"""How far a run's metrics may be off.
 
-All forwards are scaled together, by the bar that holds 95% of the errors of single forwards: errors that differ from
-forward to forward cancel out, so the band is wide rather than narrow. Host costs and the sharing of the GPU are left as
-they are. Architectures share the same forward times, so their difference is surer than the level of either.
+On a profile that was validated: by as much as its predictions of real runs were off, by metric and kind of load.
+
+Where forward times were predicted: the run again at both ends of their error bar. All forwards are scaled together, by
+the bar that holds 95% of the errors of single forwards: errors that differ from forward to forward cancel out, so the
+band is wide rather than narrow. Host costs and the sharing of the GPU are left as they are.
+
+Architectures share the same profile, so their difference is surer than the level of either.
 """
 
 from __future__ import annotations
@@ -10,13 +14,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Host
+from pdvsim.sim.hardware.trust import THROUGHPUTS, errors_of, load_kind
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.records import Result
 from pdvsim.sim.run import bar_of, covering_profile, simulate
 
 Metrics = dict[str, Any]
 
-THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")
 LATENCIES = ("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms")
 
 
@@ -44,13 +49,31 @@ def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) 
     return found
 
 
-def spanned(metrics: Metrics, ends: Sequence[Metrics]) -> Metrics:
-    """Metrics of a run with `NAME_low` and `NAME_high` of the main ones, over the run and its ends."""
-    if not ends:
-        return metrics
+def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
+    """The metrics of a run, the main ones with `NAME_low` and `NAME_high` over the run and its ends.
+
+    Without ends they have a `NAME_error`, where the profile was validated on such a load.
+    """
+    metrics, experiment = summarise(result), result.experiment
+    main = [
+        name for name in metrics if name in THROUGHPUTS or (name.endswith(LATENCIES) and not name.startswith("std_"))
+    ]
     band: Metrics = {}
-    for name, value in metrics.items():
-        if name in THROUGHPUTS or (name.endswith(LATENCIES) and not name.startswith("std_")):
-            values = [float(value), *(float(end[name]) for end in ends)]
+    if ends:
+        for name in main:
+            values = [float(metrics[name]), *(float(end[name]) for end in ends)]
             band |= {f"{name}_low": min(values), f"{name}_high": max(values)}
+    elif result.meta.get("clock") == "simulated" and _like_served(experiment):
+        errors, load = errors_of(experiment.hardware), load_kind(experiment.traffic)
+        bars = {name: errors.bar(load, name) for name in main} if errors else {}
+        band = {f"{name}_error": bar for name, bar in bars.items() if bar is not None}
     return metrics | band
+
+
+def _like_served(experiment: Experiment) -> bool:
+    """Whether real runs tell how far it may be off: one card, its own host, all that realrun can do."""
+    hardware, server = experiment.hardware, experiment.server
+    one_card = hardware.replicas == 1 and not hardware.verify_gpu and hardware.contention == "fluid"
+    plain = experiment.host == Host() and server.priority in ("none", "stream")
+    measured = bar_of(experiment, covering_profile(experiment)) == 0
+    return hardware.band and one_card and plain and measured

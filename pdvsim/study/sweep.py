@@ -203,13 +203,12 @@ def run_point(index: int, point: Point) -> Row:
 
 def row_of(index: int, point: Point, result: Result) -> Row:
     """The row of a point that was run."""
-    from pdvsim.sim.metrics.summary import summarise
     from pdvsim.study.band import ends, spanned
 
     row = {"point": index} | point.labels
     known = ("profile", "foundation", "forward_error_bar", "gpu", "gpus")
     row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
-    return row | flatten(spanned(summarise(result), ends(point.experiment)))
+    return row | flatten(spanned(result, ends(point.experiment)))
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "", joint: str = "_") -> Row:

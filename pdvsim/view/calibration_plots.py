@@ -27,7 +27,7 @@ TITLES = {
     "itl": ("Inter-token latency", "ms"),
     "e2el": ("End-to-end latency", "ms"),
 }
-MARKS = {"mean": "o", "median": "s", "p95": "^", "p99": "D"}
+MARKS = {"mean": "o", "median": "s", "p90": "v", "p95": "^", "p99": "D"}
 
 
 def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
@@ -83,8 +83,8 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
     import pandas as pd
 
     runs = document["runs"]
-    archs = sorted({run["load"]["arch"] for run in runs}, key=arch_rank)
-    pairs = values_text([run["load"]["pair"] for run in runs], "pairs")
+    archs = sorted({run["arch"] for run in runs}, key=arch_rank)
+    pairs = values_text([run["pair"] for run in runs], "pairs")
     note = (
         f"{pairs}: {len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
         f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%."
@@ -99,7 +99,7 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
                 metric = f"{which}_{family}_ms" if which else family
                 for arch in archs:
                     at = [(r["measured"][metric], r["predicted"][metric]) for r in runs
-                          if r["load"]["arch"] == arch and metric in r["errors"]]  # fmt: skip
+                          if r["arch"] == arch and metric in r["errors"]]  # fmt: skip
                     points += at
                     x, y = [a for a, _ in at], [b for _, b in at]
                     axes.scatter(x, y, s=22, marker=mark, color=arch_colour(arch), alpha=0.75)
@@ -108,6 +108,38 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
             axes.set_xlabel(f"Measured ({unit})")
             axes.set_ylabel(f"Predicted ({unit})")
         _keys(grid[-1], archs)
+    return figure
+
+
+def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, found: Mapping[str, Any]) -> Figure:
+    """One run's launches: measured over the time of each alone, as it goes on; by rows beside the simulated."""
+    note = (
+        f"{found['arch']}, {found['pair']}, {found['dataset']}; profile {found['foundation']}. Left: a launch as "
+        "measured over the profile's time for it alone. Right: by decoding rows, measured (dots) and simulated (rings)."
+    )
+    with styled():
+        figure, (over_time, by_rows) = _panels(1, 2, 4.6, note)
+        for kind, colour in KIND_COLOURS.items():
+            real, told = (frame[frame["kind"] == kind] for frame in (measured, predicted))
+            known = real[real["solo_s"] > 0]
+            span = known["end_s"] - known["start_s"]
+            over_time.scatter(known["start_s"], span / known["solo_s"], s=7, color=colour, alpha=0.5, linewidth=0)
+            for frame, ring in ((real, False), (told, True)):
+                rows = frame[frame["rows"] > 0]
+                by_rows.scatter(
+                    rows["rows"], 1e3 * (rows["end_s"] - rows["start_s"]), s=26 if ring else 7,
+                    facecolor="none" if ring else colour, edgecolor=colour if ring else "none", linewidth=0.6,
+                    alpha=0.5, label=None if ring or real.empty else kind,
+                )  # fmt: skip
+        over_time.axhline(1.0, color="0.5", linewidth=1)
+        over_time.set_yscale("log")
+        _plain_ticks(over_time.yaxis, *over_time.get_ylim())
+        over_time.set_xlabel("Time of the run (s)")
+        over_time.set_ylabel("Measured over alone")
+        by_rows.set_xlabel("Rows")
+        by_rows.set_ylabel("Duration (ms)")
+        handles, labels = by_rows.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, markerscale=2)
     return figure
 
 

@@ -43,6 +43,7 @@ TOTALS = (
     ("Peak concurrent requests:", "max_concurrent_requests", 2),
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
+WITHIN = "9 of 10 real runs of such a load came as near"
 DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
 SIZES = {
@@ -171,6 +172,8 @@ def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     notes = [*most_outside(entries), *(note for note in [_draining(entries)] if note)]
     if any(not _missing(entry.get("output_throughput_low")) for entry in entries):
         notes.append("in brackets: forward times at both ends of the profile's error bar")
+    if any(not _missing(entry.get("output_throughput_error")) for entry in entries):
+        notes.append(f"in brackets: {WITHIN}")
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         return [*notes, f"±: 95% confidence over {replications} replications"]
@@ -266,8 +269,10 @@ def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> s
 
 
 def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
-    """A cell, followed by its error band where the forward times behind it were predicted."""
+    """A cell, followed by how far it may be off: a share, or where forward times were predicted from where to where."""
     text, ends = cell(values.get(key), decimals), [values.get(f"{key}_{end}") for end in ("low", "high")]
+    if not math.isnan(error := _mean(values.get(f"{key}_error"))):
+        return f"{text} (±{100 * error:.1f}%)"
     if any(_missing(end) for end in ends):
         return text
     means = [end.mean if isinstance(end, Interval) else end for end in ends]
@@ -323,6 +328,7 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     bar = values.get("forward_error_bar")
     bar = bar.mean if isinstance(bar, Interval) else bar
     rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
+    rows += [("In brackets:", WITHIN)] if not _missing(values.get("output_throughput_error")) else []
     beyond = outside(values)
     rows += [("Outside what was measured:", beyond)] if beyond else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])

@@ -20,9 +20,9 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.cli.args import RunCommand, parse
+from pdvsim.common.commandline import command_line
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice, advice_document
-from pdvsim.decide.commandline import command_line
 from pdvsim.decide.contest import contest
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.goal import Goal

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
-from pdvsim.decide.error import LEADS, lead_error
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.text import lead_text, threshold_text
 from pdvsim.sim.config import Experiment, Hardware, Server
+from pdvsim.sim.hardware.trust import errors_of
 from pdvsim.study.stats import interval
 
 figures = st.floats(0.1, 1e6)
@@ -134,7 +135,9 @@ def test_the_error_of_a_lead_is_the_profiles_or_more(objective: str) -> None:
     """On the measured card the error of its leads; on a card that was not, at least the bar of its forward times."""
     measured = Experiment("autoregressive")
     error = lead_error(measured, objective)
-    assert error in LEADS.values()
+    shipped = errors_of(measured.hardware)
+    assert shipped is not None
+    assert error in shipped.leads.values()
     elsewhere = lead_error(Experiment("autoregressive", hardware=Hardware(gpu="a100-40gb")), objective)
     assert elsewhere > max(error, 0.2)
 

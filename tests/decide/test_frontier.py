@@ -15,11 +15,12 @@ from pdvsim.cli import main
 from pdvsim.cli.build import build
 from pdvsim.cli.frontier import FrontierOptions
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.error import LEADS
+from pdvsim.decide.error import metric_error
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.frontier import Frontier, FrontierQuestion, draw_frontier, least_lead, pareto
 from pdvsim.decide.frontier_figure import frontier_figure
 from pdvsim.decide.runs import Bench
+from pdvsim.sim.config import Experiment
 from pdvsim.study.sweep import SweepInterrupted
 
 SMALL = {
@@ -96,10 +97,11 @@ def test_the_figures_and_verdicts_are_those_of_the_runs() -> None:
         assert (point.verdict == "frontier") != beaten
         if point.by is not None:
             a, b = means.loc[(point.by.arch, point.by.server.max_num_batched_tokens)]
-            assert a < (1 - LEADS["p99_ttft_ms"]) * x
-            assert b < (1 - LEADS["p99_itl_ms"]) * y
+            assert a < (1 - metric_error(Experiment(), "p99_ttft_ms")) * x
+            assert b < (1 - metric_error(Experiment(), "p99_itl_ms")) * y
     assert [p.x.mean for p in found.points] == sorted(p.x.mean for p in found.points)
-    assert "24.5% of P99 TTFT, 22.3% of P99 ITL" in str(found)
+    counts = [f"{metric_error(Experiment(), f'p99_{name}_ms'):.1%} of P99 {name.upper()}" for name in ("ttft", "itl")]
+    assert ", ".join(counts) in str(found)
 
 
 def test_a_small_chunk_trades_the_first_token_for_the_others() -> None:
@@ -160,7 +162,8 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert len(frame) == 2 * 2 * 2
     document = json.loads((tmp_path / "frontier.json").read_text())
     assert len(document["points"]) == 4
-    assert document["leads_up_to_do_not_count"] == {"mean_ttft_ms": 0.18, "p99_itl_ms": 0.223}
+    off = {name: metric_error(Experiment(), name) for name in ("mean_ttft_ms", "p99_itl_ms")}
+    assert document["leads_up_to_do_not_count"] == off
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
 
 

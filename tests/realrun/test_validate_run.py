@@ -1,4 +1,4 @@
-"""`pdvsim validate --run`: real runs first, on the CPU here, then the same ones simulated."""
+"""Real runs as they are planned, on the CPU here: served, kept, gone on with, and looked at launch by launch."""
 
 from __future__ import annotations
 
@@ -8,27 +8,95 @@ from pathlib import Path
 import pytest
 
 from pdvsim.calibration.validate import runs
+from pdvsim.calibration.validate.launches import launches_of
+from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.cli import main
+from pdvsim.cli.realrun import main as realrun
+
+SMALL = "--dataset-name random --num-prompts 3 --input-len 16 --output-len 8"
 
 
-def test_runs_are_made_kept_and_compared(
+def plan(folder: Path) -> Path:
+    """Two groups: two loads and a repeat of one server, one of another."""
+    commands = [f"realrun --arch pd {SMALL} --max-concurrency {users}" for users in (2, 1)]
+    planned = [ServedRun(command, 0, users == 1, {}, {}, folder) for users, command in enumerate(commands)]
+    planned.append(ServedRun(commands[0], 1, False, {}, {}, folder))
+    planned.append(ServedRun(f"realrun --arch autoregressive {SMALL} --request-rate 50", 0, False, {}, {}, folder))
+    write_runs(folder / "plan.jsonl", planned)
+    return folder / "plan.jsonl"
+
+
+def test_runs_are_made_kept_and_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(runs, "CONCURRENCY", {2: 4})
-    monkeypatch.setattr(runs, "TOKENS", 16)
-    path = tmp_path / "runs.jsonl"
-    argv = ["validate", str(path), "--run", "--tiny", "--archs", "pd", "--jobs", "1", "--no-ablations", "--json"]
-    assert main(argv) == 0
-    first = json.loads(capsys.readouterr().out)
-    assert [run["load"]["concurrency"] for run in first["runs"]] == [2]
-    assert first["spread"] is None
-    written = path.read_bytes()
-    assert main([*argv, "--repeats", "2"]) == 0  # goes on where the first stopped
-    second = json.loads(capsys.readouterr().out)
-    assert path.read_bytes().startswith(written)
-    assert [run["load"]["repeat"] for run in second["runs"]] == [0, 1]
-    assert second["runs"][0] == first["runs"][0]
-    assert second["spread"]["runs"] == 2
+    path, output = plan(tmp_path), tmp_path / "runs.jsonl"
+    argv = ["run", "--plan", str(path), "-o", str(output), "--tiny"]
+    assert runs.main([*argv, "--only", "--arch pd", "--max-concurrency 2"]) == 0
+    first = output.read_bytes()
+    assert [(run.repeat, run.held_out) for run in read_runs(output)] == [(0, False), (1, False)]
+    assert runs.main(argv) == 0
+    assert "0 of 4 are left" in capsys.readouterr().out
+    assert output.read_bytes().startswith(first)
+    done = read_runs(output)
+    assert len({run.id for run in done}) == 4
+    assert [run.held_out for run in done] == [False, False, True, False]
+    assert all(run.meta["probe"]["bytes_per_s"] > 0 for run in done)
+    assert runs.main(argv) == 0  # nothing is left, so nothing is prepared
+    assert output.read_bytes().startswith(first)
+
+    assert runs.main(["gather", "-o", str(output)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["launches.parquet", "plan.jsonl", "runs.jsonl"]
+    for run in done:
+        kept = launches_of(run)
+        assert len(kept) == run.metrics["launches"]
+        assert kept["start_s"].is_monotonic_increasing
+        assert set(kept["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
+    assert runs.main(["gather", "-o", str(output)]) == 0
+    capsys.readouterr()
+    picture = tmp_path / "one.png"
+    assert main(["validate", str(output), "--run", "1", "--plot", str(picture)]) == 0
+    assert "launches of" in capsys.readouterr().out
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["validate", str(output), "--run", "3"]) == 2
+    assert "held out" in capsys.readouterr().err
+    assert main(["validate", str(output), "--run", "3", "--held-out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(row["measured"] for row in found["rows"]) == done[2].metrics["launches"]
+
+
+def test_ctrl_c_keeps_what_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, output = plan(tmp_path), tmp_path / "runs.jsonl"
+    served, count = runs.Workbench.served, iter(range(9))
+
+    def stopped(bench: runs.Workbench, experiment: object) -> object:
+        if next(count) == 1:
+            raise KeyboardInterrupt
+        return served(bench, experiment)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(runs.Workbench, "served", stopped)
+    assert runs.main(["run", "--plan", str(path), "-o", str(output), "--tiny"]) == 130
+    assert len(read_runs(output)) == 1
+    assert "kept" in capsys.readouterr().out
+
+
+def test_time_that_is_up_starts_nothing(tmp_path: Path) -> None:
+    path, output = plan(tmp_path), tmp_path / "runs.jsonl"
+    assert runs.main(["run", "--plan", str(path), "-o", str(output), "--tiny", "--minutes", "0"]) == 0
+    assert not output.exists()
+
+
+def test_a_result_of_realrun_is_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.json"
+    argv = ["--device", "cpu", "--tiny", "--arch", "pdv", *SMALL.split(), "-o", str(path), "--save-detailed"]
+    assert realrun(argv) == 0
+    document = json.loads(path.read_text())
+    document["config"]["server"]["pair"] = "tinyllama-1.1b:llama-2-7b"  # the tiny pair cannot be simulated
+    path.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["validate", "--run", str(path)]) == 0
+    assert "gaps, real / sim" in capsys.readouterr().out
 
 
 def test_without_a_gpu_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +104,8 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert main(["validate", str(tmp_path / "runs.jsonl"), "--run"]) == 2
+    assert runs.main(["run", "--plan", str(plan(tmp_path)), "-o", str(tmp_path / "runs.jsonl")]) == 2
     assert "CUDA" in capsys.readouterr().err
     assert not (tmp_path / "runs.jsonl").exists()
+    assert main(["probe"]) == 2
+    assert "CUDA" in capsys.readouterr().err

@@ -1,0 +1,229 @@
+"""What is to be served for validation: a balanced draw from what people serve, by a fixed seed, before any run.
+
+Four blocks, each with every architecture once, so that a cut leaves a balanced set. A group (an architecture on one
+pair, with its draft lengths and its prompt chunk) has four runs that differ in data set, load and acceptance and share
+everything that takes time to prepare. Values of a factor are dealt from a shuffled deck that holds each equally often.
+Rates are shares of what the simulator says the server reaches; so is the number of requests, for some five seconds.
+
+A run is held out if its seed is a multiple of three.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pdvsim.calibration.validate.compare import capacity
+from pdvsim.calibration.validate.served import ServedRun
+from pdvsim.common.commandline import command_line
+from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Scoring, Server, Traffic
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import models_of, simulate
+from pdvsim.sim.workload.requests import Workload
+
+SEED = 21
+FIRST_SEED = 1000  # of the first run
+HELD_OUT = 3  # runs whose seed is a multiple of it
+BLOCKS, RUNS, REPEATS = 4, 4, 20  # groups of an architecture, runs of a group, runs that are made twice
+SECONDS = 5.0  # that a run is to take
+ABOUT = (4.0, 7.0)  # which is near enough
+LONGEST = 9.0  # that a closed loop may take
+FEWEST, SLOWEST, MOST = 12, 6, 2000  # requests: at least, and of a server that takes few at once; at most
+TRIES = 4  # to find how many take that long
+KV_BYTES = 80e9  # that the longest requests of a full server may take
+ARCHS = ("autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b",
+         "tinyllama-1.1b:codellama-34b")  # fmt: skip
+SCORING = Scoring(percentile_metrics=("ttft", "tpot", "itl", "e2el"), metric_percentiles=(90.0, 95.0, 99.0))
+DATASETS = {"sharegpt": 4, "azure-conv": 3, "azure-code": 2, "long": 2, "longest": 2, "chat": 3}  # cards of the deck
+LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "at once": 1, "trace": 1}
+CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
+ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9, "recorded", "by position")
+CONTROLLERS = {"fixed": 18, "feedback": 5, "goodput": 5}
+DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+CHUNKS = (256, 512, 1024, 2048)
+TRAFFIC = "../traffic"  # from the folder of the plan
+BY_POSITION = (0.66, 0.43, 0.27, 0.18, 0.11, 0.07, 0.05, 0.04)  # EAGLE-3 on GSM8K, arXiv 2601.11580
+
+
+class Deck:
+    """Deals values so that each comes equally often, in a random order; it is shuffled anew when it is dealt out."""
+
+    def __init__(self, values: Sequence[Any], rng: random.Random) -> None:
+        self._values, self._rng = list(values), rng
+        self._left: list[Any] = []
+
+    def deal(self, fits: Callable[[Any], bool] = lambda value: True) -> Any:
+        """The next that fits; those passed over stay for the next time."""
+        while True:
+            for value in self._left:
+                if fits(value):
+                    self._left.remove(value)
+                    return value
+            more = list(self._values)
+            self._rng.shuffle(more)
+            self._left += more
+
+
+@dataclass
+class Decks:
+    """One deck for each factor."""
+
+    datasets: Deck
+    loads: Deck
+    concurrencies: Deck
+    acceptances: Deck
+    controllers: Deck
+    drafts: Deck
+    chunks: Deck
+
+    @classmethod
+    def shuffled(cls, rng: random.Random) -> Decks:
+        """All of them."""
+        counted = [[value for value, n in cards.items() for _ in range(n)] for cards in (DATASETS, LOADS, CONTROLLERS)]
+        return cls(
+            Deck(counted[0], rng), Deck(counted[1], rng), Deck(CONCURRENCIES, rng), Deck(ACCEPTANCES, rng),
+            Deck(counted[2], rng), Deck(DRAFTS, rng), Deck(CHUNKS, rng),
+        )  # fmt: skip
+
+
+def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[ServedRun]:
+    """The whole plan, for a file in `folder`; each run is simulated a few times to find its rate and its length."""
+    rng = random.Random(SEED)
+    decks = Decks.shuffled(rng)
+    archs, pairs = list(ARCHS), list(PAIRS)
+    rng.shuffle(archs)
+    rng.shuffle(pairs)
+    seed, groups = FIRST_SEED, []
+    for block in range(BLOCKS):
+        chosen = [(pairs[(at + 2 * block) % len(pairs)], arch) for at, arch in enumerate(archs)]
+        for pair, arch in sorted(chosen, key=lambda of: pairs.index(of[0])):  # models are made once a block
+            group = _group(arch, pair, seed, decks, folder)
+            seed += RUNS
+            groups.append(group)
+            say(f"{len(groups)} of {BLOCKS * len(ARCHS)} groups: {arch}, {pair}")
+    every = [run for group in groups for run in group]
+    again = {rng.choice(every[part * len(every) // REPEATS : (part + 1) * len(every) // REPEATS]).id
+             for part in range(REPEATS)}  # fmt: skip
+    return [run for group in groups for run in (*group, *(replace(r, repeat=1) for r in group if r.id in again))]
+
+
+def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path) -> list[ServedRun]:
+    """Runs of one server."""
+    drafts = arch != "autoregressive"
+    controller: ControllerName = "fixed"
+    if drafts:
+        controller = decks.controllers.deal(lambda name: (arch, name) != ("baseline", "feedback"))
+    server = Server(
+        pair=pair,
+        controller=controller,
+        num_speculative_tokens=decks.drafts.deal() if drafts and controller == "fixed" else 4,
+        max_speculative_tokens=5 if controller != "fixed" else Server.max_speculative_tokens,  # graphs of each length
+        max_num_batched_tokens=decks.chunks.deal(),
+    )
+    context = min(model.max_position_embeddings or 0 for model in models_of(Experiment(arch, server=server)))
+    traffics = [_traffic(decks, context) for _ in range(RUNS)]
+    bare = [Experiment(arch, traffic, server=server, scoring=SCORING) for traffic in traffics]
+    token_bytes = sum(model.kv_bytes_per_token for model in models_of(bare[0]))
+    found = []
+    for at, experiment in enumerate(bare):
+        kv_bytes = token_bytes * _longest(experiment, folder)
+        seats = replace(server, max_num_seqs=max(n for n in CONCURRENCIES if n == 1 or n * kv_bytes <= KV_BYTES))
+        traffic = replace(experiment.traffic, seed=seed + at)
+        experiment = suited(replace(experiment, server=seats, traffic=traffic, acceptance=_acceptance(decks, server)))
+        experiment = _loaded(experiment, decks, folder)
+        command = command_line("realrun", experiment)
+        found.append(ServedRun(command, 0, (seed + at) % HELD_OUT == 0, {}, {}, folder))
+    return found
+
+
+def _traffic(decks: Decks, context: int) -> Traffic:
+    """Lengths that a pair's context holds; arrivals come later."""
+    short = context < 8000
+    name = decks.datasets.deal(lambda name: name != "longest" or not short)
+    if name == "sharegpt":
+        return Traffic()
+    if name == "chat":
+        return Traffic("random", input_len=128, output_len=128, random_range_ratio=0.5)
+    if name in ("long", "longest"):
+        most = 8000 if name == "longest" else 1900 if short else 2000
+        return Traffic("random", input_len=most, output_len=100)
+    return Traffic("azure", dataset_path=f"{TRAFFIC}/{name}{'.2k' if context < 8192 else ''}.csv")
+
+
+def _acceptance(decks: Decks, server: Server) -> Acceptance:
+    form = decks.acceptances.deal()
+    if form == "recorded":
+        return Acceptance(acceptance_trace=f"{TRAFFIC}/eagle3-sharegpt.jsonl", acceptance_trace_k=8)
+    if form == "by position":
+        return Acceptance(synthetic_acceptance_rates=BY_POSITION[: server.longest_draft])
+    return Acceptance(acceptance_rate=form)
+
+
+def _loaded(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
+    """The experiment under a load, with as many requests as take some five seconds."""
+    azure = experiment.traffic.dataset_name == "azure"
+    slow = experiment.kin == "baseline"  # takes few at once: bursts would be gaps
+    load = decks.loads.deal(lambda name: (name != "trace" or azure) and (name != "bursty" or not slow))
+    if load == "closed":
+        return _closed(experiment, decks, folder)
+    if load == "trace":
+        return _sized(experiment, folder, 30, FEWEST, use_trace_timestamps=True)
+    if load == "at once":
+        places = experiment.server.max_num_seqs
+        return _sized(experiment, folder, places, max(FEWEST, places // 4))
+    most = capacity(_placed(experiment, folder))
+    rate = float(f"{most * (0.7 if load == 'bursty' else float(load)):.3g}")
+    more = {"burstiness": 0.25} if load == "bursty" else {}
+    least = max(SLOWEST if slow else FEWEST, round(rate * ABOUT[0]))  # fewer would be gone before the load is there
+    return _sized(experiment, folder, round(rate * SECONDS), least, request_rate=rate, **more)
+
+
+def _closed(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
+    """A closed loop; of fewer users where one and a half requests of each would take too long."""
+    most = 8 if experiment.kin == "baseline" else experiment.server.max_num_seqs
+    users = decks.concurrencies.deal(lambda users: users <= most)
+    while True:
+        least = math.ceil(1.5 * users)
+        found = _sized(experiment, folder, least, least, max_concurrency=users)
+        if users == 1 or _duration_s(found, folder) <= LONGEST:
+            return found
+        users //= 2
+
+
+def _sized(experiment: Experiment, folder: Path, first: int, least: int, **traffic: Any) -> Experiment:
+    """The experiment with as many requests as take about the time there is, if `first` do not; at least `least`."""
+    most = 300 if traffic.get("use_trace_timestamps") else MOST
+    count = max(least, first)
+    for _ in range(TRIES):
+        tried = _with(experiment, num_prompts=count, **traffic)
+        took_s = _duration_s(tried, folder)
+        count = min(most, max(least, round(count * SECONDS / took_s)))
+        if ABOUT[0] <= took_s <= ABOUT[1]:
+            break
+    return tried
+
+
+def _with(experiment: Experiment, **traffic: Any) -> Experiment:
+    return replace(experiment, traffic=replace(experiment.traffic, **traffic))
+
+
+def _placed(experiment: Experiment, folder: Path) -> Experiment:
+    """As it is served from the plan's folder."""
+    return suited(ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder).experiment)
+
+
+def _duration_s(experiment: Experiment, folder: Path) -> float:
+    return float(summarise(simulate(_placed(experiment, folder)))["duration"])
+
+
+def _longest(experiment: Experiment, folder: Path) -> int:
+    """Tokens of the longest request that may come."""
+    traffic = _placed(_with(experiment, num_prompts=600), folder).traffic
+    largest = Workload(traffic, Acceptance()).largest()
+    return largest.prompt_tokens + largest.output_tokens

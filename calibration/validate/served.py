@@ -1,0 +1,93 @@
+"""Real runs as they are kept: one JSON object a line, an experiment that was served and what came out.
+
+`command` is what was run (`realrun` and its flags; files are named from the folder of the runs), `repeat` counts runs
+of one command, `held_out` says that nobody tunes on it, `metrics` are those of the run, `meta` is where and when.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from pdvsim.common.commandline import experiment_of
+from pdvsim.common.files import sha256, write_whole
+from pdvsim.realrun.machine import as_served
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.reading import parse_json, read_text, said
+
+
+@dataclass(frozen=True)
+class ServedRun:
+    """One real run; without metrics, one that is to be made."""
+
+    command: str
+    repeat: int
+    held_out: bool
+    metrics: dict[str, Any]
+    meta: dict[str, Any]
+    folder: Path  # that its files are named from
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What was run, as the engine serves it; a ValueError if the command is none."""
+        if "--arch" not in self.command:
+            raise ValueError(f"{self.command[:80]!r} names no --arch")
+        given = experiment_of(self.command)
+        traffic, acceptance = given.traffic, given.acceptance
+        if traffic.dataset_path is not None:
+            traffic = replace(traffic, dataset_path=str(self.folder / traffic.dataset_path))
+        if acceptance.acceptance_trace is not None:
+            acceptance = replace(acceptance, acceptance_trace=str(self.folder / acceptance.acceptance_trace))
+        return as_served(replace(given, traffic=traffic, acceptance=acceptance))
+
+    @property
+    def id(self) -> str:
+        """What its launches are filed under."""
+        return sha256(f"{self.command} #{self.repeat}".encode())[:12]
+
+    @property
+    def line(self) -> str:
+        """As it is written."""
+        kept = {name: getattr(self, name) for name in ("command", "repeat", "held_out", "metrics", "meta")}
+        return json.dumps({name: value for name, value in kept.items() if value != {}}, default=str) + "\n"
+
+
+def read_runs(path: str | Path, planned: bool = False) -> list[ServedRun]:
+    """The runs of a file, or what it plans; a ValueError of one line if it is not one."""
+    number = 0
+    try:
+        found = []
+        for line in read_text(path, MAX_DATA_BYTES).splitlines():
+            number += 1
+            found.append(_read(parse_json(line), Path(path).parent, planned))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        where = f", line {number}" if number else ""
+        raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
+    if not found:
+        raise ValueError(f"{path}: holds no runs")
+    return found
+
+
+def _read(line: dict[str, Any], folder: Path, planned: bool) -> ServedRun:
+    run = ServedRun(
+        command=str(line["command"]),
+        repeat=int(line.get("repeat", 0)),
+        held_out=line.get("held_out", False) is True,
+        metrics=dict(line.get("metrics", {}) if planned else line["metrics"]),
+        meta=dict(line.get("meta", {})),
+        folder=folder,
+    )
+    _ = run.experiment
+    if not planned and not run.metrics["output_throughput"] > 0:
+        raise ValueError("output_throughput is not above 0")
+    return run
+
+
+def write_runs(path: Path, runs: Iterable[ServedRun]) -> None:
+    """All runs of a file."""
+    write_whole(path, "".join(run.line for run in runs).encode())

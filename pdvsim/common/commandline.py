@@ -1,0 +1,82 @@
+"""An experiment as the command line that runs it, with only what differs from the defaults, and back."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+
+from pdvsim.sim.config import Experiment
+
+T = TypeVar("T")
+
+
+def command_line(program: str, experiment: Experiment) -> str:
+    """`program` with the flags that make it run just this experiment."""
+    return shlex.join([*program.split(), "--arch", experiment.arch, *_flags(experiment, Experiment())])
+
+
+def experiment_of(command: str) -> Experiment:
+    """The experiment that a command line as above runs; a ValueError of one line if it is none."""
+    words: dict[str, list[str]] = {}
+    given: list[str] | None = None
+    for token in shlex.split(command):
+        if token.startswith("--"):
+            given = words[token[2:].replace("-", "_")] = []
+        elif given is not None:
+            given.append(token)
+    found = _filled(Experiment, words)
+    if words:
+        raise ValueError(f"unknown option --{next(iter(words)).replace('_', '-')} in {command!r}")
+    return found
+
+
+def _flags(given: Any, default: Any) -> Iterator[str]:
+    for part in fields(given):
+        value, usual = getattr(given, part.name), getattr(default, part.name)
+        if is_dataclass(value):
+            yield from _flags(value, usual)
+        elif part.name != "arch" and value != usual:
+            yield "--" + part.name.replace("_", "-") if value is not False else "--no-" + part.name.replace("_", "-")
+            if isinstance(value, tuple):
+                yield from map(_text, value)
+            elif not isinstance(value, bool):
+                yield _text(value)
+
+
+def _text(value: Any) -> str:
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _filled(config: type[T], words: dict[str, list[str]]) -> T:
+    """A configuration of its flags, which are taken out of `words`."""
+    values: dict[str, Any] = {}
+    for name, hint in get_type_hints(config).items():
+        if is_dataclass(hint):
+            values[name] = _filled(hint, words)  # type: ignore[arg-type]
+        elif name in words:
+            values[name] = _value(name, hint, words.pop(name))
+        elif f"no_{name}" in words and hint is bool and not words.pop(f"no_{name}"):
+            values[name] = False
+    return config(**values)
+
+
+def _value(name: str, hint: Any, given: list[str]) -> Any:
+    """What a flag's words stand for."""
+    kinds = [kind for kind in get_args(hint) if isinstance(kind, type) and kind is not type(None)] or [hint]
+    kind = next((kind for kind in kinds if kind in (int, float)), str)
+    flag = f"--{name.replace('_', '-')}"
+    try:
+        if get_origin(hint) is tuple:
+            return tuple(map(kind, given))
+        if hint is bool and not given:
+            return True
+        [word] = given
+        value = kind(word)
+    except ValueError:
+        raise ValueError(f"{flag} cannot be {' '.join(given)!r}") from None
+    choices = [choice for part in (hint, *get_args(hint)) for choice in get_args(part) if isinstance(choice, str)]
+    if choices and value not in choices:
+        raise ValueError(f"{flag}: {value!r} is none of {', '.join(choices)}")
+    return value

@@ -1,0 +1,150 @@
+"""A run launch by launch, and the plan of what is served."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pdvsim.calibration.validate import plan
+from pdvsim.calibration.validate.compare import dataset
+from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
+from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.common.commandline import command_line, experiment_of
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.run import simulate
+
+PLAN = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "plan.jsonl"
+EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
+
+
+def launches(**columns: object) -> pd.DataFrame:
+    few = {"lane": "main", "kind": "verify", "role": "target", "width": 1, "steps": 1, "context": 0, "prompt_start": 0}
+    return pd.DataFrame(few | columns)
+
+
+def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
+    """Sizes to the last token, times to a tenth of a microsecond; a second run of the same name takes its place."""
+    run = ServedRun(command_line("realrun", EXPERIMENT), 0, False, {}, {}, tmp_path)
+    result = simulate(EXPERIMENT)
+    for _ in range(2):
+        save_part(tmp_path, run.id, result.launches)
+        assert gather(tmp_path) == 1
+    kept, whole = launches_of(run), simulated(EXPERIMENT, builtin("h200"))
+    for name in ("lane", "kind", "role", "rows", "tokens", "steps", "width", "context", "prompt_start"):
+        assert kept[name].tolist() == whole[name].tolist()
+    for name in ("start_s", "end_s", "solo_s"):
+        np.testing.assert_allclose(kept[name], whole[name], rtol=0, atol=1.01e-7)
+    with pytest.raises(ValueError, match="no launches were kept"):
+        launches_of(ServedRun(run.command, 1, False, {}, {}, tmp_path))
+
+
+def test_the_profile_prices_a_kept_launch_as_the_simulator_does() -> None:
+    whole = simulated(EXPERIMENT, builtin("h200"))
+    asked = whole.assign(solo_s=0.0).where(whole["kind"] != "prefill", whole)
+    found = priced(asked, EXPERIMENT, builtin("h200"))
+    np.testing.assert_allclose(found["solo_s"].astype(float), whole["solo_s"])
+
+
+def test_a_comparison_by_hand() -> None:
+    """Two verifies of 4 rows take 3 ms where 2 were predicted; of 6 rows 1 and 1: 2 of 7 ms are missing."""
+    real = launches(
+        rows=[4, 4, 6], tokens=[4, 4, 6], start_s=[0.0, 0.004, 0.008], end_s=[0.003, 0.007, 0.009], solo_s=0.002
+    )
+    sim = launches(
+        rows=[4, 4, 6], tokens=[4, 4, 6], start_s=[0.0, 0.002, 0.005], end_s=[0.002, 0.004, 0.006], solo_s=0.002
+    )
+    found = compared(real, sim)
+    assert [(row["what"], row["sizes"], row["measured"], row["predicted"]) for row in found["rows"]] == [
+        ("verify", "3 to 4", 2, 2),
+        ("verify", "5 to 8", 1, 1),
+    ]
+    first, second = found["rows"]
+    assert (first["measured_ms"], first["predicted_ms"]) == pytest.approx((3.0, 2.0))
+    assert (first["measured_stretch"], first["predicted_stretch"]) == pytest.approx((1.5, 1.0))
+    assert (first["share"], second["share"], found["error"]) == pytest.approx((-2 / 7, 0, -2 / 7))
+    gaps = found["gaps"]["main"]
+    assert gaps["measured"]["median_us"] == pytest.approx(1000)
+    assert gaps["measured"]["share"] == pytest.approx(2 / 9)
+    assert gaps["predicted"]["share"] == pytest.approx(1 / 6)
+    assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
+
+
+def test_a_run_against_itself_has_no_error() -> None:
+    whole = simulated(EXPERIMENT, builtin("h200"))
+    found = compared(whole, whole)
+    assert found["error"] == 0
+    assert all(row["measured"] == row["predicted"] for row in found["rows"])
+    assert sum(row["measured"] for row in found["rows"]) == len(whole)
+
+
+# the plan ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_plan_is_balanced_and_a_third_is_set_aside() -> None:
+    every = read_runs(PLAN, planned=True)
+    runs = [run for run in every if not run.repeat]
+    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS >= 120
+    assert len(every) - len(runs) == plan.REPEATS
+    assert len({run.experiment.traffic.seed for run in runs}) == len(runs)
+    for run in every:
+        assert run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0)
+    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
+    archs = Counter(run.experiment.arch for run in runs)
+    assert set(archs) == set(plan.ARCHS)
+    assert len(set(archs.values())) == 1
+    for values in (
+        [run.experiment.server.pair for run in runs],
+        [run.experiment.server.max_num_batched_tokens for run in runs],
+        [dataset(run.experiment) for run in runs],
+    ):
+        assert min(Counter(values).values()) >= 16
+    servers = {run.experiment.server.controller for run in runs}
+    assert servers == {"fixed", "feedback", "goodput"}
+    fixed = [run.experiment for run in runs if run.experiment.server.controller == "fixed"]
+    assert {e.server.num_speculative_tokens for e in fixed} >= set(plan.DRAFTS)
+    assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
+    block = [run.experiment.arch for run in every][: len(every) // plan.BLOCKS]
+    assert set(block) == set(plan.ARCHS)  # a cut leaves every architecture
+
+
+def test_a_group_is_planned_again_as_it_was() -> None:
+    """The first group of the plan, drawn anew by its seed; rates and lengths may move with the profile."""
+    import random
+
+    rng = random.Random(plan.SEED)
+    decks = plan.Decks.shuffled(rng)
+    first = read_runs(PLAN, planned=True)[0].experiment
+    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, decks, PLAN.parent)
+    assert len(again) == plan.RUNS
+    assert all(run.experiment.server.pair == first.server.pair for run in again)
+    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
+
+
+def test_a_deck_deals_each_equally_often() -> None:
+    import random
+
+    deck = plan.Deck("abc", random.Random(1))
+    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
+    assert deck.deal(lambda value: value == "b") == "b"
+    assert {deck.deal(), deck.deal()} == {"a", "c"}  # those passed over are still there
+
+
+# command lines -------------------------------------------------------------------------------------------------------
+
+
+def test_a_command_line_is_read_back() -> None:
+    for experiment in (
+        EXPERIMENT,
+        Experiment("colocated", Traffic(request_rate=2.5, burstiness=0.5, seed=3), Acceptance(acceptance_rate=0.9)),
+        Experiment("pd", acceptance=Acceptance(synthetic_acceptance_rates=(0.8, 0.5)), hardware=Hardware(band=False)),
+        Experiment("pdv", server=Server(kv_cache="reserved", controller="goodput", partition=(0.5, 0.25, 0.25))),
+    ):
+        assert experiment_of(command_line("realrun", experiment)) == experiment
+    for wrong in ("--num-prompts x", "--num-prompts 1 2", "--controller none", "--kv-cache none", "--speed 3"):
+        with pytest.raises(ValueError, match=wrong.split()[0]):
+            experiment_of(f"realrun --arch pd {wrong}")
