@@ -20,7 +20,7 @@ from typing import Any
 
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
-from pdvsim.common.commandline import command_line
+from pdvsim.common.commandline import command_line, experiment_of
 from pdvsim.common.files import write_whole
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import replicated
@@ -31,9 +31,12 @@ from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
 from pdvsim.study.stats import interval
+from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
 
 ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
@@ -185,8 +188,8 @@ def _trials(plan_file: Path) -> list[dict[str, Any]]:
     return trials
 
 
-def report(plan_file: Path, output: Path) -> dict[str, Any]:
-    """Regret and order, trial by trial."""
+def report(plan_file: Path, output: Path, anew: bool = False) -> dict[str, Any]:
+    """Regret and order, trial by trial; `anew`: of what is predicted today, and of what is best by that."""
     runs = read_runs(output)
     found = []
     for trial in _trials(plan_file):
@@ -195,11 +198,13 @@ def report(plan_file: Path, output: Path) -> dict[str, Any]:
             values = [goal.value(one.metrics) for one in runs if one.command == entry["command"]]
             if values:
                 spread = max(values) / min(values) - 1 if len(values) > 1 else None
-                entries.append(
-                    entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
-                )
+                predicted = _predicted(entry["command"], goal) if anew else entry["predicted"]
+                measured = {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
+                entries.append(entry | measured | {"predicted": predicted})
         if not entries or entries[0]["role"] != "recommended":
             continue
+        if anew:
+            entries.sort(key=lambda e: -sign * e["predicted"])
         best = max(entries, key=lambda e: sign * e["measured"])
         recommended = entries[0]
         ratio = recommended["measured"] / best["measured"]
@@ -222,6 +227,13 @@ def report(plan_file: Path, output: Path) -> dict[str, Any]:
             }
         )
     return {"trials": found}
+
+
+def _predicted(command: str, goal: Goal) -> float:
+    """The goal's figure of one simulation of exactly what was served."""
+    experiment = experiment_of(command)
+    figures = flatten(summarise(simulate(experiment)))
+    return goal.value(figures | {"load": experiment.traffic.request_rate})
 
 
 def table(document: dict[str, Any]) -> str:
@@ -260,6 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget-s", type=float, default=540.0, help="start no run after so many seconds")
     parser.add_argument("--most", type=int, default=6, help="entries of a trial")
     parser.add_argument("--first", type=int, default=0, help="trial to begin with")
+    parser.add_argument("--anew", action="store_true", help="report on the settings served as they are predicted today")
     options = parser.parse_args(argv)
     if options.step == "plan":
         return plan(options.plan, options.jobs)
@@ -270,7 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print("no CUDA device: the truth is measured on one", file=sys.stderr)
             return 2
         return run(options.plan, options.output, options.budget_s, options.most, options.first)
-    print(table(report(options.plan, options.output)))
+    print(table(report(options.plan, options.output, options.anew)))
     return 0
 
 
