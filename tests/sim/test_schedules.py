@@ -232,14 +232,15 @@ def test_baseline(run: Run) -> None:
 
 
 def test_colocated(run: Run) -> None:
-    """One stream; each step drafts and verifies whoever runs, and both forwards carry the waiting prompt.
+    """One stream; each step drafts and verifies whoever runs. The verify carries the waiting prompt; the drafter reads it
+    in a forward of its own before its first step.
 
     0       R0: draft reads 0.1 -> 2.1, target -> 22.1; first token 22.3.
-    22.3    R0 drafts, R1's 200 tokens ride along: (1 + 2.01) + 1.01 = 4.02, 22.4 -> 26.42; the verify has 3 + 200
-            tokens: 30.3 -> 56.72; 56.92: R0 gains 3, R1 its first.
-    56.92   both, and R0's drafter catches up, which pads R1 too: (1 + 0.04) + 1.02 = 2.06, 57.02 -> 59.08; verify
-            of 6 tokens 10.6 -> 69.68; 69.88: R0 gains 1, R1 2.
-    69.88   both, nobody catches up: 2.04, 69.98 -> 72.02; verify -> 82.62; 82.82: one token was left of each.
+    22.3    R1's 200 tokens take the drafter 1 + 2, R0's drafts 2.02: 22.4 -> 27.42; the verify has 3 + 200 tokens:
+            30.3 -> 57.72; 57.92: R0 gains 3, R1 its first.
+    57.92   both, and R0's drafter catches up, which pads R1 too: (1 + 0.04) + 1.02 = 2.06, 58.02 -> 60.08; verify
+            of 6 tokens 10.6 -> 70.68; 70.88: R0 gains 1, R1 2.
+    70.88   both, nobody catches up: 2.04, 70.98 -> 73.02; verify -> 83.62; 83.82: one token was left of each.
     """
     result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})])
     check(
@@ -247,14 +248,14 @@ def test_colocated(run: Run) -> None:
         [
             ("main", "prefill", 0, 0.1, 2.1),
             ("main", "prefill", 0, 2.1, 22.1),
-            ("main", "draft", 1, 22.4, 26.42),
-            ("main", "verify", 1, 26.42, 56.72),
-            ("main", "draft", 2, 57.02, 59.08),
-            ("main", "verify", 2, 59.08, 69.68),
-            ("main", "draft", 2, 69.98, 72.02),
-            ("main", "verify", 2, 72.02, 82.62),
+            ("main", "draft", 1, 22.4, 27.42),
+            ("main", "verify", 1, 27.42, 57.72),
+            ("main", "draft", 2, 58.02, 60.08),
+            ("main", "verify", 2, 60.08, 70.68),
+            ("main", "draft", 2, 70.98, 73.02),
+            ("main", "verify", 2, 73.02, 83.62),
         ],
-        [[(22.3, 1), (56.92, 3), (69.88, 1), (82.82, 1)], [(56.92, 1), (69.88, 2), (82.82, 1)]],
+        [[(22.3, 1), (57.92, 3), (70.88, 1), (83.82, 1)], [(57.92, 1), (70.88, 2), (83.82, 1)]],
     )
 
 
@@ -741,11 +742,11 @@ def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
 def test_chunked_prefill_in_colocated(run: Run) -> None:
     """103 tokens a step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
 
-    22.3   R0 and 100: draft (1 + 1.01) + 1.01 = 3.02, 22.4 -> 25.42; verify 103 tokens 20.3 -> 45.72; 45.92.
-    45.92  the same: 46.02 -> 49.04 -> 69.34; 69.54.
-    69.54  R0 and 50: (1 + 0.51) + 1.01 = 2.52, 69.64 -> 72.16; verify 53 tokens 15.3 -> 87.46; 87.66: R0's last
+    22.3   R0 and 100: the drafter (1 + 1) + 2.02 = 4.02, 22.4 -> 26.42; verify 103 tokens 20.3 -> 46.72; 46.92.
+    46.92  the same: 47.02 -> 51.04 -> 71.34; 71.54.
+    71.54  R0 and 50: (1 + 0.5) + 2.02 = 3.52, 71.64 -> 75.16; verify 53 tokens 15.3 -> 90.46; 90.66: R0's last
            token, R1's first.
-    87.66  R1 alone: 87.76 -> 89.78 -> 100.08; 100.28.
+    90.66  R1 alone: 90.76 -> 92.78 -> 103.08; 103.28.
     """
     result = run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], server={"max_num_batched_tokens": 103})
     check(
@@ -753,16 +754,16 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
         [
             ("main", "prefill", 0, 0.1, 2.1),
             ("main", "prefill", 0, 2.1, 22.1),
-            ("main", "draft", 1, 22.4, 25.42),
-            ("main", "verify", 1, 25.42, 45.72),
-            ("main", "draft", 1, 46.02, 49.04),
-            ("main", "verify", 1, 49.04, 69.34),
-            ("main", "draft", 1, 69.64, 72.16),
-            ("main", "verify", 1, 72.16, 87.46),
-            ("main", "draft", 1, 87.76, 89.78),
-            ("main", "verify", 1, 89.78, 100.08),
+            ("main", "draft", 1, 22.4, 26.42),
+            ("main", "verify", 1, 26.42, 46.72),
+            ("main", "draft", 1, 47.02, 51.04),
+            ("main", "verify", 1, 51.04, 71.34),
+            ("main", "draft", 1, 71.64, 75.16),
+            ("main", "verify", 1, 75.16, 90.46),
+            ("main", "draft", 1, 90.76, 92.78),
+            ("main", "verify", 1, 92.78, 103.08),
         ],
-        [[(22.3, 1), (45.92, 1), (69.54, 1), (87.66, 1)], [(87.66, 1), (100.28, 1)]],
+        [[(22.3, 1), (46.92, 1), (71.54, 1), (90.66, 1)], [(90.66, 1), (103.28, 1)]],
     )
 
 
