@@ -232,8 +232,8 @@ def test_baseline(run: Run) -> None:
 
 
 def test_colocated(run: Run) -> None:
-    """One stream; each step drafts and verifies whoever runs. The verify carries the waiting prompt; the drafter reads it
-    in a forward of its own before its first step.
+    """One stream; each step drafts and verifies whoever runs. The verify carries the waiting prompt, which the drafter
+    reads in a forward of its own before its first step.
 
     0       R0: draft reads 0.1 -> 2.1, target -> 22.1; first token 22.3.
     22.3    R1's 200 tokens take the drafter 1 + 2, R0's drafts 2.02: 22.4 -> 27.42; the verify has 3 + 200 tokens:
