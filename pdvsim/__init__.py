@@ -5,6 +5,7 @@
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 8])
     pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
+    points = pdvsim.compare(pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8])
     pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
     pdvsim.frontier(request_rate=6, goodput=["ttft:300", "tpot:30"])
     pdvsim.explore(request_rate=8)                    # sliders, in a notebook
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from pdvsim.options import (
         AdviseKeywords,
         CapacityKeywords,
+        CompareKeywords,
         DraftTableKeywords,
         FrontierKeywords,
         MapKeywords,
@@ -43,6 +45,7 @@ __all__ = [
     "__version__",
     "advise",
     "capacity",
+    "compare",
     "draft_table",
     "explore",
     "frontier",
@@ -86,6 +89,23 @@ def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
 
     chosen = build(CapacityOptions, options)
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
+
+
+def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
+    """Pairs x cards x loads x architectures, each at its own best settings; one row a run, `settings` names them.
+
+    Keywords are the flags of `pdvsim compare`. Nothing is written.
+    """
+    from pdvsim.cli.build import build
+    from pdvsim.cli.compare import CompareOptions
+    from pdvsim.decide.compare import at_their_best, settings
+    from pdvsim.decide.runs import Bench
+    from pdvsim.study.compare import run_comparison
+
+    chosen = build(CompareOptions, options)
+    space, bench = chosen.server.space(chosen.arch), Bench(chosen.jobs)
+    best = at_their_best(chosen.comparison(), space, chosen.goal(), bench, chosen.indifference)
+    return run_comparison(best, chosen.jobs, settings=settings(best))
 
 
 def advise(**options: Unpack[AdviseKeywords]) -> Advice:

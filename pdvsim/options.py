@@ -215,6 +215,79 @@ class CapacityKeywords(TypedDict, total=False):
     warmup_share: float
 
 
+class CompareKeywords(TypedDict, total=False):
+    """Of `pdvsim.compare`."""
+
+    acceptance_concentration: float | None
+    acceptance_rate: float
+    acceptance_temperature_slope: float
+    acceptance_trace: str | os.PathLike[str] | None
+    acceptance_trace_k: int
+    admission_factor: float
+    arch: str | type[Policy] | Sequence[str | type[Policy]]
+    attainment: float
+    band: bool
+    burstiness: float
+    completion_s: float | None
+    concurrency: int | Sequence[int]
+    contention: Literal["fluid", "serial", "max"]
+    controller: Literal["fixed", "feedback", "goodput"] | None
+    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_path: str | os.PathLike[str] | None
+    detailed: bool
+    draft_temperature: float
+    feedback_temperature: bool
+    goodput: str | Sequence[str]
+    gpu: str
+    gpu_hour_usd: str | Sequence[str]
+    gpu_memory_utilization: float
+    gpus: str | Sequence[str]
+    handoff_s: float | None
+    hybrid_threshold: int
+    idle_poll_cost_s: float
+    idle_poll_s: float
+    indifference: float
+    input_len: int | None
+    jobs: int | None
+    kv_cache: Literal["paged", "reserved"] | None
+    kv_capacity_tokens: int | None
+    launch_s: float | None
+    max_concurrency: int | None
+    max_decode_queue: int
+    max_num_batched_tokens: int | None
+    max_num_seqs: int | None
+    max_prompts_per_forward: int | None
+    max_speculative_tokens: int
+    metric_percentiles: float | Sequence[float]
+    min_speculative_tokens: int
+    notify_s: float
+    num_prompts: int
+    num_runs: int
+    num_speculative_tokens: int | None
+    num_workers: int
+    objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
+    output_len: int | None
+    pair: str
+    pair_acceptance: float | Sequence[float]
+    pairs: str | Sequence[str]
+    partition: float | Sequence[float]
+    percentile_metrics: str | Sequence[str]
+    priority: Literal["none", "stream", "preemptive", "partition"]
+    profile: str | os.PathLike[str] | None
+    random_range_ratio: float
+    replicas: int
+    request_rate: float | Sequence[float]
+    router: Literal["round-robin", "least-loaded", "random"]
+    seed: int
+    synthetic_acceptance_rates: float | Sequence[float]
+    tokenizer: str | os.PathLike[str] | None
+    transfer_s: float
+    use_trace_timestamps: bool
+    verify_gather: Literal["auto", "always", "never"]
+    verify_gpu: int
+    warmup_requests: int
+
+
 class AdviseKeywords(TypedDict, total=False):
     """Of `pdvsim.advise`."""
 

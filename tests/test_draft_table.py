@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.decide.draft_lengths import _merged, confirm, error_of, find_table, simulations, tokens_by_length
+from pdvsim.decide.draft_lengths import _merged, confirm, error_of, find_table, simulations
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, IdleDrafter, Simulated, draft_document, draft_text
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench
@@ -157,19 +157,23 @@ def test_a_length_stays_the_best_between_its_acceptance_rates(pair: str) -> None
 
 def test_tokens_of_a_round() -> None:
     formula = Formula(question().drafting(4))
-    assert tokens_by_length(Acceptance(acceptance_rate=0.5), 2, formula) == pytest.approx([1, 1.5, 1.75])
-    assert tokens_by_length(Acceptance(acceptance_rate=1.0), 2, formula) == [1, 2, 3]
-    positions = Acceptance(synthetic_acceptance_rates=(0.9, 0.5))
-    assert tokens_by_length(positions, 2, formula) == pytest.approx([1, 1.9, 2.4])
+
+    def tokens(given: Acceptance) -> list[float]:
+        return [formula.tokens_a_round(k, given) for k in range(3)]
+
+    assert tokens(Acceptance(acceptance_rate=0.5)) == pytest.approx([1, 1.5, 1.75])
+    assert tokens(Acceptance(acceptance_rate=1.0)) == [1, 2, 3]
+    assert tokens(Acceptance(synthetic_acceptance_rates=(0.9, 0.5))) == pytest.approx([1, 1.9, 2.4])
 
 
 def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
     """Tokens over rounds of many requests of one length, drawn one by one."""
     given = Acceptance(acceptance_rate=0.6, acceptance_concentration=3.0)
     rates = np.random.default_rng(0).beta(1.8, 1.2, 200_000)
-    for k, mean in enumerate(tokens_by_length(given, 4, Formula(question().drafting(4)))):
+    formula = Formula(question().drafting(4))
+    for k in range(5):
         each = sum(rates**i for i in range(k + 1))
-        assert mean == pytest.approx(1 / np.mean(1 / each), rel=0.005)
+        assert formula.tokens_a_round(k, given) == pytest.approx(1 / np.mean(1 / each), rel=0.005)
 
 
 def test_a_trace_says_what_it_recorded(tmp_path: Path) -> None:

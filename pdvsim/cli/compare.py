@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
 from pdvsim.cli.args import SweepTraffic, parse
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
-from pdvsim.decide.compare import at_their_best, judged, settings
+from pdvsim.decide.compare import Spot, at_their_best, best_text, contests, paired, settings
+from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import TunedServer
+from pdvsim.decide.options import TunedServer, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import Space
+from pdvsim.decide.text import contest_document
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
@@ -24,7 +26,7 @@ from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
-from pdvsim.study.compare import Comparison, differences, run_comparison, summary
+from pdvsim.study.compare import Comparison, run_comparison, summary
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point, SweepInterrupted
 from pdvsim.view.compare_plots import comparison_figure
@@ -33,8 +35,6 @@ from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
-
-T = TypeVar("T")
 
 DEFAULT_CONCURRENCY = (3, 10)
 
@@ -63,8 +63,8 @@ class CompareHardware(Hardware):
 
 
 @dataclass(frozen=True)
-class CompareCommand:
-    """Compare architectures across model pairs and cards: latency, throughput, acceptance, cost."""
+class CompareOptions:
+    """Pairs, cards, architectures, loads and replications, and what each architecture is tuned for."""
 
     pairs: tuple[str, ...] = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b")
     """Models, as draft:target."""
@@ -79,7 +79,11 @@ class CompareCommand:
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each pair, in their order; default: --acceptance-rate for all."""
     objective: Objective | None = None
-    """What each architecture is tuned for; default: throughput in a closed loop, e2el at a rate."""
+    """What each is tuned for; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
+    indifference: float = 0.01
+    """Smaller leads, as a share, do not count, however sure."""
+    attainment: float = 0.9
+    """Share of the requests that should meet every service level of --goodput."""
     num_runs: int = 5
     """Replications of each point; replication i has seed --seed + i, the same everywhere. Fewer than 5 tell nothing."""
     gpu_hour_usd: tuple[str, ...] = ()
@@ -92,12 +96,6 @@ class CompareCommand:
     hardware: CompareHardware = field(default_factory=CompareHardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=lambda: Scoring(percentile_metrics=("e2el",), metric_percentiles=(95.0,)))
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Folder for compare.parquet, compare.json and compare.png; default: results/compare-DATE-TIME."""
-    json: bool = False
-    """Print one JSON document instead of the tables."""
-    config: str | None = None
-    """TOML file of flags (pairs = ["gemma-2b:gemma-7b"]); the command line wins."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -108,12 +106,12 @@ class CompareCommand:
             raise ValueError("arch needs at least one value")
         base = Experiment(
             self.arch[0],
-            _plain(Traffic, self.traffic),
+            plain(Traffic, self.traffic),
             self.acceptance,
             self.server.given(),
-            _plain(Hardware, self.hardware),
+            plain(Hardware, self.hardware),
             self.host,
-            self.scoring,
+            self.goal().scored(self.scoring),
         )
         loads = self.concurrency or (() if self.request_rate else DEFAULT_CONCURRENCY)
         prices = prices_usd(self.gpu_hour_usd, tuple(card_name(card, GPUS) for card in self.gpus))
@@ -129,15 +127,23 @@ class CompareCommand:
             prices,
         )
 
-    def tuning(self) -> tuple[Space, Goal]:
-        """What each architecture chooses from, and for what."""
-        usual: Objective = "e2el" if self.request_rate else "throughput"
-        return self.server.space(self.arch), Goal(self.objective or usual, self.scoring.goodput)
+    def goal(self) -> Goal:
+        """What each architecture is tuned for."""
+        usual: Objective = "headroom" if self.scoring.goodput else "e2el" if self.request_rate else "throughput"
+        return Goal(self.objective or usual, self.scoring.goodput, self.attainment)
 
 
-def _plain(kind: type[T], given: T) -> T:
-    """`given` without what this command adds to its class."""
-    return kind(**{f.name: getattr(given, f.name) for f in fields(kind)})  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class CompareCommand:
+    """Compare architectures across model pairs and cards: latency, throughput, acceptance, cost."""
+
+    options: Annotated[CompareOptions, tyro.conf.arg(name="")] = field(default_factory=CompareOptions)
+    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    """Folder for compare.parquet, compare.json and compare.png; default: results/compare-DATE-TIME."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+    config: str | None = None
+    """TOML file of flags (pairs = ["gemma-2b:gemma-7b"]); the command line wins."""
 
 
 def prices_usd(given: tuple[str, ...], gpus: tuple[str, ...]) -> dict[str, float]:
@@ -166,30 +172,34 @@ def main(argv: list[str]) -> int:
 
     import pandas as pd
 
-    comparison = args.comparison()
+    options = args.options
+    comparison, goal, space = options.comparison(), options.goal(), options.server.space(options.arch)
     date = output.now()
     folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
     files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
     points = [point for place in comparison.places() for point in comparison.points(*place)]
-    forewarn(points, args.jobs)
+    forewarn(points, options.jobs)
     total = len(points)
     interrupted = False
-    space, goal = args.tuning()
     frame = pd.DataFrame()
     try:
         with Progress(most_runs(space, len(_loads(points))), "short runs at most, to tune", args.json) as progress:
-            comparison = at_their_best(comparison, space, goal, Bench(args.jobs, progress.update))
+            bench = Bench(options.jobs, progress.update)
+            comparison = at_their_best(comparison, space, goal, bench, options.indifference)
         with Progress(total, "points", args.json, after_s=0) as progress:
-            frame = run_comparison(comparison, args.jobs, progress.update, settings(comparison))
+            frame = run_comparison(comparison, options.jobs, progress.update, settings(comparison))
     except SweepInterrupted as stop:
         interrupted = True
         frame = stop.points if "settings" in stop.points else frame
 
-    document = _document(comparison, frame, date, interrupted)
+    held = contests(comparison, frame, goal, options.indifference)
+    document = {"date": date, "interrupted": interrupted, **_document(options, comparison, frame, held)}
     if args.json:
         print(output.dumps(document))
     elif len(frame):
-        print(comparison_text(document, args.scoring))
+        print(comparison_text(document, options.scoring))
+        if held:
+            print(f"\n{best_text(held, goal, options.indifference)}")
     contents: list[bytes | None] = [None, None, None]
     if len(frame):
         figure = comparison_figure(frame, asdict(comparison.base), document["paired_differences"])
@@ -203,17 +213,21 @@ def _loads(points: list[Point]) -> set[tuple[str, str, float]]:
     return {(p.experiment.server.pair, p.experiment.hardware.gpu, p.load) for p in points}
 
 
-def _document(comparison: Comparison, frame: pd.DataFrame, date: str, interrupted: bool) -> dict[str, Any]:
+def _document(
+    options: CompareOptions, comparison: Comparison, frame: pd.DataFrame, held: Mapping[Spot, tuple[str, Contest]]
+) -> dict[str, Any]:
     """A comparison as it was run, and what came of it."""
-    tails = [f"{percentile_name(p)}_e2el_ms" for p in sorted(comparison.base.scoring.metric_percentiles)]
+    tails = [f"{percentile_name(p)}_e2el_ms" for p in sorted(options.scoring.metric_percentiles)]
     metrics = ("output_throughput", "mean_e2el_ms", *tails[-1:])
-    paired = differences(frame, metrics, comparison.archs[0]) if len(frame) and len(comparison.archs) > 1 else []
     return {
-        "date": date,
-        "interrupted": interrupted,
         "pdvsim_version": __version__,
+        "objective": options.goal().objective,
         "comparison": output.settings(replace(comparison, servers={})),
         "points": frame.to_dict("records"),
         "summary": summary(frame) if len(frame) else [],
-        "paired_differences": [judged(comparison, difference) for difference in paired],
+        "best": [
+            {"pair": pair, "gpu": gpu, "load": load, "arch": arch, "contest": contest_document(found)}
+            for (pair, gpu, load), (arch, found) in held.items()
+        ],
+        "paired_differences": paired(comparison, frame, metrics),
     }

@@ -22,11 +22,10 @@ from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line, experiment_of
 from pdvsim.common.files import write_whole
-from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import Space, complexity, described
+from pdvsim.decide.space import Space, described
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -111,10 +110,9 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """What is decided, and what is to be served."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
     [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench, kept=2)
-    threshold = max(0.01, lead_error(base, goal.objective))
-    finals = replicated(list(best.values()), goal, bench, SEEDS, threshold)
-    tied = finals.tied()
-    chosen = min(tied, key=lambda candidate: complexity(candidate, base)).arch
+    finals = replicated(list(best.values()), goal, bench, SEEDS, 0.01)
+    chosen = finals.chosen(base).arch
+    tied = (finals.held.best, *finals.held.unsure)
     means = {candidate: interval(map(goal.value, rows)).mean for candidate, rows in finals.rows.items()}
     server = best[chosen].server
     longer = server.num_speculative_tokens + 1 if best[chosen].speculates else 1
@@ -135,7 +133,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
                 "command": command_line("realrun", served),
                 "predicted": goal.value(row),
                 "decided_by": means.get(candidate),  # the mean over seeds, at a rate of longer runs
-                "not_told_apart": role == "rival" and candidate in tied,
+                "not_told_apart": role == "rival" and candidate.arch in tied,
             }
         )
     entries.sort(key=lambda entry: -goal.sign * float(entry["predicted"]))

@@ -13,7 +13,6 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
-from pdvsim.decide.error import lead_error
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.options import BUDGET
@@ -68,11 +67,6 @@ class Question:
         """Whether acceptance is one rate, that can be another."""
         given = self.base.acceptance
         return not given.synthetic_acceptance_rates and given.acceptance_trace is None
-
-    @property
-    def threshold(self) -> float:
-        """A lead up to this does not count."""
-        return max(self.indifference, lead_error(self.base, self.goal.objective))
 
 
 @dataclass(repr=False)
@@ -287,10 +281,10 @@ def _how_sure(advice: Advice) -> list[str]:
         return [*lines, "The only finalist that could be chosen."]
     lines.append(
         f"Leads are paired by seed, {held.confidence:.1%} confidence each; "
-        f"{threshold_text(held, advice.question.indifference)}."
+        f"{threshold_text([held], advice.question.indifference)}."
     )
-    if held.unsure:
-        lines.append(f"{best.arch} is the simplest of those that are not told apart.")
+    if held.alike:
+        lines.append(f"{best.arch} is the simplest of those that seeds do not tell apart.")
     return lines
 
 

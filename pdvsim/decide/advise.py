@@ -1,7 +1,7 @@
 """What to run for a load: tune every architecture, replicate the best, decide, and find where that would change.
 
 The decision: of the finalists that meet the service levels and keep up (all of them where none does), the one with the
-best figure of the objective; but if others are not told apart from it, by paired differences over replications, the
+best figure of the objective; but if others are alike, by paired differences over replications and the indifference, the
 simplest of these. What the answer may take is counted in simulations, so the same question has the same answer on any
 machine; what the budget leaves no room for is named.
 """
@@ -19,7 +19,6 @@ from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
-from pdvsim.decide.space import complexity
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch, Experiment
 
@@ -52,11 +51,11 @@ def _finals(advice: Advice, best: dict[Arch, Experiment], bench: Bench) -> None:
     ask = advice.question
     found = list(best.values())[:FINALISTS]
     found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
-    chosen = [ask.goal.prepared(candidate, ask.warmup_share) for candidate in found]
+    finalists = [ask.goal.prepared(candidate, ask.warmup_share) for candidate in found]
     for budget in (0, int(FINALS_SHARE * ask.budget)):  # Ctrl-C while seeds are added leaves what was decided before
-        finals = replicated(chosen, ask.goal, bench, ask.num_runs, ask.threshold, budget)
+        finals = replicated(finalists, ask.goal, bench, ask.num_runs, ask.indifference, budget)
         advice.finals, advice.held = finals.rows, finals.held
-        advice.recommended = min(finals.tied(), key=lambda c: complexity(c, ask.base))
+        advice.recommended = finals.chosen(ask.base)
 
 
 def _engine_table(advice: Advice, drafting: Experiment | None) -> DraftTable | None:
@@ -79,7 +78,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.threshold, max(1, len(rivals)), lengths, ask.space)
+    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)), lengths, ask.space)
     advice.memory = hazards.memory(best)
     advice.deployment = deployment(best, _engine_table(advice, drafting))
     if drafting is not None:

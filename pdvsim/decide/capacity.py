@@ -172,9 +172,16 @@ class Capacities:
             whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
             if len(whole) > 1:
                 comparisons = len(self.plan.gpus) * (len(self.plan.archs) - 1)
-                threshold = max(self.plan.tolerance, lead_error(self.plan.base, "throughput"))
-                found[gpus] = contest({str(a): v for a, v in whole.items()}, 1, comparisons, threshold)
+                errors = {str(arch): max(map(self._error, self._of(arch, gpus))) for arch in whole}
+                values = {str(arch): rates for arch, rates in whole.items()}
+                found[gpus] = contest(values, 1, comparisons, self.plan.tolerance, errors)
         return found
+
+    def _error(self, row: Row) -> float:
+        """The profile's error in what limits a search: of the levels that are missed, else of the throughput."""
+        goal = self.plan.goal
+        missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
+        return max(lead_error(self.plan.base, metric) for metric in missed or ["output_throughput"])
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:
         return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
@@ -379,7 +386,7 @@ def _capacity_notes(found: Capacities) -> list[str]:
             else ""
         )
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
-        notes += dict.fromkeys(threshold_text(held, plan.tolerance) for held in contests.values())
+        notes += [threshold_text(contests.values(), plan.tolerance)] if contests else []
     if any(vague(entry["rate"]) for entry in found.summary()):
         notes.append(
             "(0 to ...): the 95% interval, wider than the mean: these replications tell little; try more --num-runs"

@@ -1,9 +1,10 @@
 """Who is best, and how sure: paired differences over replications, with the many comparisons paid for.
 
 Contenders ran the same seeds. The one with the best mean counts as the winner only if its paired interval against every
-other contender lies above what does not count: no difference, the indifference asked for, and the profile's own error,
-which no number of seeds reveals. Each interval is at a confidence that leaves all of them together at 95% (Bonferroni).
-Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are the ones that decided, and are printed.
+other contender lies above what does not count: no difference, the indifference asked for, and the profile's own error
+in what decides either's figure, which no number of seeds reveals. Each interval is at a confidence that leaves all of
+them together at 95% (Bonferroni). Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are the
+ones that decided, and are printed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ class Contest:
     differences: dict[str, Interval]  # the lead in the values' own unit
     leads: dict[str, Interval]  # the lead as a share of the other's value, seed by seed
     unsure: tuple[str, ...]  # those whose difference from the best may be none that counts
+    alike: tuple[str, ...]  # those of them that seeds and indifference alone, without the profile's error, leave unsure
     confidence: float  # of each difference and lead
-    threshold: float  # a lead up to this, as a share, does not count
+    thresholds: dict[str, float]  # a lead up to this, as a share, does not count
     seeds: int
 
     @property
@@ -47,28 +49,44 @@ class Contest:
 
 
 def contest(
-    values: Mapping[str, Sequence[float]], sign: int, comparisons: int | None = None, threshold: float = 0.0
+    values: Mapping[str, Sequence[float]],
+    sign: int,
+    comparisons: int | None = None,
+    indifference: float = 0.0,
+    errors: Mapping[str, float] | None = None,
 ) -> Contest:
     """Compare contenders by their values, seed by seed; `sign` is 1 where more is better.
 
     `comparisons` is over how many the 5% chance of error is spread: those made here unless the family is larger. A lead
-    whose interval reaches below `threshold` is not one to count on.
+    whose interval reaches below the indifference, or the larger of both contenders' `errors`, is not one to count on.
     """
     means = {name: interval(sample) for name, sample in values.items()}
     order = sorted(values, key=lambda name: -sign * means[name].mean)
     best, behind = order[0], tuple(order[1:])
-    confidence = 1 - (1 - CONFIDENCE) / max(1, comparisons or len(behind))
-    differences, leads = {}, {}
+    confidence = corrected(comparisons or len(behind))
+    off = errors or dict.fromkeys(values, 0.0)
+    thresholds = {other: max(indifference, off[best], off[other]) for other in behind}
+    differences, leads, here = {}, {}, {}
     for other in behind:
         pairs = zip(values[best], values[other], strict=True)
         differences[other] = interval([sign * (mine - theirs) for mine, theirs in pairs], confidence)
-        leads[other] = interval([sign * share for share in shares(values[best], values[other])], confidence)
-    seeds = len(values[best])
-    unsure = tuple(
-        other for other in behind if seeds < LEAST_SEEDS or not leads[other].mean - leads[other].half_width > threshold
-    )
+        ahead = [sign * share for share in shares(values[best], values[other])]
+        leads[other], here[other] = interval(ahead, confidence), interval(ahead, corrected(len(behind)))
+    unsure = tuple(other for other in behind if not exceeds(leads[other], thresholds[other]))
+    alike = tuple(other for other in behind if not here[other].mean - here[other].half_width > indifference)
     ordered = {name: means[name] for name in order}
-    return Contest(best, behind, ordered, differences, leads, unsure, confidence, threshold, seeds)
+    seeds = len(values[best])
+    return Contest(best, behind, ordered, differences, leads, unsure, alike, confidence, thresholds, seeds)
+
+
+def corrected(comparisons: int) -> float:
+    """The confidence of each of so many comparisons that leaves all of them together at 95%."""
+    return 1 - (1 - CONFIDENCE) / max(1, comparisons)
+
+
+def exceeds(lead: Interval, threshold: float) -> bool:
+    """Whether a lead counts: enough seeds, and all of its interval above the threshold."""
+    return lead.n >= LEAST_SEEDS and lead.mean - lead.half_width > threshold
 
 
 def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:

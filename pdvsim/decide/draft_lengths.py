@@ -27,14 +27,12 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.run import bar_of, covering_profile, kv_capacity, models_of
-from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import interval
 
 Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length
 
 RATES = tuple(i / 50 for i in range(51))  # acceptance rates at which a draft length is tried
 TRIED_SIZES = 16  # of a tier, at these rates
-QUANTILES = 64  # of the rates of requests, where these differ
 
 
 class Speeds:
@@ -47,7 +45,7 @@ class Speeds:
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance) -> Logs:
         """Of each batch size, by draft length from 0 on."""
-        tokens = tokens_by_length(acceptance, self.question.max_k, self.formula)
+        tokens = [self.formula.tokens_a_round(k, acceptance) for k in range(self.question.max_k + 1)]
         first = tokens[1] - 1.0
         rounds_s = [[self._round_s(rows, k, first) for k in range(len(tokens))] for rows in sizes]
         found: Logs = np.log(np.outer(sizes, tokens) / rounds_s)
@@ -66,24 +64,6 @@ class Speeds:
 
     def _turn_s(self, rows: int, k: int, first: float) -> float:
         return self.formula.planner.turn_s(rows, int(rows * self.formula.context), k, first)
-
-
-def tokens_by_length(acceptance: Acceptance, most: int, formula: Formula) -> list[float]:
-    """Mean tokens a row of rounds of 0, 1, 2, … drafts: expected ones, or a trace's own."""
-    lengths = range(most + 1)
-    if acceptance.synthetic_acceptance_rates:
-        return [1.0 + sum(acceptance.synthetic_acceptance_rates[:k]) for k in lengths]
-    if acceptance.acceptance_trace is not None:
-        return [formula.tokens_a_round(k) for k in lengths]
-    rate, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
-    rates: Sequence[float] = (rate,)
-    if concentration is not None and 0 < rate < 1:
-        from scipy.special import betaincinv
-
-        middles = (np.arange(QUANTILES) + 0.5) / QUANTILES
-        rates = betaincinv(rate * concentration, (1 - rate) * concentration, middles).tolist()
-    # a request of few tokens a round takes more rounds, so that rounds of its kind are more of all: a harmonic mean
-    return [len(rates) / sum(1 / expected_tokens(one, k) for one in rates) for k in lengths]
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:

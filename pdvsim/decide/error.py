@@ -2,12 +2,16 @@
 
 Measured: the ratio of two servers' figures, predicted over real, for every two on the same requests in a closed loop
 (`pdvsim validate` prints it, and how often the order was right; `--write` keeps it beside the profile). A lead must
-exceed the 95th percentile, rounded up to a tenth of a percent. A profile that was not validated takes the H200's.
+exceed the 95th percentile, rounded up to a tenth of a percent. A profile that was not validated takes the H200's. Under
+service levels the metric is the one whose level binds: a lead in head-room, goodput or capacity is as sure as the
+figure that decides it.
 
 Where forward times are predicted, a lead inside their error bar does not count either: one bar for a pair and card.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -15,20 +19,25 @@ from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.hardware.trust import errors_of
 from pdvsim.sim.run import profile_of
 
-OBJECTIVES = {"throughput": "output_throughput", "goodput": "mean_e2el_ms", "headroom": "mean_e2el_ms"}
+PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
-def lead_error(experiment: Experiment, objective: str) -> float:
-    """What a lead in an objective must exceed on the experiment's card, as a share."""
-    return metric_error(experiment, OBJECTIVES.get(objective, f"mean_{objective}_ms"))
-
-
-def metric_error(experiment: Experiment, metric: str) -> float:
-    """The same of a metric."""
+def lead_error(experiment: Experiment, metric: str) -> float:
+    """What a lead in a metric must exceed on the experiment's card, as a share."""
     told = errors_of(experiment.hardware)
-    if told is None or metric not in told.leads:
+    if told is None or _measured(metric, told.leads) not in told.leads:
         told = errors_of(Hardware())
     assert told is not None, "the H200's errors are shipped"
     pair = named_pair(experiment.server.pair)
     bars = covering(profile_of(experiment), pair).uncertainty  # of both models: if it drafts none, its rivals do
-    return max(told.leads[metric], *(bars.get(model.name, 0.0) for model in (pair.draft, pair.target)))
+    off = told.leads[_measured(metric, told.leads)]
+    return max(off, *(bars.get(model.name, 0.0) for model in (pair.draft, pair.target)))
+
+
+def _measured(metric: str, known: Container[str]) -> str:
+    """The metric itself, or of a percentile the nearest whose error was measured."""
+    which, _, rest = metric.partition("_")
+    if metric in known or not which.startswith("p"):
+        return metric
+    percent = float(which[1:])
+    return f"{min(PERCENTS, key=lambda name: abs(PERCENTS[name] - percent))}_{rest}"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
@@ -70,7 +71,7 @@ class Rivalry:
     rivals: tuple[Experiment, ...]
     goal: Goal
     num_runs: int
-    threshold: float  # a lead up to this does not count
+    indifference: float  # a lead up to this, or inside the profile's own error, does not count
     comparisons: int  # over how many the 5% chance of error is spread
     draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
     space: Space | None = None  # all that may be tried where a challenger is about to count; None: nothing
@@ -154,7 +155,9 @@ def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench
     for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
         if rival == mine or (able and rival not in able):
             continue
-        pair = contest({mine: figures[mine], rival: figures[rival]}, who.goal.sign, who.comparisons, who.threshold)
+        two = {mine: figures[mine], rival: figures[rival]}
+        errors = {arch: lead_error(everyone[0], who.goal.told_by(by_arch[arch])) for arch in two}
+        pair = contest(two, who.goal.sign, who.comparisons, who.indifference, errors)
         if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
             break

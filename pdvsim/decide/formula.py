@@ -1,8 +1,10 @@
 """Draft lengths by formula: what the planner's latency model and the traffic's means predict, without a simulation.
 
 A round of k drafts for n rows takes T(n, k) and yields g(k) tokens a row. In a closed loop n is the number at once; at
-a request rate n follows from Little's law. Prompts take their share of the GPU. It is a first sieve: which few draft
-lengths are worth simulating, and, in `pdvsim draft-table`, which is best at each batch size.
+a request rate n follows from Little's law. A newcomer waits half a round for its first one. Prompts take their share of
+the GPU, and where drafts have a lane of their own, every other newcomer comes while the others are being verified, and
+has a draft to itself. It is a first sieve: which few draft lengths are worth simulating, and, in `pdvsim draft-table`,
+which is best at each batch size.
 
 Left out: queueing, the spread of lengths, and how works on other streams slow a round.
 """
@@ -11,20 +13,23 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, make_planner
+from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.sim.workload.requests import make_requests
 
 SAMPLE = 256  # requests that the means are taken over
+JOINING = 0.5  # rounds that a newcomer waits for its first one, in the mean
+QUANTILES = 64  # of the rates of requests, where these differ
 
 
 class Predicted(NamedTuple):
@@ -77,15 +82,22 @@ class Formula:
         """Drafts that would be accepted in a row, at every position of every answer."""
         return np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
 
-    def tokens_a_round(self, k: int) -> float:
-        """Mean tokens that a round of k drafts yields a row, by the coins drawn for these requests."""
-        return 1.0 + float(np.minimum(self._runs, k).mean())
+    def tokens_a_round(self, k: int, acceptance: Acceptance | None = None) -> float:
+        """Mean tokens that a round of k drafts yields a row: expected ones, or a trace's own. Default: as given."""
+        given = acceptance or self.experiment.acceptance
+        if given.synthetic_acceptance_rates:
+            return 1.0 + sum(given.synthetic_acceptance_rates[:k])
+        if given.acceptance_trace is not None:
+            return 1.0 + float(np.minimum(self._runs, k).mean())
+        rates = rates_of(given)
+        # a request of few tokens a round takes more rounds, so rounds of its kind are more of all: a harmonic mean
+        return len(rates) / sum(1 / expected_tokens(rate, k) for rate in rates)
 
     def rounds(self, k: int) -> float:
         """Mean rounds of an answer. Its first token comes with the prompt; what its last round has too many is lost."""
         gains = 1.0 + np.minimum(self._runs, k)
         lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long answer
-        return max(1.0, (self.output_tokens - 1 + lost) / float(gains.mean()))
+        return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_a_round(k))
 
     @cached_property
     def acceptance(self) -> float:
@@ -103,18 +115,23 @@ class Formula:
         roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
         return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
 
+    def newcomer_s(self, k: int) -> float:
+        """What a newcomer takes of the GPU beside its rounds: its prompt and, if so, a draft to itself."""
+        alone = self.planner.models["draft"].shape(1, 1, k) if self.planner.lanes and k else None
+        return self.prompt_s(k) + ((alone.solo_0 + alone.solo_1 * self.context) / 2 if alone else 0.0)
+
     def at(self, k: int) -> Predicted:
         """What a draft length does at the experiment's load."""
         traffic, most = self.experiment.traffic, self.experiment.server.max_num_seqs
-        rounds, prompt_s = self.rounds(k), self.prompt_s(k)
+        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             at_once = traffic.max_concurrency or traffic.num_prompts
             rows = max(1, min(-(-at_once // servers), most))
-            whole_s = rounds * self.round_s(rows, k) + rows * prompt_s
+            whole_s = rounds * self.round_s(rows, k) + rows * joining_s
             return Predicted(k, rows, whole_s / self.output_tokens, servers * rows * self.output_tokens / whole_s, True)
         rate = traffic.request_rate / servers
-        left = 1 - rate * prompt_s  # of the GPU, beside prompts
+        left = 1 - rate * joining_s  # of the GPU, beside newcomers
         rows, need = 1, float("inf")
         while left > 0 and rows <= most:
             need = rate * rounds * self.round_s(rows, k) / left
@@ -130,3 +147,15 @@ class Formula:
         """Draft lengths, the most promising first: those that keep up by their pace, the others by their speed."""
         found = [self.at(k) for k in lengths]
         return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_a_token if p.keeps_up else -p.tokens_per_s))
+
+
+@cache
+def rates_of(acceptance: Acceptance) -> tuple[float, ...]:
+    """The acceptance rates of requests: one for all, or the middles of equally many of a Beta."""
+    rate, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
+    if concentration is None or not 0 < rate < 1:
+        return (rate,)
+    from scipy.special import betaincinv
+
+    middles = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    return tuple(betaincinv(rate * concentration, (1 - rate) * concentration, middles).tolist())

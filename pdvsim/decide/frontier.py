@@ -1,9 +1,10 @@
 """What the first token costs in the others: architectures x prompt chunks at one load, and those that nothing beats.
 
 Every architecture runs with every prompt chunk, at the draft length that the formula ranks first there, and all meet
-the same requests. On the frontier are those that no other equals or beats in both means. One behind it counts as
-dominated only if another is better in both figures, by paired intervals that lie above the profile's own error; else it
-is not told apart from the frontier. Who does not keep up has no latency worth drawing, and is named.
+the same requests. On the frontier are those that no other equals or beats in both means. One behind it is compared with
+the one on it that leads most; it counts as dominated only if that is better in both figures, by paired intervals that
+lie above the profile's own error; else it is not told apart from the frontier. Who does not keep up has no latency
+worth drawing, and is named.
 
 Left out: other draft lengths, batch limits and controllers than those given. The profile's error was measured between
 architectures; between two chunks of one architecture it is taken to be the same.
@@ -19,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
-from pdvsim.decide.contest import LEAST_SEEDS, shares
-from pdvsim.decide.error import metric_error
+from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import Space, described, settings_text
@@ -88,7 +89,7 @@ class FrontierQuestion:
     @cached_property
     def errors(self) -> tuple[float, float]:
         """What a lead in each figure must exceed, as a share."""
-        return metric_error(self.base, f"{self.x}_ms"), metric_error(self.base, f"{self.y}_ms")
+        return lead_error(self.base, f"{self.x}_ms"), lead_error(self.base, f"{self.y}_ms")
 
     @cached_property
     def candidates(self) -> list[Experiment]:
@@ -164,7 +165,8 @@ def _judged(question: FrontierQuestion, rows: dict[Experiment, list[Row]]) -> li
     figures = {mine: (_figures(question.x, known), _figures(question.y, known)) for mine, known in rows.items()}
     up = [mine for mine, known in rows.items() if kept_up(known)]
     means = [(sum(figures[mine][0]), sum(figures[mine][1])) for mine in up]
-    first = {up[at] for at in pareto(means)}
+    first = [up[at] for at in pareto(means)]
+    confidence = corrected(len(up) - len(first))
     points = []
     for mine, known in rows.items():
         verdict: Standing = "does not keep up"
@@ -172,8 +174,9 @@ def _judged(question: FrontierQuestion, rows: dict[Experiment, list[Row]]) -> li
         if mine in first:
             verdict = "frontier"
         elif mine in up:
-            ahead = {other: least_lead(figures[other], figures[mine], question.errors) for other in up if other != mine}
-            by = max((other for other in ahead if ahead[other] > 0), key=ahead.__getitem__, default=None)
+            ahead = {other: leads(figures[other], figures[mine], confidence) for other in first}
+            most = max(first, key=lambda other: min(_beyond(ahead[other], question.errors)))
+            by = most if all(map(exceeds, ahead[most], question.errors)) else None
             verdict = "dominated" if by else "not told apart"
         within = interval(map(attained, known)) if question.goal.levels else None
         points.append(FrontierPoint(mine, interval(figures[mine][0]), interval(figures[mine][1]), within, verdict, by))
@@ -197,20 +200,19 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return found
 
 
-def least_lead(
-    mine: tuple[Sequence[float], Sequence[float]],
-    theirs: tuple[Sequence[float], Sequence[float]],
-    errors: tuple[float, float],
-) -> float:
-    """By how much mine is surely better, beyond the errors, in the figure where that is less; above 0: it dominates.
+def leads(
+    mine: tuple[Sequence[float], Sequence[float]], theirs: tuple[Sequence[float], Sequence[float]], confidence: float
+) -> tuple[Interval, Interval]:
+    """By how much mine is better in each figure, as a share, seed by seed; less is better.
 
-    Figures are seed by seed, and less is better. As both must be better, the chance of a false lead is not split.
+    As both must be better to dominate, the chance of a false lead is not split between the two.
     """
-    sure = []
-    for a, b, error in zip(mine, theirs, errors, strict=True):
-        lead = interval([-share for share in shares(a, b)])
-        sure.append(lead.mean - lead.half_width - error if lead.n >= LEAST_SEEDS else -math.inf)
-    return min(sure)
+    x, y = (interval([-share for share in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True))
+    return x, y
+
+
+def _beyond(found: tuple[Interval, Interval], errors: tuple[float, float]) -> list[float]:
+    return [lead.mean - error for lead, error in zip(found, errors, strict=True)]
 
 
 def frontier_document(found: Frontier) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def _rules(question: FrontierQuestion) -> list[str]:
     return [
         f"dominated: another is surely better in both, by more than the profile's own error ({x:.1%} of "
         f"{name_of(f'{question.x}_ms')[0]}, {y:.1%} of {name_of(f'{question.y}_ms')[0]})",
-        "not told apart: behind the frontier, not surely by so much; 95% confidence for each comparison alone, paired",
+        "not told apart: behind the frontier, not surely by so much; paired, 95% confidence for all of them together",
     ]
 
 

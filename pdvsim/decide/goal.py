@@ -68,13 +68,13 @@ class Goal:
 
     def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
         """The experiment, scored as the goal needs it, without the first share of its requests."""
-        scoring = experiment.scoring
-        percentiles = tuple(dict.fromkeys((self._percent, *scoring.metric_percentiles)))
         warmup = int(warmup_share * experiment.traffic.num_prompts)
-        return replace(
-            experiment,
-            scoring=replace(scoring, goodput=self.levels, metric_percentiles=percentiles, warmup_requests=warmup),
-        )
+        return replace(experiment, scoring=replace(self.scored(experiment.scoring), warmup_requests=warmup))
+
+    def scored(self, scoring: Scoring) -> Scoring:
+        """The scoring with the goal's levels and the percentile they are about."""
+        percentiles = tuple(dict.fromkeys((self._percent, *scoring.metric_percentiles)))
+        return replace(scoring, goodput=self.levels, metric_percentiles=percentiles)
 
     def value(self, row: Row) -> float:
         """The objective's figure in a run; a ValueError of one line where there is none."""
@@ -83,15 +83,26 @@ class Goal:
         elif self.objective == "goodput":
             figure = float(row["request_goodput"])
         else:
-            figure = float(row["output_throughput" if self.objective == "throughput" else f"mean_{self.objective}_ms"])
+            figure = float(row[self.told_by([row])])
         if not math.isfinite(figure):  # times between tokens alone can be missing
             raise ValueError(f"objective {self.objective} has no figure: every answer is a single token")
         return figure
 
     def headrooms(self, row: Row) -> dict[str, float]:
         """Each service level over its metric's percentile; below 1 where the metric misses it."""
-        spent = {name: float(row[f"{self.percentile}_{name}_ms"]) for name in self.levels_ms}
+        spent = {name: float(row[self.level_metric(name)]) for name in self.levels_ms}
         return {name: level / spent[name] if spent[name] > 0 else math.inf for name, level in self.levels_ms.items()}
+
+    def told_by(self, rows: Sequence[Row]) -> str:
+        """The metric whose error is the objective's: under service levels that of the level with the least room."""
+        if self.objective in ("headroom", "goodput"):
+            rooms = [self.headrooms(row) for row in rows]
+            return self.level_metric(min(self.levels_ms, key=lambda name: sum(room[name] for room in rooms)))
+        return "output_throughput" if self.objective == "throughput" else f"mean_{self.objective}_ms"
+
+    def level_metric(self, level: str) -> str:
+        """The percentile that a service level is about."""
+        return f"{self.percentile}_{level}_ms"
 
     def holds(self, row: Row) -> bool:
         """Whether one run meets the service levels for the share asked, and its queue did not grow."""

@@ -13,10 +13,12 @@ from dataclasses import dataclass, replace
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Plan, find_capacities
-from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.contest import Contest
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
+from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
+from pdvsim.decide.verdict import judged
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -43,7 +45,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     """Everyone with one request at a time (batch 1)."""
     everyone = (who.recommended, *who.rivals)
     rows = {str(c.arch): bench.rows(replications(_alone(c), who.num_runs)) for c in everyone}
-    e2el = contest({arch: [r["mean_e2el_ms"] for r in mine] for arch, mine in rows.items()}, -1, None, who.threshold)
+    e2el = judged(rows, Goal("e2el"), who.recommended, who.indifference)
     mine, plain = rows[who.recommended.arch], rows.get("autoregressive")
     gain = None
     if plain is not None and who.recommended.arch != "autoregressive":

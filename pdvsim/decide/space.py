@@ -95,6 +95,14 @@ class Space:
         ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
+    def beside(self, candidate: Experiment) -> list[Experiment]:
+        """The candidate with the next shorter and the next longer draft."""
+        k, lengths = candidate.server.num_speculative_tokens, self.draft_lengths
+        shorter, longer = [n for n in lengths if n < k], [n for n in lengths if n > k]
+        if candidate.kin == "autoregressive":
+            return []
+        return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
+
     def batches(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every batch limit."""
         return self._with(candidate, "max_num_seqs", self.max_num_seqs)

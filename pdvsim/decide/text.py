@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
@@ -15,8 +16,9 @@ def contest_document(held: Contest) -> dict[str, Any]:
         "best": held.best,
         "sure": held.sure,
         "not_told_apart": list(held.unsure),
+        "alike_by_seeds": list(held.alike),
         "confidence_of_each": held.confidence,
-        "leads_up_to_do_not_count": held.threshold,
+        "leads_up_to_do_not_count": held.thresholds,
         "seeds": held.seeds,
         "values": held.values,
         "leads": {name: {"difference": held.differences[name], "relative": held.leads[name]} for name in held.behind},
@@ -46,10 +48,16 @@ def percent(share: float) -> str:
     return f"{share:+.1%}" if share < 10 else "+>999%"
 
 
-def threshold_text(held: Contest, indifference: float) -> str:
-    """What a lead must exceed, and why."""
-    if held.seeds < LEAST_SEEDS:
-        return f"{held.seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"
-    if held.threshold <= indifference:
-        return f"leads up to {held.threshold:.1%} do not count"
-    return f"leads up to {held.threshold:.1%} are inside the profile's own error and do not count"
+def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
+    """What a lead must exceed, and why; of contests that differ in it, from where to where."""
+    told = [held for held in contests if held.behind]
+    if not told:
+        return "nobody to compare with"
+    if told[0].seeds < LEAST_SEEDS:
+        return f"{told[0].seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"
+    limits = [limit for held in told for limit in held.thresholds.values()]
+    low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
+    if max(limits) <= indifference:
+        return f"leads up to {high} do not count"
+    span = high if low == high else f"{low} to {high}, by the pair and the level that binds,"
+    return f"leads up to {span} are inside the profile's own error and do not count"

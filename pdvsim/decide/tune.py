@@ -1,9 +1,10 @@
 """Every architecture at its own best settings, wherever architectures are compared.
 
-At each place (a load, a pair, a card) an architecture tries the draft lengths that the formula finds most promising and
-the controllers, then batch limits, then prompt tokens a forward, then what it alone has; after each kind the best go
-on. Runs are short, and all meet the same requests, of seeds that no later figure uses: picking the best of many
-flatters it, on those seeds only. Figures nearer than the indifference are alike, and the simpler settings go on.
+At each place (a load, a pair, a card) an architecture tries the draft lengths that the formula finds most promising,
+and on from there while shorter or longer ones are better; the controllers; then batch limits, then prompt tokens a
+forward, then what it alone has. After each kind the best go on. Runs are short, and all meet the same requests, of
+seeds that no later figure uses: picking the best of many flatters it, on those seeds only. Figures nearer than the
+indifference are alike, and the simpler settings go on.
 
 What it does not promise: the best of all combinations. Settings are tried one kind after another, so a pair of settings
 that is good only together can be missed. What a budget of simulations leaves no room for is counted.
@@ -87,6 +88,8 @@ def tuned(found: Search, places: Sequence[Experiment], bench: Bench, kept: int =
         # by turns, so that a budget that runs out costs every architecture alike
         longest = max(map(len, tried.values()), default=0)
         _try(found, [ways[i] for i in range(longest) for ways in tried.values() if i < len(ways)], bench)
+        if step == "drafts":
+            _climb(found, tried, bench)
         for (at, arch), ways in tried.items():
             going[at, arch] = found.ranked([*going[at, arch], *ways], places[at])[:kept] or going[at, arch]
     best: list[dict[Arch, Experiment]] = []
@@ -103,6 +106,23 @@ def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
         peak, limit = found.peaks.get(candidate, 0), candidate.server.max_num_seqs
         ways = ways if peak >= limit else [way for way in ways if way.server.max_num_seqs < peak]
     return ways
+
+
+def _climb(found: Search, tried: dict[tuple[int, Arch], list[Experiment]], bench: Bench) -> None:
+    """While the best draft length of an architecture has a neighbour that was not tried, try that: adds to `tried`."""
+    while True:
+        further = {}
+        for key, ways in tried.items():
+            fixed = [way for way in ways if way in found.figures and way.server.controller == "fixed"]
+            if fixed:
+                best = max(fixed, key=lambda way: found.goal.sign * found.figures[way])
+                further[key] = [way for way in found.space.beside(best) if way not in ways]
+        new = [way for ways in further.values() for way in ways]
+        if not new:
+            return
+        _try(found, new, bench)
+        for key, ways in further.items():
+            tried[key] += ways
 
 
 def _far(found: Search, going: dict[tuple[int, Arch], list[Experiment]], key: tuple[int, Arch]) -> bool:

@@ -2,7 +2,8 @@
 
 In each cell every architecture has its own best settings for that cell (`tune`), and all run the same seeds. A winner
 counts as sure only if its paired intervals against all others lie above what does not count; by default at a confidence
-that leaves the whole map at 95%, so that among many cells none is expected to be coloured by chance. At a request rate,
+that leaves the whole map at 95%, so that among many cells none is expected to be coloured by chance. Where others are
+alike by the cell's seeds and the indifference, the simplest of them is taken, as in advice. At a request rate,
 who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
 
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
@@ -17,13 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
-from pdvsim.decide.error import lead_error
+from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.text import contest_document, percent, threshold_text
 from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
 from pdvsim.sim.hardware.models import MODELS
@@ -130,13 +131,10 @@ class Cell:
 
     load: float
     place: Place
+    winner: str | None  # as advice is given: the best, or the simplest of those that are alike
     contest: Contest | None
     behind_load: tuple[str, ...]  # who did not keep up
-    settings: dict[str, Experiment]  # of each architecture, at its best here
-
-    @property
-    def winner(self) -> str | None:
-        return self.contest.best if self.contest else None
+    settings: dict[Arch, Experiment]  # of each architecture, at its best here
 
     @property
     def sure(self) -> bool:
@@ -192,14 +190,12 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
 def _judged(
     grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
 ) -> Cell:
-    up = {arch: mine for arch, mine in rows.items() if kept_up(mine)}
-    behind = tuple(arch for arch in rows if arch not in up)
-    if not up:
-        return Cell(load, place, None, behind, settings)
-    able = {arch: mine for arch, mine in up.items() if grid.goal.met(mine)} or up  # as advice is given
-    figures = {str(arch): [grid.goal.value(row) for row in mine] for arch, mine in able.items()}
-    threshold = max(grid.indifference, lead_error(grid.placed(load, place), grid.goal.objective))
-    return Cell(load, place, contest(figures, grid.goal.sign, grid.comparisons, threshold), behind, settings)
+    behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
+    if len(behind) == len(rows):
+        return Cell(load, place, None, None, behind, settings)
+    here = grid.placed(load, place)
+    held = judged(rows, grid.goal, here, grid.indifference, grid.comparisons)
+    return Cell(load, place, chosen(held, settings, here), held, behind, settings)
 
 
 def natural_pairs() -> tuple[str, ...]:
@@ -265,7 +261,7 @@ def map_table(found: WinnerMap) -> str:
     ]
     first = found.rows[0]
     contests = [cell.contest for cell in found.cells if cell.contest]
-    limits = [f"; {_limit(contests, grid_.indifference)}"] if contests else []
+    limits = [f"; {threshold_text(contests, grid_.indifference)}"] if contests else []
     confidence = contests[0].confidence if contests else math.nan
     whose = "the map as a whole" if grid_.family == "map" else "each cell alone, not for the map"
     return "\n".join(
@@ -280,29 +276,22 @@ def map_table(found: WinnerMap) -> str:
     )
 
 
-def _limit(contests: Sequence[Contest], indifference: float) -> str:
-    """What a lead must exceed; over pairs of which some were measured and some were not, from where to where."""
-    low, high = min(c.threshold for c in contests), max(c.threshold for c in contests)
-    if low == high or contests[0].seeds < LEAST_SEEDS:
-        return threshold_text(contests[0], indifference)
-    return f"leads up to {low:.1%} to {high:.1%}, by pair, are inside the profile's own error and do not count"
-
-
 def place_text(place: Place) -> str:
     """An acceptance rate, or a pair with the ratio of its sizes."""
     return f"{place} ({size_ratio(place):.2f})" if isinstance(place, str) else f"{place:g}"
 
 
 def margin_text(cell: Cell) -> str:
-    """The winner's lead, as a share of the second's figure."""
-    if cell.contest is None or cell.contest.second is None:
+    """The winner's lead, as a share of the second's figure; none where it is taken as the simplest of those alike."""
+    if cell.contest is None or cell.contest.second is None or cell.winner != cell.contest.best:
         return ""
     return percent(cell.contest.margin)
 
 
 def alike_text(cell: Cell) -> str:
     """Who is not told apart from the winner."""
-    unsure = cell.contest.unsure if cell.contest else ()
+    held = cell.contest
+    unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
     return f"≈ {', '.join(unsure[:2])}{', …' if len(unsure) > 2 else ''}"
 
 
@@ -318,5 +307,7 @@ def _won(cell: Cell | None) -> str:
         return ""
     if cell.winner is None:
         return "nobody keeps up"
-    text = f"{winner_text(cell)} {margin_text(cell) or 'alone'}"
+    text = f"{winner_text(cell)} {margin_text(cell)}".rstrip()
+    if cell.contest and not cell.contest.behind:
+        return f"{text} alone"
     return text if cell.sure else f"({text} {alike_text(cell)})"

@@ -19,7 +19,7 @@ from pdvsim.sim.limits import check_points, check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
-from pdvsim.study.stats import over_replications, paired_differences
+from pdvsim.study.stats import CONFIDENCE, over_replications, paired_differences
 from pdvsim.study.sweep import Point, Sweep, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
@@ -153,11 +153,13 @@ def summary(points: pd.DataFrame) -> list[dict[str, Any]]:
     ]
 
 
-def differences(points: pd.DataFrame, metrics: Sequence[str], against: str) -> list[dict[str, Any]]:
+def differences(
+    points: pd.DataFrame, metrics: Sequence[str], against: str, confidence: float = CONFIDENCE
+) -> list[dict[str, Any]]:
     """Paired differences between the architectures, for each pair on each card."""
     return [
         {"pair": pair, "gpu": gpu, **entry}
         for (pair, gpu), group in points.groupby(["pair", "gpu"], sort=False)
         for metric in metrics
-        for entry in paired_differences(group, metric, against)
+        for entry in paired_differences(group, metric, against, confidence)
     ]

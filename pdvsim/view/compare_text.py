@@ -69,7 +69,7 @@ def _paired(differences: list[dict[str, Any]]) -> str:
     errors = sorted({d["error"] for d in differences})
     limit = f"{errors[0]:.1%}" if len(errors) == 1 else f"{errors[0]:.1%} to {errors[-1]:.1%}"
     return (
-        "Paired differences, same seeds, 95% confidence over replications\n"
+        f"Paired differences, same seeds, {differences[0]['confidence']:.2%} confidence each, 95% for all together\n"
         + "\n".join(fitted_table(rows, (), _places(differences)))
         + f"\nnot told apart: fewer than 5 seeds, or an interval that reaches into the profile's own error of {limit}"
     )

@@ -24,6 +24,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice, advice_document
 from pdvsim.decide.contest import contest
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
@@ -72,13 +73,15 @@ def test_the_command_reproduces_the_figures_exactly() -> None:
             assert mean.mean == pytest.approx(sum(row[key] for row in advice().rows) / 5)
 
 
-def test_the_recommendation_is_the_best_or_the_simplest_of_those_not_told_apart() -> None:
+def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None:
     found = advice()
     goal = found.question.goal
     figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in found.finals.items() if goal.met(rows)}
-    held = contest(figures, goal.sign, threshold=found.question.threshold)
-    assert held == found.held
-    tied = {held.best, *held.unsure}
+    assert found.held is not None
+    held = contest(figures, goal.sign, None, 0.01)
+    assert (held.best, held.leads, held.alike) == (found.held.best, found.held.leads, found.held.alike)
+    assert set(found.held.alike) <= set(found.held.unsure)
+    tied = {held.best, *held.alike}
     assert found.recommended is not None
     assert found.recommended.arch == min(tied, key=lambda arch: SIMPLEST_FIRST.index(arch))  # type: ignore[arg-type]
     assert found.met
@@ -111,13 +114,13 @@ def test_the_table_of_finalists_shows_the_intervals_that_decided() -> None:
     assert means == sorted(means)  # milliseconds
     confidence, least = re.findall(r"(\d+\.\d)%", lines[at + 2 + len(found.finals)])
     assert float(confidence) / 100 == pytest.approx(1 - 0.05 / len(held.behind), abs=5e-4)
-    assert float(least) / 100 == pytest.approx(found.question.threshold, abs=5e-4)
+    assert float(least) / 100 == pytest.approx(lead_error(Experiment(), "mean_e2el_ms"), abs=5e-4)
     for line in table[1:]:
         lead, half = (float(part or 0) for part in re.findall(r"\+(\d+\.\d)(?: ±(\d+\.\d))? %", line)[0])
         assert lead - half != pytest.approx(float(least), abs=0.2)  # not so near that rounding could decide
         assert ("not told apart" in line) is (lead - half <= float(least))
     assert ["not told apart" in line for line in table] == [False, True, False]
-    assert "pd is the simplest of those that are not told apart." in str(found)
+    assert "pd is the simplest of those that seeds do not tell apart." in str(found)
 
 
 BASE = Experiment(
@@ -159,7 +162,8 @@ def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
         rows = {c.arch: Bench(1).rows(replications(at_acceptance(c, rate), 5)) for c in (DRAFTING, PLAIN)}
         return {str(arch): [row["mean_e2el_ms"] for row in mine] for arch, mine in rows.items()}
 
-    beyond, before = contest(pair(found.below.falls), -1), contest(pair(found.below.stands), -1)
+    error = lead_error(Experiment(), "mean_e2el_ms")
+    beyond, before = (contest(pair(rate), -1, None, error) for rate in (found.below.falls, found.below.stands))
     assert (beyond.best, beyond.sure) == ("autoregressive", True)
     assert (before.best, before.sure) != ("autoregressive", True)
 

@@ -179,15 +179,23 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "gain", "sure"), [(0.05, 1.045, False), (0.05, 1.06, True), (0.02, 1.03, False), (0.02, 1.045, True)]
+    ("tolerance", "gain", "limit", "sure"),
+    [
+        (0.05, 1.045, "queue", False),
+        (0.05, 1.06, "queue", True),
+        (0.02, 1.03, "queue", False),
+        (0.02, 1.045, "queue", True),
+        (0.02, 1.045, "ttft", False),  # a time to the first token is not so well known
+        (0.02, 1.4, "ttft", True),
+    ],
 )
 def test_a_lead_within_the_tolerance_or_the_profiles_error_is_none(
-    one_by_one: Experiment, tolerance: float, gain: float, sure: bool
+    one_by_one: Experiment, tolerance: float, gain: float, limit: str, sure: bool
 ) -> None:
     goal = Goal("throughput", ("ttft:15",), 0.9)
     found = Capacities(Plan(one_by_one, ("autoregressive", "colocated"), (1,), 5, goal, tolerance))
     found.rows = [
-        {"arch": arch, "gpus": 1, "rate": rate * factor}
+        {"arch": arch, "gpus": 1, "rate": rate * factor, "limited_by": limit}
         for arch, factor in (("autoregressive", 1.0), ("colocated", gain))
         for rate in (10.0, 11.0, 12.0, 13.0, 14.0)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.goal import Goal
 from pdvsim.decide.text import lead_text, threshold_text
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.hardware.trust import errors_of
@@ -35,7 +37,7 @@ def test_fewer_than_five_seeds_never_tell_apart(values: dict[str, list[float]], 
     held = contest(values, sign)
     assert not held.sure
     assert held.unsure == held.behind
-    assert "seeds tell nothing apart: give at least 5" in threshold_text(held, 0.0)
+    assert "seeds tell nothing apart: give at least 5" in threshold_text([held], 0.0)
 
 
 def test_five_seeds_may() -> None:
@@ -64,7 +66,7 @@ def test_told_apart_is_an_interval_above_the_threshold(
 def test_a_lead_inside_the_threshold_never_counts(values: dict[str, list[float]], sign: int, lead: float) -> None:
     """However sure it is: here it is the same share in every seed."""
     mine = [value * (1 + sign * lead) for value in values["a"]]
-    held = contest({"a": values["a"], "b": mine}, sign, threshold=lead + 1e-9)
+    held = contest({"a": values["a"], "b": mine}, sign, indifference=lead + 1e-9)
     assert not held.sure
 
 
@@ -79,8 +81,8 @@ def test_the_first_is_never_behind_another(values: dict[str, list[float]], sign:
 
 @given(values=fields(LEAST_SEEDS), sign=signs, threshold=st.floats(0, 0.5))
 def test_the_order_of_contenders_decides_nothing(values: dict[str, list[float]], sign: int, threshold: float) -> None:
-    held = contest(values, sign, threshold=threshold)
-    again = contest(dict(reversed(values.items())), sign, threshold=threshold)
+    held = contest(values, sign, indifference=threshold)
+    again = contest(dict(reversed(values.items())), sign, indifference=threshold)
     if len({value.mean for value in held.values.values()}) == len(values):
         assert held == again
 
@@ -97,7 +99,7 @@ def test_many_comparisons_cost_confidence() -> None:
     assert alone.sure
     assert not among_many.sure
     assert among_many.confidence == pytest.approx(1 - 0.05 / 200)
-    assert not contest(values, 1, 1, threshold=0.05).sure
+    assert not contest(values, 1, 1, indifference=0.05).sure
 
 
 def test_a_tie_is_no_win() -> None:
@@ -125,21 +127,67 @@ def test_the_lead_printed_is_the_one_that_decided(values: dict[str, list[float]]
 
 
 def test_what_a_lead_must_exceed_is_said() -> None:
-    held = contest({"a": [2.0] * 5, "b": [1.0] * 5}, 1, threshold=0.036)
-    assert threshold_text(held, 0.036) == "leads up to 3.6% do not count"
-    assert threshold_text(held, 0.01) == "leads up to 3.6% are inside the profile's own error and do not count"
+    held = contest({"a": [2.0] * 5, "b": [1.0] * 5}, 1, None, 0.036)
+    assert threshold_text([held], 0.036) == "leads up to 3.6% do not count"
+    held = contest({"a": [2.0] * 5, "b": [1.0] * 5}, 1, None, 0.01, {"a": 0.036, "b": 0.02})
+    assert threshold_text([held], 0.01) == "leads up to 3.6% are inside the profile's own error and do not count"
+    other = contest({"a": [2.0] * 5, "b": [1.0] * 5}, 1, None, 0.01, {"a": 0.0, "b": 0.2})
+    assert "leads up to 3.6% to 20.0%, by the pair and the level that binds, are" in threshold_text([held, other], 0.01)
 
 
-@pytest.mark.parametrize("objective", ["throughput", "goodput", "headroom", "ttft", "tpot", "e2el"])
-def test_the_error_of_a_lead_is_the_profiles_or_more(objective: str) -> None:
+def test_a_lead_must_exceed_the_larger_error_of_the_two() -> None:
+    values = {"a": [1.2] * 5, "b": [1.0] * 5, "c": [1.0] * 5}
+    held = contest(values, 1, None, 0.01, {"a": 0.04, "b": 0.3, "c": 0.03})
+    assert held.thresholds == {"b": 0.3, "c": 0.04}
+    assert held.unsure == ("b",)
+
+
+@given(
+    values=fields(LEAST_SEEDS),
+    sign=signs,
+    indifference=st.floats(0, 0.2),
+    error=st.floats(0, 0.5),
+    family=st.integers(4, 50),
+)
+def test_the_profiles_error_makes_nobody_alike(
+    values: dict[str, list[float]], sign: int, indifference: float, error: float, family: int
+) -> None:
+    """Alike is what this contest's own seeds leave open; neither the error nor a larger family of comparisons is."""
+    held = contest(values, sign, family, indifference, dict.fromkeys(values, error))
+    assert held.alike == contest(values, sign, None, indifference).unsure
+    assert set(held.alike) <= set(held.unsure)
+
+
+SHIPPED = errors_of(Hardware())
+assert SHIPPED is not None
+LEADS = SHIPPED.leads
+METRICS = [*LEADS, "p80_ttft_ms", "p99.9_tpot_ms", "p60_e2el_ms"]
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_the_error_of_a_lead_is_the_profiles_or_more(metric: str) -> None:
     """On the measured card the error of its leads; on a card that was not, at least the bar of its forward times."""
-    measured = Experiment("autoregressive")
-    error = lead_error(measured, objective)
-    shipped = errors_of(measured.hardware)
-    assert shipped is not None
-    assert error in shipped.leads.values()
-    elsewhere = lead_error(Experiment("autoregressive", hardware=Hardware(gpu="a100-40gb")), objective)
-    assert elsewhere > max(error, 0.2)
+    error = lead_error(Experiment("autoregressive"), metric)
+    assert error in LEADS.values()
+    elsewhere = lead_error(Experiment("autoregressive", hardware=Hardware(gpu="a100-40gb")), metric)
+    assert elsewhere >= max(error, 0.2)
+
+
+def test_a_percentile_has_the_error_of_the_nearest_measured() -> None:
+    here = Experiment("pdv")
+    assert lead_error(here, "p80_ttft_ms") == lead_error(here, "p90_ttft_ms") == LEADS["p90_ttft_ms"]
+    assert lead_error(here, "p99.9_tpot_ms") == LEADS["p99_tpot_ms"]
+    assert lead_error(here, "p60_e2el_ms") == LEADS["median_e2el_ms"]
+
+
+def test_under_levels_the_error_is_that_of_the_level_that_binds() -> None:
+    goal = Goal("headroom", ("ttft:300", "tpot:30"))
+    binds = [{"p90_ttft_ms": 250.0, "p90_tpot_ms": 10.0}, {"p90_ttft_ms": 200.0, "p90_tpot_ms": 10.0}]
+    loose = [{"p90_ttft_ms": 50.0, "p90_tpot_ms": 20.0}]
+    assert (goal.told_by(binds), goal.told_by(loose)) == ("p90_ttft_ms", "p90_tpot_ms")
+    assert replace(goal, objective="goodput").told_by(binds) == "p90_ttft_ms"
+    assert replace(goal, objective="throughput").told_by(binds) == "output_throughput"
+    assert replace(goal, objective="ttft").told_by(loose) == "mean_ttft_ms"
 
 
 def test_the_bar_is_one_for_a_pair_and_card() -> None:
@@ -147,4 +195,4 @@ def test_the_bar_is_one_for_a_pair_and_card() -> None:
     hardware = Hardware(gpu="a100-80gb")
     plain, drafting = Experiment("autoregressive", hardware=hardware), Experiment("pdv", hardware=hardware)
     undrafted = Experiment("pdv", server=Server(num_speculative_tokens=0), hardware=hardware)
-    assert lead_error(plain, "e2el") == lead_error(drafting, "e2el") == lead_error(undrafted, "e2el")
+    assert len({lead_error(each, "mean_e2el_ms") for each in (plain, drafting, undrafted)}) == 1

@@ -84,12 +84,9 @@ def test_what_a_closed_loop_does_not_reach_is_not_kept_up_with() -> None:
             assert found.rows == pytest.approx(share * per_s * found.seconds_a_token * loop.traffic.output_len)
 
 
-MISSED = {(QWEN, "pdv", 8, 0.9)}  # drafts of 3 are better by a few percent than any that the formula thinks of
-
-
 @pytest.mark.parametrize(("pair", "arch"), [(LLAMA, "colocated"), (LLAMA, "pdv"), (QWEN, "pd"), (QWEN, "pdv")])
 def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -> None:
-    """Within 1%, over loads (closed loops, and 10 a second) and acceptance rates; what is missed is named."""
+    """Within 1%, over loads (closed loops, and 10 a second) and acceptance rates."""
     for load in (1, 8, 10.0):
         closed = isinstance(load, int)
         traffic = Traffic("random", num_prompts=max(12, 4 * int(load)), input_len=64, output_len=96)
@@ -103,8 +100,8 @@ def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -
             }
             speed = {k: row[name] if closed else 1 / row[name] for k, row in found.items()}
             promising = [p.k for p in Formula(experiment).ranked(LENGTHS)[:PROMISING]]
-            near = max(speed[k] for k in promising) >= 0.99 * max(speed.values())
-            assert near is ((pair, arch, load, rate) not in MISSED), (load, rate, promising, speed)
+            best = max(speed[k] for k in promising)
+            assert best >= 0.99 * max(speed.values()), (load, rate, promising, speed)
 
 
 def test_a_dearer_drafter_takes_longer() -> None:

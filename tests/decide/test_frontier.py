@@ -15,9 +15,10 @@ from pdvsim.cli import main
 from pdvsim.cli.build import build
 from pdvsim.cli.frontier import FrontierOptions
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.error import metric_error
+from pdvsim.decide.contest import exceeds
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.formula import Formula
-from pdvsim.decide.frontier import Frontier, FrontierQuestion, draw_frontier, least_lead, pareto
+from pdvsim.decide.frontier import Frontier, FrontierQuestion, draw_frontier, leads, pareto
 from pdvsim.decide.frontier_figure import frontier_figure
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Experiment
@@ -30,6 +31,7 @@ SMALL = {
 FLAGS = [
     f"--{name.replace('_', '-')}={','.join(map(str, v)) if isinstance(v, tuple) else v}" for name, v in SMALL.items()
 ]
+Figures = tuple[list[float], list[float]]
 COMMAND = ["frontier", *FLAGS, "--request-rate", "4", "--num-runs", "2"]
 
 
@@ -59,17 +61,19 @@ def test_the_set_is_that_of_brute_force(points: list[tuple[float, float]]) -> No
     assert [y for _, y in stair] == sorted((y for _, y in stair), reverse=True)
 
 
+def dominates(mine: Figures, theirs: Figures) -> bool:
+    return all(map(exceeds, leads(mine, theirs, 0.95), (0.18, 0.036)))
+
+
 def test_the_better_in_both_beyond_the_errors_dominates() -> None:
-    errors = (0.18, 0.036)
-    theirs = ([100.0, 110, 90, 105, 95], [10.0, 11, 9, 10.5, 9.5])
-    far = tuple([share * figure for figure in mine] for share, mine in zip((0.5, 0.9), theirs, strict=True))
-    assert least_lead(far, theirs, errors) == pytest.approx(min(0.5 - 0.18, 0.1 - 0.036))  # type: ignore[arg-type]
-    near = tuple([share * figure for figure in mine] for share, mine in zip((0.5, 0.97), theirs, strict=True))
-    assert least_lead(near, theirs, errors) < 0  # type: ignore[arg-type]
-    four = tuple(mine[:4] for mine in far)
-    assert least_lead(four, tuple(mine[:4] for mine in theirs), errors) < 0  # type: ignore[arg-type]
+    x, y = [100.0, 110, 90, 105, 95], [10.0, 11, 9, 10.5, 9.5]
+    far = [0.5 * figure for figure in x], [0.9 * figure for figure in y]
+    assert [lead.mean for lead in leads(far, (x, y), 0.95)] == pytest.approx([0.5, 0.1])
+    assert dominates(far, (x, y))
+    assert not dominates((far[0], [0.97 * figure for figure in y]), (x, y))
+    assert not dominates((far[0][:4], far[1][:4]), (x[:4], y[:4]))
     torn = ([50.0, 50, 50, 50, 50], [1.0, 30, 1, 30, 1])  # the mean is lower by far, but the seeds disagree
-    assert least_lead(torn, ([100.0] * 5, [20.0] * 5), errors) < 0
+    assert not dominates(torn, ([100.0] * 5, [20.0] * 5))
 
 
 # ---- points ----------------------------------------------------------------------------------------------------------
@@ -97,10 +101,10 @@ def test_the_figures_and_verdicts_are_those_of_the_runs() -> None:
         assert (point.verdict == "frontier") != beaten
         if point.by is not None:
             a, b = means.loc[(point.by.arch, point.by.server.max_num_batched_tokens)]
-            assert a < (1 - metric_error(Experiment(), "p99_ttft_ms")) * x
-            assert b < (1 - metric_error(Experiment(), "p99_itl_ms")) * y
+            assert a < (1 - lead_error(Experiment(), "p99_ttft_ms")) * x
+            assert b < (1 - lead_error(Experiment(), "p99_itl_ms")) * y
     assert [p.x.mean for p in found.points] == sorted(p.x.mean for p in found.points)
-    counts = [f"{metric_error(Experiment(), f'p99_{name}_ms'):.1%} of P99 {name.upper()}" for name in ("ttft", "itl")]
+    counts = [f"{lead_error(Experiment(), f'p99_{name}_ms'):.1%} of P99 {name.upper()}" for name in ("ttft", "itl")]
     assert ", ".join(counts) in str(found)
 
 
@@ -162,7 +166,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert len(frame) == 2 * 2 * 2
     document = json.loads((tmp_path / "frontier.json").read_text())
     assert len(document["points"]) == 4
-    off = {name: metric_error(Experiment(), name) for name in ("mean_ttft_ms", "p99_itl_ms")}
+    off = {name: lead_error(Experiment(), name) for name in ("mean_ttft_ms", "p99_itl_ms")}
     assert document["leads_up_to_do_not_count"] == off
     assert (tmp_path / "frontier.png").read_bytes().startswith(b"\x89PNG")
 

@@ -17,9 +17,10 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.advice import Advice, advice_document
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
-from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
+from pdvsim.decide.space import CONTROLLERS, PROMISING, SIMPLEST_FIRST, Space
 from pdvsim.decide.tune import APART, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.study import output
@@ -78,6 +79,24 @@ def test_every_place_has_settings_of_its_own() -> None:
     none, all_ = tuned(search, places, Bench(1))
     assert none["colocated"].server.num_speculative_tokens == 0
     assert all_["colocated"].server.num_speculative_tokens > 4
+
+
+def test_drafts_are_tried_on_while_they_get_better() -> None:
+    """Made-up figures: the best is far from what the formula finds promising, and no further than need be is tried."""
+
+    class Made(Bench):
+        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+            return [
+                {"output_throughput": 100 - abs(e.server.num_speculative_tokens - 7), "max_concurrent_requests": 1}
+                for e in experiments
+            ]
+
+    search = Search(Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0)
+    unlikely = at_acceptance(LOOP, 0.1)
+    [best] = tuned(search, [unlikely], Made(1))
+    assert best["pd"].server.num_speculative_tokens == 7
+    promising = {found.k for found in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
+    assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
 def test_of_settings_that_are_alike_the_simplest_goes_on() -> None:
@@ -152,7 +171,8 @@ def test_seeds_are_added_while_that_would_tell(
                 for e in experiments
             ]
 
-    monkeypatch.setattr("pdvsim.decide.goal.kept_up", lambda rows: True)
+    for module in ("goal", "verdict"):
+        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
     both = [LOOP, replace(LOOP, arch="pdv")]
     finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
