@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Seat = tuple[str, str, float, Arch]  # pair, card, load, architecture
 
+CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
 COST = "usd_per_million_output_tokens"
 
 
@@ -108,7 +109,7 @@ def run_comparison(
 ) -> pd.DataFrame:
     """Run it, `jobs` points at a time; one row a point, with its pair, card and cost. Ctrl-C: SweepInterrupted.
 
-    `settings` are what each architecture runs with, in words: a column of the frame.
+    `settings` are what each architecture runs with, in words: a column of the frame. The main ones have their own.
     """
     import pandas as pd
 
@@ -119,22 +120,37 @@ def run_comparison(
             progress(sum(map(len, done)) + points)
 
     for pair, gpu in comparison.places():
+        points = comparison.points(pair, gpu)
+        servers = {(point.load, point.experiment.arch): _chosen(point.experiment) for point in points}
         try:
-            frame = run_sweep(comparison.points(pair, gpu), jobs, lambda points, _: report(points))
+            frame = run_sweep(points, jobs, lambda points, _: report(points))
         except SweepInterrupted as stop:
-            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd, settings or {}))
+            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd, settings or {}, servers))
             raise SweepInterrupted(pd.concat(done, ignore_index=True)) from None
-        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd, settings or {}))
+        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd, settings or {}, servers))
     return pd.concat(done, ignore_index=True)
 
 
+def _chosen(experiment: Experiment) -> dict[str, Any]:
+    """The settings that an architecture may choose, as keywords of a run; no draft length where none is drafted."""
+    chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
+    return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
+
+
 def _placed(
-    frame: pd.DataFrame, pair: str, gpu: str, prices: Mapping[str, float], settings: Mapping[Seat, str]
+    frame: pd.DataFrame,
+    pair: str,
+    gpu: str,
+    prices: Mapping[str, float],
+    settings: Mapping[Seat, str],
+    servers: Mapping[tuple[float, Arch], Mapping[str, Any]],
 ) -> pd.DataFrame:
     if len(frame):
         frame["pair"], frame["gpu"] = pair, gpu
-        seats = zip(frame["load"], frame["arch"], strict=True)
+        seats = list(zip(frame["load"], frame["arch"], strict=True))
         frame["settings"] = [settings.get((pair, gpu, load, arch), "") for load, arch in seats]
+        for name in CHOSEN:
+            frame[name] = [servers[seat][name] for seat in seats]
         if prices:
             hour = prices[gpu] * frame["gpus"] / 3600 * 1e6
             frame[COST] = hour / frame["output_throughput"]

@@ -91,7 +91,9 @@ def test_drafts_are_tried_on_while_they_get_better() -> None:
                 for e in experiments
             ]
 
-    search = Search(Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0)
+    search = Search(
+        Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0, 0.0
+    )
     unlikely = at_acceptance(LOOP, 0.1)
     [best] = tuned(search, [unlikely], Made(1))
     assert best["pd"].server.num_speculative_tokens == 7
