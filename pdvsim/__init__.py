@@ -104,7 +104,7 @@ def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
 
     chosen = build(CompareOptions, options)
     space, bench = chosen.server.space(chosen.arch), Bench(chosen.jobs)
-    best = at_their_best(chosen.comparison(), space, chosen.goal(), bench, chosen.indifference)
+    best = at_their_best(chosen.comparison(), space, chosen.goal(), bench, chosen.warmup_share, chosen.indifference)
     return run_comparison(best, chosen.jobs, settings=settings(best))
 
 

@@ -286,6 +286,7 @@ class CompareKeywords(TypedDict, total=False):
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
     warmup_requests: int
+    warmup_share: float
 
 
 class AdviseKeywords(TypedDict, total=False):

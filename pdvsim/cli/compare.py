@@ -15,7 +15,7 @@ from pdvsim.common.version import __version__
 from pdvsim.decide.compare import Spot, at_their_best, best_text, contests, paired, settings
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import TunedServer, plain
+from pdvsim.decide.options import TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.text import contest_document
 from pdvsim.decide.tune import most_runs
@@ -88,6 +88,8 @@ class CompareOptions:
     """Replications of each point; replication i has seed --seed + i, the same everywhere. Fewer than 5 tell nothing."""
     gpu_hour_usd: tuple[str, ...] = ()
     """Price of a card's hour, one for all (2.5) or by name (h200=4,a100-80gb=2); without it no cost is given."""
+    warmup_share: float = 0.1
+    """Share of the requests, the first by arrival, that is left out of the metrics."""
     jobs: int | None = None
     """Points run side by side; default: one per core."""
     traffic: CompareTraffic = field(default_factory=CompareTraffic)
@@ -95,7 +97,9 @@ class CompareOptions:
     server: CompareServer = field(default_factory=CompareServer)
     hardware: CompareHardware = field(default_factory=CompareHardware)
     host: Host = field(default_factory=Host)
-    scoring: Scoring = field(default_factory=lambda: Scoring(percentile_metrics=("e2el",), metric_percentiles=(95.0,)))
+    scoring: TrimmedScoring = field(
+        default_factory=lambda: TrimmedScoring(percentile_metrics=("e2el",), metric_percentiles=(95.0,))
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -111,7 +115,7 @@ class CompareOptions:
             self.server.given(),
             plain(Hardware, self.hardware),
             self.host,
-            self.goal().scored(self.scoring),
+            plain(Scoring, self.scoring),
         )
         loads = self.concurrency or (() if self.request_rate else DEFAULT_CONCURRENCY)
         prices = prices_usd(self.gpu_hour_usd, tuple(card_name(card, GPUS) for card in self.gpus))
@@ -122,7 +126,7 @@ class CompareOptions:
             loads,
             self.request_rate,
             self.num_runs,
-            base,
+            self.goal().prepared(base, self.warmup_share),
             self.pair_acceptance,
             prices,
         )
@@ -185,7 +189,7 @@ def main(argv: list[str]) -> int:
     try:
         with Progress(most_runs(space, len(_loads(points))), "short runs at most, to tune", args.json) as progress:
             bench = Bench(options.jobs, progress.update)
-            comparison = at_their_best(comparison, space, goal, bench, options.indifference)
+            comparison = at_their_best(comparison, space, goal, bench, options.warmup_share, options.indifference)
         with Progress(total, "points", args.json, after_s=0) as progress:
             frame = run_comparison(comparison, options.jobs, progress.update, settings(comparison))
     except SweepInterrupted as stop:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest, corrected, exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import NAMES, Goal
@@ -26,11 +27,11 @@ Spot = tuple[str, str, float]  # pair, card, load
 
 
 def at_their_best(
-    comparison: Comparison, space: Space, goal: Goal, bench: Bench, indifference: float = 0.01
+    comparison: Comparison, space: Space, goal: Goal, bench: Bench, warmup_share: float, indifference: float
 ) -> Comparison:
     """The same comparison with each architecture's best settings at each pair, card and load."""
     places = {seat[:3]: experiment for seat, experiment in _seats(comparison).items()}
-    best = tuned(Search(goal, space, 0.0, indifference), list(places.values()), bench)
+    best = tuned(Search(goal, space, warmup_share, indifference), list(places.values()), bench)
     servers = {
         (*place, arch): mine.server for place, here in zip(places, best, strict=True) for arch, mine in here.items()
     }
@@ -55,7 +56,9 @@ def contests(
     for spot in spots:
         pair, gpu, load = spot
         here = frame[(frame["pair"] == pair) & (frame["gpu"] == gpu) & (frame["load"] == load)]
-        rows = {str(arch): mine.to_dict("records") for arch, mine in here.groupby("arch", sort=False)}
+        rows: dict[str, list[Row]] = {}
+        for row in here.to_dict("records"):
+            rows.setdefault(row["arch"], []).append({str(name): value for name, value in row.items()})
         candidates = {arch: seats[*spot, arch] for arch in rows}
         if len(here) == len(comparison.archs) * comparison.num_runs and len(rows) > 1:
             held = judged(rows, goal, seats[*spot, comparison.archs[0]], indifference, comparisons)

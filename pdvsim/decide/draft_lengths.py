@@ -26,7 +26,7 @@ from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.run import bar_of, covering_profile, kv_capacity, models_of
+from pdvsim.sim.run import bar_of, covering_profile, models_of
 from pdvsim.study.stats import interval
 
 Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length
@@ -104,7 +104,7 @@ def find_table(question: DraftQuestion) -> DraftTable:
         single,
         single_lost,
         plain_from if plain_from <= question.most else None,
-        int(kv_capacity(drafting, profile, pair) / speeds.formula.context),
+        speeds.formula.fits(question.max_k),
         min(reaches, default=None),
         profile.name,
         profile.foundation,

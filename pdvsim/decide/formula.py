@@ -6,7 +6,8 @@ the GPU, and where drafts have a lane of their own, every other newcomer comes w
 has a draft to itself. It is a first sieve: which few draft lengths are worth simulating, and, in `pdvsim draft-table`,
 which is best at each batch size.
 
-Left out: queueing, the spread of lengths, and how works on other streams slow a round.
+What the KV cache does not hold waits. Left out: other queueing, the spread of lengths, and how works on other streams
+slow a round.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from numpy.typing import NDArray
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.run import covering_profile, make_planner
+from pdvsim.sim.run import covering_profile, kv_capacity, make_planner
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.sim.workload.requests import make_requests
 
@@ -120,16 +122,24 @@ class Formula:
         alone = self.planner.models["draft"].shape(1, 1, k) if self.planner.lanes and k else None
         return self.prompt_s(k) + ((alone.solo_0 + alone.solo_1 * self.context) / 2 if alone else 0.0)
 
+    def fits(self, k: int) -> int:
+        """Rows that the KV cache of a server holds, more or less; without drafts the drafter takes none of its room."""
+        server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=k)
+        placed = replace(self.experiment, server=server)
+        capacity = kv_capacity(placed, covering_profile(placed), named_pair(server.pair))
+        return max(1, int(capacity / self.context))
+
     def at(self, k: int) -> Predicted:
         """What a draft length does at the experiment's load."""
-        traffic, most = self.experiment.traffic, self.experiment.server.max_num_seqs
+        traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
         rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
-            at_once = traffic.max_concurrency or traffic.num_prompts
-            rows = max(1, min(-(-at_once // servers), most))
+            at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
+            rows = max(1, min(at_once, most))
             whole_s = rounds * self.round_s(rows, k) + rows * joining_s
-            return Predicted(k, rows, whole_s / self.output_tokens, servers * rows * self.output_tokens / whole_s, True)
+            pace_s = whole_s / self.output_tokens * at_once / rows  # with the wait of those that do not fit
+            return Predicted(k, rows, pace_s, servers * rows * self.output_tokens / whole_s, True)
         rate = traffic.request_rate / servers
         left = 1 - rate * joining_s  # of the GPU, beside newcomers
         rows, need = 1, float("inf")

@@ -68,13 +68,13 @@ class Goal:
 
     def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
         """The experiment, scored as the goal needs it, without the first share of its requests."""
-        warmup = int(warmup_share * experiment.traffic.num_prompts)
-        return replace(experiment, scoring=replace(self.scored(experiment.scoring), warmup_requests=warmup))
-
-    def scored(self, scoring: Scoring) -> Scoring:
-        """The scoring with the goal's levels and the percentile they are about."""
+        scoring = experiment.scoring
         percentiles = tuple(dict.fromkeys((self._percent, *scoring.metric_percentiles)))
-        return replace(scoring, goodput=self.levels, metric_percentiles=percentiles)
+        warmup = int(warmup_share * experiment.traffic.num_prompts)
+        return replace(
+            experiment,
+            scoring=replace(scoring, goodput=self.levels, metric_percentiles=percentiles, warmup_requests=warmup),
+        )
 
     def value(self, row: Row) -> float:
         """The objective's figure in a run; a ValueError of one line where there is none."""

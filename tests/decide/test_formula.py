@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.space import PROMISING, Space
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -102,6 +102,17 @@ def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -
             promising = [p.k for p in Formula(experiment).ranked(LENGTHS)[:PROMISING]]
             best = max(speed[k] for k in promising)
             assert best >= 0.99 * max(speed.values()), (load, rate, promising, speed)
+
+
+def test_a_drafter_that_leaves_no_room_for_the_batch_is_not_promising() -> None:
+    """A 7B drafter beside a 34B target, on as much memory as an 80 GB card has: without it many times as many fit."""
+    traffic = Traffic("random", num_prompts=64, input_len=256, output_len=256, max_concurrency=32)
+    hardware = Hardware(gpu_memory_utilization=0.55)
+    pair = Server(pair="llama-2-7b:codellama-34b")
+    little = Formula(Experiment("colocated", traffic, Acceptance(acceptance_rate=0.8), pair, hardware))
+    assert little.fits(0) > 4 * little.fits(1) > 0
+    assert little.ranked(LENGTHS)[0].k == 0
+    assert Formula(replace(little.experiment, hardware=Hardware())).ranked(LENGTHS)[0].k > 0
 
 
 def test_a_dearer_drafter_takes_longer() -> None:

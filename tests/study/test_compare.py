@@ -187,13 +187,16 @@ def test_advice_map_and_comparison_agree_on_who_leads(
     advice = pdvsim.advise(**same, request_rate=30, warmup_share=0.1, budget=80)
     [cell] = pdvsim.winner_map(**same, request_rate=[30], acceptances=[0.6], warmup_share=0.1).cells
     argv = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
-    argv += ["--request-rate", "30", "--warmup-requests", "3", "--objective", "e2el", "--arch", ",".join(archs)]
+    argv += ["--request-rate", "30", "--warmup-share", "0.1", "--objective", "e2el", "--arch", ",".join(archs)]
     assert main(["compare", "--pairs", PAIRS[0], *argv, "--jobs", "1", "--json", "-o", str(tmp_path)]) == 0
-    entries = json.loads(capsys.readouterr().out)["summary"]
+    document = json.loads(capsys.readouterr().out)
     assert advice.held is not None
+    assert advice.recommended is not None
     assert cell.contest is not None
-    means = {entry["arch"]: entry["mean_e2el_ms"]["mean"] for entry in entries}
-    assert advice.held.best == cell.winner == min(means, key=lambda arch: means[arch])
+    means = {entry["arch"]: entry["mean_e2el_ms"]["mean"] for entry in document["summary"]}
+    [compared] = document["best"]
+    assert advice.recommended.arch == cell.winner == compared["arch"]
+    assert advice.held.best == cell.contest.best == compared["contest"]["best"] == min(means, key=lambda a: means[a])
     for arch in archs:  # who has the same settings has the same figure, to the last bit
         finalist = advice.finalist(arch)
         if finalist.server == cell.settings[arch].server:
