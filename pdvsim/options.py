@@ -232,7 +232,7 @@ class CompareKeywords(TypedDict, total=False):
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
-    dataset_name: Literal["random", "sharegpt", "azure", "burstgpt", "mooncake"]
+    dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
     draft_temperature: float
