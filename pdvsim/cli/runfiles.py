@@ -40,12 +40,12 @@ class RunFiles:
         taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)
-            if path.exists() and not args.overwrite and not in_place(path):
-                raise ValueError(f"{path} is there already; --overwrite replaces it")
             place = os.path.realpath(path)
             if place in taken:
                 raise ValueError(f"{path} cannot be written: {taken[place]}")
             taken[place] = "it is named for two files"
+            if path.exists() and not args.overwrite and not in_place(path):
+                raise ValueError(f"{path} is there already; --overwrite replaces it")
         return files
 
     @property

@@ -103,7 +103,7 @@ def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureF
     outputs = {
         "page.html": ["report", str(folder), "-o", "{}"],
         "throughput.png": ["plot", str(folder), "-o", str(tmp_path)],
-        "trace.json": [*RUN, "--num-prompts", "300", "--trace-out", "{}"],
+        "trace.json": [*RUN, "--num-prompts", "300", "--overwrite", "--trace-out", "{}"],
     }
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     for name, argv in outputs.items():

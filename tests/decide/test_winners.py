@@ -14,6 +14,7 @@ from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
@@ -163,10 +164,10 @@ def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> Non
         dataset_name="random", num_prompts=6, input_len=32, output_len=8,
     )  # fmt: skip
     limits = {cell.place: cell.contest.thresholds for cell in found.cells if cell.contest}
-    assert [set(limit.values()) for limit in limits.values()] == [{0.035}, {0.3}]
-    assert "leads up to 3.5% to 30.0%, by the pair and the level that binds, are inside the profile's own error" in str(
-        found
-    )
+    error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
+    assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
+    reason = "by the pair and the level that binds, are inside the profile's own error"
+    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(found)
 
 
 def test_the_picture_hatches_what_is_not_sure() -> None:

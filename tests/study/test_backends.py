@@ -184,7 +184,7 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
     scheduler = subprocess.Popen(started, **quiet)
     worker = None
     folder = tmp_path / "s"
-    argv = ["sweep", *SMALL, "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
+    argv = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
     program = "import sys, pdvsim.study.clusters as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
     try:
         sweep = subprocess.Popen(

@@ -36,8 +36,16 @@ LOADS = ["--concurrency", "1,2,4,8", "--arch", "pdv,colocated"]
 pytestmark = pytest.mark.usefixtures("quick_plots")
 
 
+ONE = ["--arch", "pdv"]
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
 def sweep(folder: Path, *argv: str) -> int:
-    return main(["sweep", *SMALL, *(argv or LOADS), "-o", str(folder)])
+    """One architecture, unless the flags name some."""
+    return main(["sweep", *SMALL, *(() if not argv or "--arch" in argv else ONE), *(argv or LOADS), "-o", str(folder)])
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
@@ -116,7 +124,19 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
 
 def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
     """A real Ctrl-C at a real sweep on two processes."""
-    argv = ["sweep", *SMALL[:-4], "--num-prompts", "500", "--jobs", "2", "--num-runs", "200", "--concurrency", "1"]
+    argv = [
+        "sweep",
+        *SMALL[:-4],
+        *ONE,
+        "--num-prompts",
+        "500",
+        "--jobs",
+        "2",
+        "--num-runs",
+        "200",
+        "--concurrency",
+        "1",
+    ]
     folder = tmp_path / "s"
     command = [sys.executable, "-m", "pdvsim.cli", *argv, "-o", str(folder)]
     running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
@@ -356,7 +376,7 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_text("weights")
     names = ["talk.json", "rounds.jsonl", "p.json", "my.toml", "model/config.json", "tokenizer/tokenizer.json"]
     for name in names:
-        (tmp_path / name).write_text("{}")
+        (tmp_path / name).write_text(json.dumps(LLAMA) if name.startswith("model/") else "{}")
     experiment = Experiment(
         traffic=Traffic(dataset_path=str(tmp_path / "talk.json"), tokenizer=str(tokenizer)),
         acceptance=Acceptance(acceptance_trace=str(tmp_path / "rounds.jsonl")),
@@ -371,7 +391,7 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
         assert {Path(path) for path in folder().config["inputs"]} == {tmp_path / name for name in names}
     folder().check(resume=True)
     for name in names:
-        (tmp_path / name).write_text("{ }")
+        (tmp_path / name).write_text((tmp_path / name).read_text() + " ")
         with pytest.raises(ValueError, match=f"inputs.{tmp_path / name} was .*, is "):
             folder().check(resume=True)
         (tmp_path / name).write_text("{}")
@@ -471,7 +491,7 @@ def test_a_long_list_of_points_is_made_once(
     check = Experiment.__post_init__
     monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
     monkeypatch.setattr("pdvsim.study.band.wanted", lambda experiment: bool(asked.append(experiment)))
-    assert main(["sweep", *SMALL, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
+    assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
     assert "400 of 400 points to run" in capsys.readouterr().out
     assert 400 <= len(made) < 450
     assert len(asked) == 1
