@@ -4,13 +4,14 @@ One uniform u[p] is drawn for each output position p of each request. Where draf
 accepted if u[p] < alpha, whichever round proposes it: architectures and draft lengths meet the same coins, and a
 higher alpha turns no acceptance into a rejection, so it never needs more rounds.
 
-Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token (other than by
-`synthetic_acceptance_rates`), or that changes along a request (other than by a recorded trace); drafts that are trees.
+Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or that changes
+along a request (other than by `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of
+drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
+from pdvsim.sim.workload.measured import draw_runs, measured
 
 Uniforms = NDArray[np.float32]
 
@@ -57,6 +59,23 @@ def rate_at(acceptance: Acceptance, base_rate: float, temperature: float) -> flo
     either direction, costs `acceptance_temperature_slope`.
     """
     return min(1.0, max(0.0, base_rate - acceptance.acceptance_temperature_slope * abs(temperature - 1)))
+
+
+def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
+    """Mean tokens of a round of `k` drafts, and mean rounds of an answer, by going through the answers' own rounds."""
+    flat = np.frombuffer(b"".join(runs), np.uint8).astype(np.int64)
+    ends = np.cumsum([len(one) for one in runs])
+    at = ends - [len(one) for one in runs] + FIRST_ROUND
+    tokens = rounds = 0
+    while True:
+        going = at < ends
+        at, ends = at[going], ends[going]
+        if not len(at):
+            return tokens / max(1, rounds), rounds / len(runs)
+        gains = np.minimum(flat[at], k) + 1
+        tokens += int(gains.sum())
+        rounds += len(at)
+        at = at + gains
 
 
 def accepted_at(request: Request, k: int, rate: float) -> int:
@@ -153,7 +172,9 @@ def _drawn(
         spans = lengths + MAX_DRAFT
         ends = np.cumsum(spans)
         uniforms = coins.random(int(ends[-1]), dtype=np.float32)
-        if acceptance.synthetic_acceptance_rates:
+        if acceptance.acceptance_model is not None:
+            flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
+        elif acceptance.synthetic_acceptance_rates:
             flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
         elif acceptance.acceptance_concentration is None and own is None:
             flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
@@ -172,7 +193,10 @@ def _drawn(
 
 
 def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
-    """Each request's rate: the same for all, or from a Beta of the given mean and concentration."""
+    """Each request's rate: the same for all, or from a Beta of the given mean and concentration; of a measured model
+    the share of requests that are harder to draft for."""
+    if acceptance.acceptance_model is not None:
+        return rng.random(count, dtype=np.float32)
     mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
     # A Beta needs two positive shapes; with mean 0 or 1 every draw is the mean.
     if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
