@@ -25,6 +25,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Node
+from pdvsim.sim.metrics.iterations import COLOCATED
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -126,7 +127,16 @@ def covering_profile(experiment: Experiment) -> Profile:
     pair = named_pair(experiment.server.pair)
     if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
-    return covering(profile_of(experiment), pair)
+    profile = profile_of(experiment)
+    if profile.whole_steps:
+        if experiment.kin not in COLOCATED:
+            raise ValueError(
+                f"profile {profile.name} has {profile.foundation}: it knows {' and '.join(COLOCATED)}, and nothing of "
+                f"lanes side by side as {experiment.arch} has them"
+            )
+        for spec in (pair.draft, pair.target):
+            profile.fit(spec)  # a step of a model that was not in it cannot be told from the others'
+    return covering(profile, pair)
 
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:

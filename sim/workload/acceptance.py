@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,10 +206,15 @@ def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) ->
 
 
 def read_trace(path: str, k: int) -> list[list[int]]:
-    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line."""
+    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line.
+
+    Or vLLM's responses, one a line, of a server with --per-request-spec-decode-metrics detailed.
+    """
     accepted = f"one JSON list of accepted counts from 0 to {k} on each line, e.g. [{k}, 0, {min(k, 2)}]"
     lines = []
     for number, counts in json_lines(path, accepted):
+        if isinstance(counts, dict):
+            counts = _of_response(counts)
         if type(counts) is not list or not counts:
             raise bad(path, f"line {number}", "holds no list of counts", accepted)
         for at, count in enumerate(counts):
@@ -218,6 +224,13 @@ def read_trace(path: str, k: int) -> list[list[int]]:
     if not lines:
         raise bad(path, "", "holds no round", accepted)
     return lines
+
+
+def _of_response(response: dict[str, Any]) -> object:
+    """The accepted counts in a response of vLLM; None where there are none."""
+    metrics = response.get("metrics")
+    drafts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    return drafts.get("per_step_accepted") if isinstance(drafts, dict) else None
 
 
 def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> list[bytes]:
