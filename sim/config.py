@@ -31,7 +31,8 @@ ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter i
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
 OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
-PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
+ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
+PAGED = ONE_LANE  # unless --kv-cache says otherwise
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 

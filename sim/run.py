@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -25,7 +25,6 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Node
-from pdvsim.sim.metrics.iterations import COLOCATED
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -129,9 +128,9 @@ def covering_profile(experiment: Experiment) -> Profile:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
     profile = profile_of(experiment)
     if profile.whole_steps:
-        if experiment.kin not in COLOCATED:
+        if experiment.kin not in ONE_LANE:
             raise ValueError(
-                f"profile {profile.name} has {profile.foundation}: it knows {' and '.join(COLOCATED)}, and nothing of "
+                f"profile {profile.name} has {profile.foundation}: it knows {' and '.join(ONE_LANE)}, and nothing of "
                 f"lanes side by side as {experiment.arch} has them"
             )
         for spec in (pair.draft, pair.target):

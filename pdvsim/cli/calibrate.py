@@ -12,7 +12,7 @@ from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.progress import Progress
-from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -85,7 +85,6 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.calibration.fit.build import save
     from pdvsim.calibration.fit.engine_fit import calibrate_engine
     from pdvsim.calibration.fit.engine_log import read_bench, read_logs
-    from pdvsim.sim.hardware.models import pair
     from pdvsim.study import output
     from pdvsim.view.table import cell, grid
 

@@ -18,8 +18,8 @@ from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.config import ONE_LANE
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.metrics.iterations import COLOCATED, iteration_lines
 from pdvsim.view.run import Run
 
 
@@ -42,8 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = parse(RealCommand, argv, "realrun")
     refuse(args.experiment, args.machine)
-    if args.iteration_log and args.experiment.kin not in COLOCATED:
-        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(COLOCATED)}")
+    if args.iteration_log and args.experiment.kin not in ONE_LANE:
+        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(ONE_LANE)}")
     vet([args.experiment])
     try:
         import torch
@@ -54,6 +54,7 @@ def _run(argv: list[str]) -> int:
 
     from pdvsim.cli.runfiles import RunFiles
     from pdvsim.realrun.site import Interrupted, serve
+    from pdvsim.sim.metrics.iterations import iteration_lines
     from pdvsim.study.output import DETAILS, check_file
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pdvsim.sim.config import ONE_LANE
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import ROLES, Result
 
-COLOCATED = ("autoregressive", "colocated")  # one lane: its launches are steps
 DRAFT = ROLES.index("draft")
 PREFILL = KINDS.index("prefill")
 
 
 def iteration_lines(result: Result, engine: str, version: str) -> Iterator[str]:
     """The lines of a log: the engine's version, its KV cache, and a line a step."""
-    if result.experiment.kin not in COLOCATED:
+    if result.experiment.kin not in ONE_LANE:
         raise ValueError(
-            f"a log of steps is of {' or '.join(COLOCATED)}: {result.experiment.arch} runs lanes side by side"
+            f"a log of steps is of {' or '.join(ONE_LANE)}: {result.experiment.arch} runs lanes side by side"
         )
     capacity = int(result.meta["kv_capacity_tokens"])
     yield f"INFO Initializing a {engine} engine (v{version}) with config: {result.experiment.server.pair}"
