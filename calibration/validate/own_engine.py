@@ -74,7 +74,7 @@ def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = Fals
     found = calibrate_engine(read_logs(tuple(map(str, logs))), tuple(benches), pair(name), gpu(card), "own-engine")
     profile = folder / "own-engine.json"
     save(found.profile, profile)
-    rows = []
+    rows: list[dict[str, Any]] = []
     for k, users, prompt, output in OTHERS[: 2 if few else None]:
         experiment = run_of(name, k, users, *(lengths or (prompt, output)), seed=1)
         real = summarise(served(experiment))

@@ -103,7 +103,10 @@ def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, floa
     """The fit at which two figures come out as published."""
     from scipy.optimize import fsolve
 
-    found = fsolve(lambda fit: [a / b - 1 for a, b in zip(law((fit[0], fit[1])), wanted, strict=True)], (1.0, 0.1))
+    def off(fit: Sequence[float]) -> list[float]:
+        return [ours / published - 1 for ours, published in zip(law((fit[0], fit[1])), wanted, strict=True)]
+
+    found = fsolve(off, (1.0, 0.1))
     return float(found[0]), float(found[1])
 
 

@@ -42,8 +42,8 @@ def measured(name: str) -> MeasuredModel:
     """The shipped model of a name, e.g. sharegpt-eagle3."""
     text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
     model = json.loads(text)["models"][name]
-    tables = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
-    return MeasuredModel(len(model["starts"]), *tables, tuple(model["tokens_a_round"]))
+    starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_a_round"]))
 
 
 def _cumulative(rows: list[list[int]]) -> Floats:
@@ -51,13 +51,15 @@ def _cumulative(rows: list[list[int]]) -> Floats:
     for at, row in enumerate(rows):
         table[at, : len(row)] = row
     ends = np.cumsum(table, axis=1) / table.sum(axis=1, keepdims=True)
-    return (ends + np.arange(len(rows))[:, None]).ravel()
+    flat: Floats = (ends + np.arange(len(rows))[:, None]).ravel()
+    return flat
 
 
 def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
     """The run that each uniform stands for in its row."""
     at = np.searchsorted(cumulative, uniforms + row, side="right")
-    return np.minimum(at - row * (LONGEST + 1), LONGEST)
+    run: NDArray[np.int64] = np.minimum(at - row * (LONGEST + 1), LONGEST)
+    return run
 
 
 def draw_runs(
