@@ -222,6 +222,7 @@ class CompareKeywords(TypedDict, total=False):
     """Of `pdvsim.compare`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
