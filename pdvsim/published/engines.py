@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
@@ -103,8 +106,10 @@ def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, floa
     """The fit at which two figures come out as published."""
     from scipy.optimize import fsolve
 
-    def off(fit: Sequence[float]) -> list[float]:
-        return [ours / published - 1 for ours, published in zip(law((fit[0], fit[1])), wanted, strict=True)]
+    def off(fit: NDArray[np.float64], /) -> list[float]:
+        return [
+            ours / published - 1 for ours, published in zip(law((float(fit[0]), float(fit[1]))), wanted, strict=True)
+        ]
 
     found = fsolve(off, (1.0, 0.1))
     return float(found[0]), float(found[1])
