@@ -17,6 +17,7 @@ class RunKeywords(TypedDict, total=False):
     """Of `pdvsim.run`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -80,6 +81,7 @@ class SweepKeywords(TypedDict, total=False):
     """Of `pdvsim.sweep`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -149,6 +151,7 @@ class CapacityKeywords(TypedDict, total=False):
     """Of `pdvsim.capacity`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -219,6 +222,7 @@ class CompareKeywords(TypedDict, total=False):
     """Of `pdvsim.compare`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -293,6 +297,7 @@ class AdviseKeywords(TypedDict, total=False):
     """Of `pdvsim.advise`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -368,6 +373,7 @@ class DraftTableKeywords(TypedDict, total=False):
     """Of `pdvsim.draft_table`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -433,6 +439,7 @@ class MapKeywords(TypedDict, total=False):
     """Of `pdvsim.winner_map`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
@@ -507,6 +514,7 @@ class FrontierKeywords(TypedDict, total=False):
     """Of `pdvsim.frontier`."""
 
     acceptance_concentration: float | None
+    acceptance_model: str | None
     acceptance_rate: float
     acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None

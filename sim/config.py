@@ -26,10 +26,13 @@ Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
 
+RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
+ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
 OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
-PAGED: tuple[Arch, ...] = ("autoregressive", "colocated")  # unless --kv-cache says otherwise
+ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
+PAGED = ONE_LANE  # unless --kv-cache says otherwise
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -94,6 +97,8 @@ class Acceptance:
     """Draw each request's rate from a Beta of mean --acceptance-rate and this concentration (a+b)."""
     synthetic_acceptance_rates: tuple[float, ...] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
+    acceptance_model: str | None = None
+    """As measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, each with -eagle3 or -ngram behind it."""
     acceptance_trace: str | None = None
     """JSONL of recorded rounds: one list of accepted counts a line, cycled over the requests."""
     acceptance_trace_k: int = 4
@@ -106,11 +111,24 @@ class Acceptance:
         rates = self.synthetic_acceptance_rates
         if any(b > a for a, b in pairwise(rates)):
             raise ValueError(f"synthetic-acceptance-rates must be non-increasing, got {rates}")
-        forms = [bool(rates), self.acceptance_trace is not None, self.acceptance_concentration is not None]
-        if sum(forms) > 1:
-            raise ValueError("give one of --acceptance-concentration, --synthetic-acceptance-rates, --acceptance-trace")
-        if self.acceptance_temperature_slope and (rates or self.acceptance_trace):
+        name = self.acceptance_model
+        if name is not None and name not in ACCEPTANCE_MODELS:
+            raise ValueError(f"acceptance-model must be one of {', '.join(ACCEPTANCE_MODELS)}, got {name}")
+        forms = {
+            "--acceptance-concentration": self.acceptance_concentration is not None,
+            "--synthetic-acceptance-rates": bool(rates),
+            "--acceptance-model": name is not None,
+            "--acceptance-trace": self.acceptance_trace is not None,
+        }
+        if sum(forms.values()) > 1:
+            raise ValueError(f"give one of {', '.join(forms)}")
+        if self.acceptance_temperature_slope and not self.by_rate:
             raise ValueError("--acceptance-temperature-slope works with --acceptance-rate only")
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether a rate of each request decides, and no other form."""
+        return not self.synthetic_acceptance_rates and self.acceptance_model is None and self.acceptance_trace is None
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ _VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive")
 
 
 def _rate_acts(e: Experiment) -> bool:
-    return _DRAFTS[0](e) and not e.acceptance.synthetic_acceptance_rates and e.acceptance.acceptance_trace is None
+    return _DRAFTS[0](e) and e.acceptance.by_rate
 
 
 def _priority_acts(e: Experiment) -> bool:
@@ -74,9 +74,10 @@ NEEDS: tuple[Need, ...] = (
     Need("traffic.burstiness", _open_loop, "a finite --request-rate"),
     Need("traffic.random_range_ratio", lambda e: e.traffic.dataset_name == "random", "--dataset-name random"),
     Need("acceptance.acceptance_rate", _rate_acts,
-         "an architecture that drafts, and neither --synthetic-acceptance-rates nor --acceptance-trace"),
+         "an architecture that drafts, and no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"),
     Need("acceptance.acceptance_concentration", *_DRAFTS),
     Need("acceptance.synthetic_acceptance_rates", *_DRAFTS),
+    Need("acceptance.acceptance_model", *_DRAFTS),
     Need("acceptance.acceptance_trace", *_DRAFTS),
     Need("acceptance.acceptance_trace_k", lambda e: e.acceptance.acceptance_trace is not None, "--acceptance-trace"),
     Need("acceptance.acceptance_temperature_slope", *_DRAFTS),

@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -126,7 +126,16 @@ def covering_profile(experiment: Experiment) -> Profile:
     pair = named_pair(experiment.server.pair)
     if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
-    return covering(profile_of(experiment), pair)
+    profile = profile_of(experiment)
+    if profile.whole_steps:
+        if experiment.kin not in ONE_LANE:
+            raise ValueError(
+                f"profile {profile.name} has {profile.foundation}: it knows {' and '.join(ONE_LANE)}, and nothing of "
+                f"lanes side by side as {experiment.arch} has them"
+            )
+        for spec in (pair.draft, pair.target):
+            profile.fit(spec)  # a step of a model that was not in it cannot be told from the others'
+    return covering(profile, pair)
 
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:

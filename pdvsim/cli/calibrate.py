@@ -12,7 +12,7 @@ from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.progress import Progress
-from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,13 +24,19 @@ if TYPE_CHECKING:
 class CalibrateCommand:
     """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
 
-    samples: tyro.conf.Positional[str]
+    samples: tyro.conf.Positional[str | None] = None
     """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet; with --from
     vidur a folder of Vidur's mlp.csv, and attention.csv where there are some."""
     source: Annotated[Literal["samples", "vidur"], tyro.conf.arg(aliases=["--from"])] = "samples"
     """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of a card named by --gpu."""
     gpu: tuple[str, ...] = ()
-    """Only with --from vidur: the card, e.g. a100-80gb, or a card.toml; several for the errors alone."""
+    """With --from-vllm and --from vidur: the card, e.g. a100-80gb, or a card.toml; vidur: several for errors alone."""
+    from_vllm: tuple[str, ...] = ()
+    """In place of SAMPLES: logs of your vLLM with --enable-logging-iteration-details, one without speculation."""
+    bench: tuple[str, ...] = ()
+    """Only with --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
+    pair: str | None = None
+    """Only with --from-vllm: the models it served, as draft:target."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "profile.json"
     """Profile to write, for --profile of `pdvsim run`."""
     name: str | None = None
@@ -45,8 +51,14 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     spelt = [arg.replace("--from", "--source", 1) if arg.partition("=")[0] == "--from" else arg for arg in argv]
     args = parse(CalibrateCommand, spelt, "pdvsim calibrate")
+    if args.from_vllm:
+        return _engine(args)
+    if args.bench or args.pair:
+        raise ValueError("--bench and --pair go with --from-vllm")
+    if args.samples is None:
+        raise ValueError("give a folder of samples, or logs of your engine with --from-vllm")
     if args.source == "vidur":
-        return _vidur(args)
+        return _vidur(args, args.samples)
     if args.gpu:
         raise ValueError("--gpu goes with --from vidur; samples know their card")
 
@@ -68,7 +80,41 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _vidur(args: CalibrateCommand) -> int:
+def _engine(args: CalibrateCommand) -> int:
+    """Whole steps of the user's own engine."""
+    from pdvsim.calibration.fit.build import save
+    from pdvsim.calibration.fit.engine_fit import calibrate_engine
+    from pdvsim.calibration.fit.engine_log import read_bench, read_logs
+    from pdvsim.study import output
+    from pdvsim.view.table import cell, grid
+
+    if args.samples or args.source != "samples" or args.plots:
+        raise ValueError("--from-vllm takes the place of samples, --from and --plots")
+    if args.pair is None or len(args.gpu) != 1:
+        raise ValueError("--from-vllm needs --pair, the models it served, and --gpu, the card")
+    path = output.check_file(Path(args.output))
+    log, benches = read_logs(args.from_vllm), tuple(map(read_bench, args.bench))
+    found = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu[0]), args.name or path.stem)
+    save(found.profile, path)
+    if args.json:
+        print(output.dumps(found.document() | {"files": [str(path)]}))
+    else:
+        rows = [
+            [str(size), *(f"{cell(error[key], 1, 100)}%" for key in ("median", "p95"))]
+            for size, error in found.errors.items()
+        ]
+        print(f"Batch sizes left out of the fit; {found.profile.foundation}, {found.steps:,} steps")
+        print(grid(["requests at once, up to", "median error", "p95"], rows))
+        print(
+            f"\nBetween steps: {cell(found.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: taken as nothing)")
+        )
+        if log.cache_tokens:
+            print(f"KV cache: --kv-capacity-tokens {log.cache_tokens}")
+    say("pdvsim", f"saved {path}")
+    return 0
+
+
+def _vidur(args: CalibrateCommand, folder: str) -> int:
     """Published kernels where there are some, the rest transferred; beside figures of others, where there are some."""
     from pdvsim.calibration.fit import independent, vidur
     from pdvsim.calibration.fit.build import save
@@ -80,14 +126,14 @@ def _vidur(args: CalibrateCommand) -> int:
         raise ValueError("--name and --plots go with samples; --from vidur names its profile after the card")
     cards = [gpu(name) for name in args.gpu]
     saved = [output.check_file(Path(args.output))] if len(cards) == 1 else []
-    profiles = [vidur.build_vidur(args.samples, card) for card in cards]
+    profiles = [vidur.build_vidur(folder, card) for card in cards]
     if saved:
         save(profiles[0], saved[0])
     against = {card.name: independent.compare(card.name, found) for card, found in zip(cards, profiles, strict=True)}
     if args.json:
         print(output.dumps({name: [asdict(row) for row in rows] for name, rows in against.items()}))
     else:
-        print(vidur.report(args.samples, cards))
+        print(vidur.report(folder, cards))
         for found, rows in zip(profiles, against.values(), strict=True):
             print(f"\n{found.name}: {found.foundation}" + (f"\n{independent.table(rows)}" if rows else ""))
     if saved:

@@ -8,13 +8,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.console import guarded, say
+from pdvsim.common.files import write_whole
+from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.config import ONE_LANE
 from pdvsim.sim.doubts import vet
 from pdvsim.view.run import Run
 
@@ -24,6 +28,8 @@ class RealCommand(RunCommand):
     """Run one experiment on this machine's GPU and print its table, in the style of `vllm bench serve`."""
 
     machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    iteration_log: str | None = None
+    """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
     """Prefix of the name of --save-result."""
 
@@ -36,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = parse(RealCommand, argv, "realrun")
     refuse(args.experiment, args.machine)
+    if args.iteration_log and args.experiment.kin not in ONE_LANE:
+        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(ONE_LANE)}")
     vet([args.experiment])
     try:
         import torch
@@ -46,9 +54,11 @@ def _run(argv: list[str]) -> int:
 
     from pdvsim.cli.runfiles import RunFiles
     from pdvsim.realrun.site import Interrupted, serve
-    from pdvsim.study.output import DETAILS
+    from pdvsim.sim.metrics.iterations import iteration_lines
+    from pdvsim.study.output import DETAILS, check_file
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
+    steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
     try:
         result, asked = serve(args.experiment, args.machine, quiet=args.json, traced=bool(args.trace_out)), None
     except Interrupted as stop:
@@ -58,6 +68,8 @@ def _run(argv: list[str]) -> int:
         result.meta |= {"interrupted": True, "requests_asked": asked}
     run = Run(result)
     document = files.write(run)
+    if steps is not None:
+        write_whole(steps, "".join(f"{line}\n" for line in iteration_lines(result, "pdvsim", __version__)).encode())
     print(document if args.json else run.table())
     if files.paths:
         _say(f"saved {', '.join(map(str, files.paths))}")

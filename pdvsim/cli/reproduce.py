@@ -26,8 +26,8 @@ FAIR_RUNS = 4
 class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
-    table: tyro.conf.Positional[Literal["three-way", "poisson-30s"]]
-    """The published table."""
+    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "engines"]]
+    """The published table; engines: figures of vLLM and SGLang."""
     num_runs: int | None = None
     """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted); default 20 and 16."""
     seed: int = 0
@@ -45,6 +45,8 @@ class ReproduceCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.table == "engines" and (self.num_runs or self.seed or self.fair or self.gpu or self.all_metrics):
+            raise ValueError("engines are computed, not simulated: only --output and --json go with them")
         if self.gpu is not None:
             gpu(self.gpu)
             if not self.fair:
@@ -54,6 +56,9 @@ class ReproduceCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ReproduceCommand, argv, "pdvsim reproduce")
+
+    if args.table == "engines":
+        return _engines(args)
 
     from pdvsim.published.reproduce import reproduce
     from pdvsim.published.tables import load_published
@@ -96,6 +101,26 @@ def main(argv: list[str]) -> int:
         if fair is not None:
             print("\n" + fair_text(fair))
     return output.save(dict(zip(files, contents, strict=True)), "only the rows finished" if cut else "")
+
+
+def _engines(args: ReproduceCommand) -> int:
+    """Figures of engines beside ours."""
+    from pdvsim.published.engines import engines_text, reproduce_engines
+    from pdvsim.study import output
+
+    report = reproduce_engines()
+    document = output.dumps(
+        {
+            "table": args.table,
+            "pdvsim_version": __version__,
+            "sources": [source.document() for source in report.sources],
+            "out_of_reach": [asdict(one) for one in report.out_of_reach],
+        }
+    )
+    print(document if args.json else engines_text(report))
+    if args.output is None:
+        return 0
+    return output.save({output.check_folder(Path(args.output)) / "engines.json": (document + "\n").encode()})
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:

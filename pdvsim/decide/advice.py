@@ -65,8 +65,7 @@ class Question:
     @property
     def varies_acceptance(self) -> bool:
         """Whether acceptance is one rate, that can be another."""
-        given = self.base.acceptance
-        return not given.synthetic_acceptance_rates and given.acceptance_trace is None
+        return self.base.acceptance.by_rate
 
 
 @dataclass(repr=False)

@@ -66,8 +66,7 @@ class DraftQuestion:
     @property
     def has_rate(self) -> bool:
         """Whether acceptance is by a rate that can be moved."""
-        given = self.base.acceptance
-        return not given.synthetic_acceptance_rates and given.acceptance_trace is None
+        return self.base.acceptance.by_rate
 
     def drafting(self, k: int) -> Experiment:
         """The experiment with a fixed draft length."""

@@ -26,7 +26,7 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, kv_capacity, make_planner
-from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
 from pdvsim.sim.workload.requests import make_requests
 
 SAMPLE = 256  # requests that the means are taken over
@@ -85,10 +85,12 @@ class Formula:
         return np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
 
     def tokens_a_round(self, k: int, acceptance: Acceptance | None = None) -> float:
-        """Mean tokens that a round of k drafts yields a row: expected ones, or a trace's own. Default: as given."""
+        """Mean tokens that a round of k drafts yields a row: expected ones, or as measured. Default: as given."""
         given = acceptance or self.experiment.acceptance
         if given.synthetic_acceptance_rates:
             return 1.0 + sum(given.synthetic_acceptance_rates[:k])
+        if given.acceptance_model is not None:
+            return mean_round([r.runs for r in self.requests], k)[0]
         if given.acceptance_trace is not None:
             return 1.0 + float(np.minimum(self._runs, k).mean())
         rates = rates_of(given)
@@ -97,6 +99,8 @@ class Formula:
 
     def rounds(self, k: int) -> float:
         """Mean rounds of an answer. Its first token comes with the prompt; what its last round has too many is lost."""
+        if self.experiment.acceptance.acceptance_model is not None:
+            return max(1.0, mean_round([r.runs for r in self.requests], k)[1])
         gains = 1.0 + np.minimum(self._runs, k)
         lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long answer
         return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_a_round(k))

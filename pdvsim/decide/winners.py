@@ -74,9 +74,10 @@ class Grid:
         check_points(
             "loads x places x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs
         )
-        acceptance = self.base.acceptance
-        if self.axis == "acceptance" and (acceptance.synthetic_acceptance_rates or acceptance.acceptance_trace):
-            raise ValueError("a map over acceptance takes no --synthetic-acceptance-rates and no --acceptance-trace")
+        if self.axis == "acceptance" and not self.base.acceptance.by_rate:
+            raise ValueError(
+                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"
+            )
         vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
     @property

@@ -49,9 +49,10 @@ class Comparison:
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", tuple(map(pair_name, self.pairs)))
         object.__setattr__(self, "gpus", tuple(card_name(card, GPUS) for card in self.gpus))
-        given = self.base.acceptance
-        if self.pair_acceptance and (given.synthetic_acceptance_rates or given.acceptance_trace):
-            raise ValueError("--pair-acceptance goes with neither --synthetic-acceptance-rates nor --acceptance-trace")
+        if self.pair_acceptance and not self.base.acceptance.by_rate:
+            raise ValueError(
+                "--pair-acceptance goes without --synthetic-acceptance-rates, --acceptance-model and --acceptance-trace"
+            )
         for name, values in (("pairs", self.pairs), ("gpus", self.gpus)):
             if not values:
                 raise ValueError(f"{name} needs at least one value")

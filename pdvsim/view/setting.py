@@ -79,6 +79,8 @@ def acceptance_of(acceptance: Mapping[str, Any]) -> str:
     """How often drafts are accepted, in whichever form it was given."""
     if acceptance.get("synthetic_acceptance_rates"):
         return "by position " + "/".join(f"{rate:g}" for rate in acceptance["synthetic_acceptance_rates"])
+    if acceptance.get("acceptance_model"):
+        return f"as {acceptance['acceptance_model']}"
     if acceptance.get("acceptance_trace"):
         return "as recorded"
     spread = acceptance.get("acceptance_concentration")

@@ -133,6 +133,8 @@ class Profile:
     # how far the samples went, by model alone and for works side by side; absent: not told
     measured: dict[str, Reach] = field(default_factory=dict)
     measured_together: Reach | None = None
+    # of an engine's own steps, not of its forwards one by one: nothing is known of lanes side by side
+    whole_steps: bool = False
 
     def fit(self, spec: ModelSpec) -> ForwardFit:
         """Latency coefficients of a model; a ValueError naming the known ones otherwise."""

@@ -4,14 +4,16 @@ One uniform u[p] is drawn for each output position p of each request. Where draf
 accepted if u[p] < alpha, whichever round proposes it: architectures and draft lengths meet the same coins, and a
 higher alpha turns no acceptance into a rejection, so it never needs more rounds.
 
-Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token (other than by
-`synthetic_acceptance_rates`), or that changes along a request (other than by a recorded trace); drafts that are trees.
+Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or that changes
+along a request (other than by `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of
+drafts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +23,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
+from pdvsim.sim.workload.measured import draw_runs, measured
 
 Uniforms = NDArray[np.float32]
 
@@ -57,6 +60,23 @@ def rate_at(acceptance: Acceptance, base_rate: float, temperature: float) -> flo
     either direction, costs `acceptance_temperature_slope`.
     """
     return min(1.0, max(0.0, base_rate - acceptance.acceptance_temperature_slope * abs(temperature - 1)))
+
+
+def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
+    """Mean tokens of a round of `k` drafts, and mean rounds of an answer, by going through the answers' own rounds."""
+    flat = np.frombuffer(b"".join(runs), np.uint8).astype(np.int64)
+    ends = np.cumsum([len(one) for one in runs])
+    at = ends - [len(one) for one in runs] + FIRST_ROUND
+    tokens = rounds = 0
+    while True:
+        going = at < ends
+        at, ends = at[going], ends[going]
+        if not len(at):
+            return tokens / max(1, rounds), rounds / len(runs)
+        gains = np.minimum(flat[at], k) + 1
+        tokens += int(gains.sum())
+        rounds += len(at)
+        at = at + gains
 
 
 def accepted_at(request: Request, k: int, rate: float) -> int:
@@ -153,7 +173,9 @@ def _drawn(
         spans = lengths + MAX_DRAFT
         ends = np.cumsum(spans)
         uniforms = coins.random(int(ends[-1]), dtype=np.float32)
-        if acceptance.synthetic_acceptance_rates:
+        if acceptance.acceptance_model is not None:
+            flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
+        elif acceptance.synthetic_acceptance_rates:
             flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
         elif acceptance.acceptance_concentration is None and own is None:
             flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
@@ -172,7 +194,10 @@ def _drawn(
 
 
 def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
-    """Each request's rate: the same for all, or from a Beta of the given mean and concentration."""
+    """Each request's rate: the same for all, or from a Beta of the given mean and concentration; of a measured model
+    the share of requests that are harder to draft for."""
+    if acceptance.acceptance_model is not None:
+        return rng.random(count, dtype=np.float32)
     mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
     # A Beta needs two positive shapes; with mean 0 or 1 every draw is the mean.
     if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
@@ -181,10 +206,15 @@ def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) ->
 
 
 def read_trace(path: str, k: int) -> list[list[int]]:
-    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line."""
+    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line.
+
+    Or vLLM's responses, one a line, of a server with --per-request-spec-decode-metrics detailed.
+    """
     accepted = f"one JSON list of accepted counts from 0 to {k} on each line, e.g. [{k}, 0, {min(k, 2)}]"
     lines = []
     for number, counts in json_lines(path, accepted):
+        if isinstance(counts, dict):
+            counts = _of_response(counts)
         if type(counts) is not list or not counts:
             raise bad(path, f"line {number}", "holds no list of counts", accepted)
         for at, count in enumerate(counts):
@@ -194,6 +224,13 @@ def read_trace(path: str, k: int) -> list[list[int]]:
     if not lines:
         raise bad(path, "", "holds no round", accepted)
     return lines
+
+
+def _of_response(response: dict[str, Any]) -> object:
+    """The accepted counts in a response of vLLM; None where there are none."""
+    metrics = response.get("metrics")
+    drafts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
+    return drafts.get("per_step_accepted") if isinstance(drafts, dict) else None
 
 
 def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> list[bytes]:

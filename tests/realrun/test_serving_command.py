@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pdvsim.calibration.fit.engine_log import STEP
 from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
 from pdvsim.sim.core import Request
@@ -36,6 +37,18 @@ def test_one_run_end_to_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
         assert list(pd.read_parquet(tmp_path / f"run.{name}.parquet").columns) == list(columns)
     assert "power_w" in pd.read_parquet(tmp_path / "run.telemetry.parquet").columns
     assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X", "C", "s", "t", "f"}
+
+
+def test_steps_are_logged_as_vllm_logs_them(tmp_path: Path) -> None:
+    """Every prompt and every token is in a line of the log."""
+    log = tmp_path / "steps.log"
+    small = [*CPU, *SMALL, "--max-concurrency", "2"]
+    assert main([*small, "--arch", "colocated", "--num-speculative-tokens", "2", "--iteration-log", str(log)]) == 0
+    steps = [step.groupdict() for step in STEP.finditer(log.read_text(encoding="utf-8"))]
+    assert sum(int(step["prompt"]) for step in steps) == 8 * 20
+    assert all(int(step["tokens"]) == 3 * int(step["rows"]) for step in steps)
+    assert all(float(step["ms"]) > 0 for step in steps)
+    assert main([*small, "--arch", "pd", "--iteration-log", str(log)]) == 2
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

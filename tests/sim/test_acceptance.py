@@ -225,3 +225,18 @@ def test_acceptance_answers_to_temperature() -> None:
             assert accepted_at(request, k, rate_at(form, coins.rate, 0.5)) <= at_base
             assert accepted_at(request, k, 1.0) == k
             assert accepted_at(request, k, 0.0) == 0
+
+
+def test_responses_of_vllm_are_traces(tmp_path: Path) -> None:
+    """As vLLM writes metrics.speculative_decoding with --per-request-spec-decode-metrics detailed."""
+    path = tmp_path / "responses.jsonl"
+    drafts = {
+        "mean_acceptance_length": 2.0, "acceptance_histogram": [1, 1, 1, 0], "num_spec_steps": 3, "num_spec_tokens": 3,
+        "per_step_accepted": [2, 0, 1], "per_step_drafted": [3, 3, 1],
+    }  # fmt: skip
+    response = {"id": "x", "choices": [], "metrics": {"speculative_decoding": drafts}}
+    path.write_text(json.dumps(response) + "\n[3, 1]\n", encoding="utf-8")
+    assert acc.read_trace(str(path), 3) == [[2, 0, 1], [3, 1]]
+    path.write_text(json.dumps({"metrics": {"speculative_decoding": None}}) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="holds no list of counts"):
+        acc.read_trace(str(path), 3)

@@ -76,7 +76,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
     values: dict[str, Any] = {
         "tokenizer": "x", "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
         "acceptance_concentration": 4.0, "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
-        "acceptance_trace_k": 3, "acceptance_temperature_slope": 0.5, "num_speculative_tokens": 2,
+        "acceptance_model": "cnn-ngram", "acceptance_trace_k": 3, "acceptance_temperature_slope": 0.5,
+        "num_speculative_tokens": 2,
         "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
         "feedback_temperature": True, "draft_temperature": 0.5, "max_prompts_per_forward": 1, "num_workers": 1,
         "max_decode_queue": 1, "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,

@@ -1,0 +1,122 @@
+"""Makes the built-in models of measured acceptance: `python -m pdvsim.calibration.make_acceptance TRACES MODELS`.
+
+Each line of the traces is a request: `dataset`, and by drafter the tokens that a round begun at each output position
+would gain (accepted drafts and one more). What is kept is counts: how long runs are where rounds begin, and what a
+round begun inside a run would find.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.common.files import write_whole
+from pdvsim.sim.workload.measured import LONGEST
+
+DRAFTERS = ("eagle3", "ngram")
+CLASSES = 6  # of requests, by their mean gain; each holds as many tokens as the others
+LENGTHS = tuple(range(1, 8))  # draft lengths that the source's figures are given for
+SCALE = 1000  # shares are written in thousandths
+
+Runs = list[list[int]]
+Counts = NDArray[np.int64]
+
+
+def read(path: Path) -> dict[str, Runs]:
+    """Accepted drafts by output position, a list a request, by name of data set and drafter."""
+    found: dict[str, Runs] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        for drafter in DRAFTERS:
+            found.setdefault(f"{row['dataset']}-{drafter}", []).append([gain - 1 for gain in row[drafter]])
+    return found
+
+
+def tokens_a_round(requests: Runs, k: int) -> float:
+    """Mean tokens of the rounds of `k` drafts that the requests go through."""
+    tokens = rounds = 0
+    for runs in requests:
+        at = 0
+        while at < len(runs):
+            at += min(runs[at], k) + 1
+            rounds += 1
+        tokens += at
+    return tokens / rounds
+
+
+def classes(requests: Runs) -> list[Runs]:
+    """The requests by what their rounds gain, in CLASSES of about as many tokens each."""
+    ranked = sorted(requests, key=lambda runs: tokens_a_round([runs], LENGTHS[-1]))
+    ends = np.cumsum([len(runs) for runs in ranked])
+    at = np.minimum((ends - 1) * CLASSES // ends[-1], CLASSES - 1)
+    return [[runs for runs, where in zip(ranked, at, strict=True) if where == c] for c in range(CLASSES)]
+
+
+def fit(requests: Runs) -> dict[str, Any]:
+    """One data set and drafter: how runs begin, by class and whether the last was none; what is inside them."""
+    starts = np.zeros((CLASSES, 2, LONGEST + 1), dtype=np.int64)
+    inside = np.zeros((CLASSES, LONGEST, LONGEST + 1), dtype=np.int64)
+    for c, members in enumerate(classes(requests)):
+        for runs in members:
+            at = before = 0
+            while at < len(runs):
+                run = runs[at]
+                starts[c, int(before > 0), run] += 1
+                for step, found in enumerate(runs[at + 1 : at + run + 1], start=1):
+                    inside[c, run - step, found] += 1
+                at, before = at + run + 1, run
+    return {
+        "requests": len(requests),
+        "tokens_a_round": [round(tokens_a_round(requests, k), 4) for k in LENGTHS],
+        "starts": [[_shares(row) for row in one] for one in starts],
+        "inside": [[_shares(row) for row in one] for one in inside],
+    }
+
+
+def _shares(counts: Counts) -> list[int]:
+    """Counts in thousandths, without the zeros at the end; those of nothing are of no run at all."""
+    total = int(counts.sum())
+    if not total:
+        return [SCALE]
+    ends = np.round(np.cumsum(counts) * SCALE / total).astype(np.int64)
+    shares: list[int] = np.diff(ends, prepend=0).tolist()
+    while not shares[-1]:
+        shares.pop()
+    return shares
+
+
+def write(models: dict[str, Any], path: Path) -> None:
+    """One line a model's field: a reader of a change sees which."""
+    parts = []
+    for name, model in models.items():
+        fields = ",\n".join(f"   {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in model.items())
+        parts.append(f"  {json.dumps(name)}: {{\n{fields}\n  }}")
+    head = {
+        "source": "SpecDecode-Bench, simulator/data/llama3.1-8B (the traces of arXiv 2601.11580): "
+        "Llama-3.1-8B-Instruct, accepted runs at every output position; derived counts only",
+        "made_by": "calibration/make_acceptance.py",
+        "unit": f"shares in 1/{SCALE}",
+    }
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
+    write_whole(
+        path, ("{\n" + ",\n".join([*lines, '  "models": {\n' + ",\n".join(parts) + "\n  }"]) + "\n}\n").encode()
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Write the models of a file of traces."""
+    parser = argparse.ArgumentParser(description="Make the built-in models of measured acceptance.")
+    parser.add_argument("traces", type=Path, help="JSONL with dataset, eagle3 and ngram")
+    parser.add_argument("models", type=Path, help="JSON file to write")
+    arguments = parser.parse_args(argv)
+    write({name: fit(requests) for name, requests in sorted(read(arguments.traces).items())}, arguments.models)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""Published measurements of vLLM and SGLang, beside what our profile makes of them.
+
+An engine's step is our target's forward and what the engine adds: a fixed part, and a part per draft step or per
+verified token. Both are fitted on two of its figures at most; all others are predicted. Acceptance is the source's own
+where it is given, else the recorded one of the same data set (`sim/workload/data/acceptance.json`).
+
+Not modelled: drafts that are trees, quantised weights, targets on several GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.workload.measured import measured
+from pdvsim.view.table import cell, grid
+
+WITHIN = 0.10  # of a published figure: it follows
+TARGET = MODELS["llama-3.1-8b"]
+CONTEXT = 512  # cached tokens a row where the source does not say
+
+FIXED = (
+    "Plain decoding: the fit, on speculative steps alone, puts all of their fixed cost down to every step; a plain one "
+    "lacks some of it."
+)
+
+Fit = tuple[float, float]  # what an engine adds to a step, in ms
+
+
+@dataclass(frozen=True)
+class EngineCell:
+    """One published figure beside ours."""
+
+    what: str
+    published: float
+    ours: float
+    fitted: bool  # the engine's part was fitted on it
+
+    @property
+    def error(self) -> float:
+        return self.ours / self.published - 1
+
+    @property
+    def follows(self) -> bool:
+        """Whether it is predicted, within the share allowed."""
+        return not self.fitted and abs(self.error) <= WITHIN
+
+
+@dataclass(frozen=True)
+class EngineSource:
+    """One publication: its setting, what was fitted, its figures."""
+
+    title: str
+    setting: str
+    unit: str
+    fit: str  # in words
+    cells: tuple[EngineCell, ...]
+    why: str = ""  # what does not follow, and the reason
+
+    @property
+    def predicted(self) -> tuple[EngineCell, ...]:
+        return tuple(cell for cell in self.cells if not cell.fitted)
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as a document."""
+        rows = [vars(cell) | {"error": cell.error, "follows": cell.follows} for cell in self.cells]
+        return vars(self) | {"cells": rows}
+
+
+@dataclass(frozen=True)
+class OutOfReach:
+    """A publication whose figures are not set beside ours, and why."""
+
+    title: str
+    why: str
+
+
+@dataclass(frozen=True)
+class EngineReport:
+    """Everything: what was set beside, and what could not be."""
+
+    sources: tuple[EngineSource, ...]
+    out_of_reach: tuple[OutOfReach, ...] = field(default=())
+
+
+@cache
+def _latency(card: str) -> Latency:
+    return Latency(TARGET, builtin(card).fit(TARGET))
+
+
+def forward_ms(card: str, rows: int, k: int, context: float) -> float:
+    """Our target's forward over `rows` of k drafts each."""
+    shape = _latency(card).shape(rows, k + 1)
+    return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
+
+
+def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, float]) -> Fit:
+    """The fit at which two figures come out as published."""
+    from scipy.optimize import fsolve
+
+    def off(fit: NDArray[np.float64], /) -> list[float]:
+        return [
+            ours / published - 1 for ours, published in zip(law((float(fit[0]), float(fit[1]))), wanted, strict=True)
+        ]
+
+    found = fsolve(off, (1.0, 0.1))
+    return float(found[0]), float(found[1])
+
+
+def by_draft_length(
+    title: str, setting: str, card: str, plain: float, rounds: Sequence[tuple[int, float, float]], unit: str
+) -> EngineSource:
+    """Batch 1: plain decoding and, for each draft length, tokens a round and the figure, in ms a token or tok/s."""
+    per_s = unit == "tok/s"
+
+    def figure(fit: Fit, k: int, tokens: float) -> float:
+        ms = (forward_ms(card, 1, k, CONTEXT) + fit[0] + k * fit[1]) / tokens
+        return 1e3 / ms if per_s else ms
+
+    first, last = rounds[0], rounds[-1]
+    fit = _solved(lambda f: (figure(f, *first[:2]), figure(f, *last[:2])), (first[2], last[2]))
+    cells = [EngineCell("plain decoding", plain, figure(fit, 0, 1.0), False)]
+    cells += [EngineCell(f"k={k}", value, figure(fit, k, tokens), (k, tokens, value) in (first, last))
+              for k, tokens, value in rounds]  # fmt: skip
+    said = f"{fit[0]:.2f} ms a step, {fit[1]:.2f} ms a draft step (k={first[0]} and k={last[0]})"
+    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].follows else FIXED)
+
+
+BATCHES = (1, 16, 64, 128)
+# SpecDecode-Bench, figure 1: Llama-3.1-8B with EAGLE-3. Before it, the cached tokens of a row while it decodes, over
+# the recorded requests of the same data set.
+SPEED_UPS = {
+    "gsm8k": (190, (1.75, 1.70, 1.49, 1.23)),
+    "sharegpt": (1365, (1.71, 1.67, 1.55, 1.29)),
+    "cnn": (1107, (1.68, 1.58, 1.40, 1.23)),
+    "instructcoder": (1573, (2.02, 1.92, 1.57, 1.31)),
+}
+
+
+def specdecode_bench() -> EngineSource:
+    """Speed-ups over batch size: what a speculative step adds, and what a verified token costs beyond ours."""
+    card, k = "h100-sxm", 3
+
+    def speed_up(fit: Fit, data: str, rows: int) -> float:
+        context, tokens = SPEED_UPS[data][0], measured(f"{data}-eagle3").tokens_a_round[k - 1]
+        plain = forward_ms(card, rows, 0, context) + fit[1] * rows
+        return tokens * plain / (forward_ms(card, rows, k, context) + fit[0] + fit[1] * rows * (k + 1))
+
+    fitted = (("gsm8k", 1), ("gsm8k", 64))
+    first, second = (SPEED_UPS[data][1][BATCHES.index(rows)] for data, rows in fitted)
+    fit = _solved(lambda f: (speed_up(f, *fitted[0]), speed_up(f, *fitted[1])), (first, second))
+    cells = tuple(
+        EngineCell(f"{data}, batch {rows}", value, speed_up(fit, data, rows), (data, rows) in fitted)
+        for data, (_, values) in SPEED_UPS.items()
+        for rows, value in zip(BATCHES, values, strict=True)
+    )
+    said = f"{fit[0]:.2f} ms a speculative step, {fit[1] * 1e3:.1f} us a verified token (GSM8K, batch 1 and 64)"
+    return EngineSource(
+        "SpecDecode-Bench, figure 1 (arXiv 2601.11580)",
+        "vLLM 0.10.1, H100, Llama-3.1-8B with EAGLE-3, k = 3; read off the image, ±0.03",
+        "speed-up over plain decoding",
+        said,
+        cells,
+        "InstructCoder at batch 1 needs more tokens a round than were recorded (2.35 over all answers; long answers "
+        "gain less, and weigh most). For the rest there are likely reasons, none of them tested: steps of the largest "
+        "batches are not always full, and the H100's profile is transferred, not measured.",
+    )
+
+
+def issue_20780(drafter: str, tokens: Sequence[float], values: Sequence[float]) -> EngineSource:
+    """vLLM's issue on draft lengths at batch 1."""
+    return by_draft_length(
+        f"vLLM issue 20780, {drafter}",
+        "Llama-3.1-8B, batch 1; the card is not stated, taken as an H100",
+        "h100-sxm",
+        7.07,
+        [(k, t, v) for k, t, v in zip(range(2, 8), tokens, values, strict=True)],
+        "ms a token",
+    )
+
+
+def reproduce_engines() -> EngineReport:
+    """All publications, in the order of how well their settings are stated."""
+    eagle1 = (2.10, 2.29, 2.39, 2.43, 2.45, 2.47)
+    eagle3 = (2.36, 2.79, 3.08, 3.32, 3.46, 3.54)
+    pulls = by_draft_length(
+        "vLLM pull requests 16937 and 16035, EAGLE-1",
+        "H100, Llama-3.1-8B, batch 1; tokens a round are those of issue 20780",
+        "h100-sxm",
+        133.0,
+        [(2, eagle1[0], 201.7), (4, eagle1[2], 198.0), (7, eagle1[5], 169.9)],
+        "tok/s",
+    )
+    sglang = EngineSource(
+        "SGLang documentation, plain decoding",
+        "one H100, Llama-3.1-8B, MT-bench, batch 1",
+        "tok/s",
+        "nothing",
+        (EngineCell("plain decoding", 158.3, 1e3 / forward_ms("h100-sxm", 1, 0, CONTEXT), False),),
+    )
+    several = "a target on several GPUs, which is not modelled"
+    return EngineReport(
+        (
+            specdecode_bench(),
+            issue_20780("EAGLE-1", eagle1, (4.37, 4.29, 4.48, 4.71, 4.94, 5.20)),
+            issue_20780("EAGLE-3", eagle3, (4.32, 4.09, 4.05, 4.13, 4.20, 4.29)),
+            pulls,
+            sglang,
+        ),
+        (
+            OutOfReach(
+                "vLLM pull request 38399 (H200, EAGLE-1)", "draft length, acceptance and lengths are not stated"
+            ),
+            OutOfReach("SGLang, EAGLE-2 and EAGLE-3 (pull request 4247)", "drafts are trees, which are not modelled"),
+            OutOfReach("vLLM pull request 48892 (MTP-8)", "the model and the card are not stated"),
+            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and a model that is not known here"),
+            OutOfReach("SpecDecode-Bench, Llama-3-70B TP4; SGLang pull request 22520; vLLM blog 2024", several),
+            OutOfReach("nano-PEARL, SSD/Saguaro, MineDraft", f"{several}, with the drafter on one of its own"),
+            OutOfReach("pegainfer (RTX 5090)", "a card that is not known here, and a partition of its multiprocessors"),
+        ),
+    )
+
+
+def engines_text(report: EngineReport) -> str:
+    """The report as tables."""
+    blocks = []
+    for source in report.sources:
+        rows = [
+            [one.what, cell(one.published, 2), cell(one.ours, 2), f"{one.error * 100:+.1f}%",
+             "fitted" if one.fitted else "follows" if one.follows else "does not follow"]
+            for one in source.cells
+        ]  # fmt: skip
+        head = f"{source.title}\n{source.setting}\nFitted: {source.fit}"
+        table = grid([source.unit, "published", "ours", "error", ""], rows)
+        blocks.append(f"{head}\n{table}" + (f"\n{source.why}" if source.why else ""))
+    predicted = [one for source in report.sources for one in source.predicted]
+    count = sum(one.follows for one in predicted)
+    blocks.append(f"{count} of {len(predicted)} figures that were not fitted follow within {WITHIN:.0%}.")
+    blocks.append("Not set beside ours\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
+    return "\n\n".join(blocks)

@@ -1,0 +1,88 @@
+"""Acceptance as measured: drawn from models of recorded EAGLE-3 and n-gram drafts, by data set and drafter.
+
+A request belongs to a class, easy or hard to draft for, for all of its answer. A run of accepted drafts begins where
+the last one was rejected; how long it gets depends on the class and on whether the last run was empty, so that good
+stretches come in bursts. A round may also begin inside a run, where an earlier draft was shorter: what it finds there
+is drawn given what is left of the run.
+
+Classes hold as many tokens each, not as many requests: so the mean over a run's tokens is the recorded one whatever
+the lengths of its answers, and long answers weigh as they did in the recording.
+
+Not modelled: that an answer gets easier to draft for as it goes on (n-gram finds more to copy), other than by its
+class; that long answers are of other classes than short ones; runs beyond LONGEST, which were not recorded.
+"""
+
+from __future__ import annotations
+
+import json
+from functools import lru_cache
+from importlib.resources import files
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+LONGEST = 20  # accepted drafts in a row that the recording tells apart
+
+Uniforms = NDArray[np.float32]
+Floats = NDArray[np.float64]
+
+
+class MeasuredModel(NamedTuple):
+    """Cumulative shares, flat: row i counts from i, so that one search serves all rows."""
+
+    classes: int
+    starts: Floats  # rows by class, and whether the last run was empty
+    inside: Floats  # rows by class, and by what is left of the run
+    tokens_a_round: tuple[float, ...]  # of the recording, for drafts of 1, 2, … tokens
+
+
+@lru_cache(maxsize=16)
+def measured(name: str) -> MeasuredModel:
+    """The shipped model of a name, e.g. sharegpt-eagle3."""
+    text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
+    model = json.loads(text)["models"][name]
+    starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_a_round"]))
+
+
+def _cumulative(rows: list[list[int]]) -> Floats:
+    table = np.zeros((len(rows), LONGEST + 1))
+    for at, row in enumerate(rows):
+        table[at, : len(row)] = row
+    ends = np.cumsum(table, axis=1) / table.sum(axis=1, keepdims=True)
+    flat: Floats = (ends + np.arange(len(rows))[:, None]).ravel()
+    return flat
+
+
+def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
+    """The run that each uniform stands for in its row."""
+    at = np.searchsorted(cumulative, uniforms + row, side="right")
+    run: NDArray[np.int64] = np.minimum(at - row * (LONGEST + 1), LONGEST)
+    return run
+
+
+def draw_runs(
+    model: MeasuredModel, uniforms: Uniforms, starts: NDArray[np.int64], ends: NDArray[np.int64], shares: Uniforms
+) -> NDArray[np.uint8]:
+    """At each position the drafts that would be accepted in a row; requests lie end to end, each from start to end.
+
+    One uniform a position decides what is found there; `shares` in [0, 1) say which class a request is of.
+    """
+    kind = (shares * model.classes).astype(np.int64)
+    runs = np.zeros(len(uniforms), dtype=np.int64)
+    begins = np.zeros(len(uniforms), dtype=bool)
+    at, before, request = starts.copy(), np.zeros_like(starts), np.arange(len(starts))
+    while len(at):  # one run of every request at a time
+        run = _found(model.starts, 2 * kind[request] + (before > 0), uniforms[at])
+        runs[at] = run
+        begins[at] = True
+        at, before = at + run + 1, run
+        going = at < ends[request]
+        if not going.all():
+            at, before, request = at[going], before[going], request[going]
+    inner = np.flatnonzero(~begins)
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(runs)), 0))[inner]
+    left = start + runs[start] - inner
+    runs[inner] = _found(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
+    return runs.astype(np.uint8)
