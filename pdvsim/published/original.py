@@ -109,11 +109,14 @@ def run_one(index: int, point: Point) -> Row:
     return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}
 
 
-def changes(rows: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """What each architecture changes over `AGAINST`, as a share; a row for each, a column a level."""
-    wide = rows.pivot_table(index=["pair", "load_kind", "arch"], columns="load", values=metric)
-    against = wide.xs(AGAINST, level="arch")
-    return wide.div(against.reindex(wide.index.droplevel("arch")).set_axis(wide.index)) - 1
+def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:
+    """What each architecture changes over `AGAINST`, by level, as a share; by pair, kind of load and architecture."""
+    found = {}
+    for (pair, kind), group in rows.groupby(["pair", "load_kind"], sort=False):
+        by_arch = {arch: mine.set_index("load")[metric] for arch, mine in group.groupby("arch")}
+        for arch in ARCHS:
+            found[str(pair), str(kind), arch] = by_arch[arch] / by_arch[AGAINST] - 1
+    return found
 
 
 def tallies(rows: pd.DataFrame) -> list[Fare]:
@@ -125,7 +128,7 @@ def tallies(rows: pd.DataFrame) -> list[Fare]:
             for arch in ARCHS:
                 if arch == AGAINST:
                     continue
-                row, late = speed.loc[(pair, kind, arch)], tail.loc[(pair, kind, arch)]
+                row, late = speed[pair, kind, arch], tail[pair, kind, arch]
                 ahead = tuple(int(level) for level in row.index[row > LEAD])
                 behind = tuple(int(level) for level in row.index[row < -LEAD])
                 ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))

@@ -82,13 +82,14 @@ def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
     panels = figure.subplots(len(KINDS), len(PAIRS), squeeze=False)
     for line, kind in zip(panels, KINDS, strict=True):
         for axes, (label, pair) in zip(line, PAIRS.items(), strict=True):
-            cells = [[100 * value for value in table.loc[(pair, kind, arch)]] for arch in others]
+            cells = [[100 * value for value in table[pair, kind, arch]] for arch in others]
             axes.imshow(cells, cmap="RdBu", vmin=-30, vmax=30, aspect="auto")
             for y, row in enumerate(cells):
                 for x, value in enumerate(row):
                     colour = "white" if abs(value) > 20 else "0.15"
                     axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=8, color=colour)
-            axes.set_xticks(range(len(table.columns)), [f"{level:g}" for level in table.columns], fontsize=8)
+            levels = [f"{level:g}" for level in table[pair, kind, AGAINST].index]
+            axes.set_xticks(range(len(levels)), levels, fontsize=8)
             axes.set_yticks(range(len(others)), others, fontsize=9)
             axes.set_title(f"{label}, {LOADS[kind]}", fontweight="bold", loc="left", fontsize=10)
             axes.set_xlabel("C", fontsize=9)

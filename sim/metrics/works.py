@@ -10,7 +10,7 @@ import numpy as np
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.reach import Outside, Reaches
 from pdvsim.sim.metrics.sketch import Union
-from pdvsim.sim.records import LANES, Array, Columns, rows_of
+from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
 
 
 class Works:
@@ -86,7 +86,7 @@ def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
     ]
 
 
-def busy_share(launches: Columns) -> float:
+def busy_share(launches: Table) -> float:
     """Share of the time from the first launch's start to the last one's end in which at least one work ran."""
     order = np.argsort(launches["start_s"], kind="stable")
     start_s, end_s = launches["start_s"][order], launches["end_s"][order]
