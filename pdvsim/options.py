@@ -264,13 +264,16 @@ class CompareKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -285,7 +288,7 @@ class CompareKeywords(TypedDict, total=False):
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int

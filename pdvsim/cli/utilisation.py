@@ -155,6 +155,10 @@ def _main(argv: Sequence[str] | None) -> int:
         print(report_text(rows))
         path = output.check_file(options.output.with_name("utilisation.png"))
         return output.save({path: output.picture(utilisation_figure(rows, grows(rows)), path)})
+    import torch
+
+    if options.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device: this is measured on one; --tiny --device cpu tries the command")
     begin = monotonic()
 
     def say(text: str) -> None:
