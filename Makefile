@@ -8,10 +8,14 @@ SOAK_MINUTES ?= 60
 FUZZ_FIRST ?= 0
 FUZZ_COUNT ?= 100000
 
-.PHONY: sweep test docs bench fuzz soak notebooks clean chromium
+.PHONY: sweep original test docs bench fuzz soak notebooks clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
+
+# The original question end to end, as one page: results/original/original.html. About a minute on two cores.
+original: $(VENV)/.installed
+	$(BIN)/python -m pdvsim.cli.original
 
 test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .

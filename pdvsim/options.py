@@ -44,13 +44,16 @@ class RunKeywords(TypedDict, total=False):
     input_len: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int
     max_num_seqs: int
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -61,7 +64,7 @@ class RunKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -111,13 +114,16 @@ class SweepKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int
     max_num_seqs: int
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -129,7 +135,7 @@ class SweepKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -182,13 +188,16 @@ class CapacityKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -200,7 +209,7 @@ class CapacityKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -255,13 +264,16 @@ class CompareKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -276,7 +288,7 @@ class CompareKeywords(TypedDict, total=False):
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -329,13 +341,16 @@ class AdviseKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -348,7 +363,7 @@ class AdviseKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -403,14 +418,17 @@ class DraftTableKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_k: int
     max_num_batched_tokens: int
     max_num_seqs: int
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     min_speculative_tokens: int
     notify_s: float
     num_prompts: int
@@ -420,7 +438,7 @@ class DraftTableKeywords(TypedDict, total=False):
     output_len: int | None
     pair: str
     partition: float | Sequence[float]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -472,13 +490,16 @@ class MapKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | None
     max_num_seqs: int | None
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -492,7 +513,7 @@ class MapKeywords(TypedDict, total=False):
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int
@@ -543,13 +564,16 @@ class FrontierKeywords(TypedDict, total=False):
     jobs: int | None
     kv_cache: Literal["paged", "reserved"] | None
     kv_capacity_tokens: int | None
+    lane_weights: str | Sequence[str]
     launch_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
+    max_draft_batch: int | None
     max_num_batched_tokens: int | Sequence[int]
     max_num_seqs: int
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
+    max_verify_batch: int | None
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
@@ -561,7 +585,7 @@ class FrontierKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
-    priority: Literal["none", "stream", "preemptive", "partition"]
+    priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
     replicas: int

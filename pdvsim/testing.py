@@ -39,6 +39,10 @@ LOADS: dict[str, Experiment] = {
     "batches of 3, prompts in chunks": Experiment(
         traffic=_MIXED, server=Server(max_num_seqs=3, max_num_batched_tokens=64)
     ),
+    "drafts for 2, verifies of 5": Experiment(
+        traffic=_MIXED, server=Server(max_num_seqs=8, max_draft_batch=2, max_verify_batch=5)
+    ),
+    "priorities by queues and ages": Experiment(traffic=_MIXED, server=Server(priority="dynamic")),
     "hardly any KV cache": Experiment(traffic=_MIXED, hardware=Hardware(kv_capacity_tokens=1200)),
     "blocks of KV cache that run out": Experiment(
         traffic=_MIXED, server=Server(kv_cache="paged"), hardware=Hardware(kv_capacity_tokens=800)

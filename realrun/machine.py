@@ -53,6 +53,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
+    if server.priority == "dynamic" or server.lane_weights:
+        raise ValueError("a CUDA stream keeps one priority: --priority dynamic and --lane-weights are for pdvsim run")
     if experiment.longest_draft > MAX_DRAFT:
         raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {experiment.longest_draft}")
     if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:

@@ -21,7 +21,7 @@ from pdvsim.sim.policies import file_of, kin, policy_of
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 ControllerName = Literal["fixed", "feedback", "goodput"]
-Priority = Literal["none", "stream", "preemptive", "partition"]
+Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
@@ -33,6 +33,8 @@ OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
 ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
 PAGED = ONE_LANE  # unless --kv-cache says otherwise
+LANES = ("decode", "verify", "prefill")
+LANE_WEIGHT = Range(0.001, 1000)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -151,6 +153,10 @@ class Server:
     """The drafter's (starting) temperature; matters only with --acceptance-temperature-slope."""
     max_num_seqs: int = 128
     """Most requests decoding at once: the batch limit of every lane."""
+    max_draft_batch: int | None = None
+    """Most requests that one draft is made for; default --max-num-seqs. pd, pdv-unified: both limits hold a round."""
+    max_verify_batch: int | None = None
+    """Most requests that one verify takes; default --max-num-seqs."""
     max_num_batched_tokens: int = 2048
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
@@ -168,7 +174,10 @@ class Server:
     hybrid_threshold: int = 8
     """pdv-hybrid: at or below this many requests draft and verify atomically, above it in three lanes."""
     priority: Priority = "stream"
-    """Between lanes (decode > verify > prefill): none, stream (CUDA's), preemptive (ideal), partition (SM split)."""
+    """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
+    preemptive (ideal), partition (SM split)."""
+    lane_weights: tuple[str, ...] = ()
+    """A lane's share of the GPU beside others, as lane=weight, e.g. decode=3,verify=2,prefill=1; without: 1 each."""
     partition: tuple[float, ...] = (0.4, 0.4, 0.2)
     """partition: SM share of decode, verify, prefill."""
 
@@ -177,8 +186,45 @@ class Server:
         object.__setattr__(self, "pair", pair_name(self.pair))
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
+        for name in ("max_draft_batch", "max_verify_batch"):
+            limit = getattr(self, name)
+            if limit is not None and limit > self.max_num_seqs:
+                flag = name.replace("_", "-")
+                raise ValueError(f"{flag} must be max-num-seqs, {self.max_num_seqs}, at most, got {limit}")
+        self.weights()
         if len(self.partition) != 3 or sum(self.partition) > 1.000001:
             raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")
+
+    def weights(self) -> dict[str, float]:
+        """The weights of lanes that have one."""
+        found: dict[str, float] = {}
+        for text in self.lane_weights:
+            lane, _, value = text.partition("=")
+            if lane not in LANES or lane in found:
+                fault = "twice" if lane in found else f"unknown; known: {', '.join(LANES)}"
+                raise ValueError(f"lane-weights: lane {lane!r} is {fault}")
+            try:
+                weight = float(value)
+            except ValueError:
+                raise ValueError(f"lane-weights: {text!r} must be lane=weight, e.g. decode=3") from None
+            check(f"lane-weights {lane}", weight, LANE_WEIGHT)
+            found[lane] = weight
+        return found
+
+    @property
+    def draft_batch(self) -> int:
+        """The most requests that one draft is made for."""
+        return self.max_draft_batch or self.max_num_seqs
+
+    @property
+    def verify_batch(self) -> int:
+        """The most requests that one verify takes."""
+        return self.max_verify_batch or self.max_num_seqs
+
+    @property
+    def round_batch(self) -> int:
+        """The most requests that one draft and one verify both take."""
+        return min(self.draft_batch, self.verify_batch)
 
     @property
     def longest_draft(self) -> int:

@@ -77,6 +77,8 @@ RANGES: dict[str, Range] = {
     "max_speculative_tokens": _DRAFT,
     "draft_temperature": Range(0, 100),
     "max_num_seqs": Range(1, 65_536),
+    "max_draft_batch": Range(1, 65_536),
+    "max_verify_batch": Range(1, 65_536),
     "max_num_batched_tokens": Range(1, MAX_TOKENS),
     "max_prompts_per_forward": Range(1, 65_536),
     "num_workers": Range(1, 4096),

@@ -60,7 +60,12 @@ def _rate_acts(e: Experiment) -> bool:
 
 def _priority_acts(e: Experiment) -> bool:
     contention, priority = e.hardware.contention, e.server.priority
-    return _STREAMS[0](e) and (contention == "fluid" or (contention, priority) == ("serial", "none"))
+    return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
+
+
+def _weights_act(e: Experiment) -> bool:
+    shared = e.server.priority in ("none", "stream", "dynamic")
+    return _STREAMS[0](e) and e.hardware.contention == "fluid" and shared
 
 
 def _open_loop(e: Experiment) -> bool:
@@ -90,6 +95,8 @@ NEEDS: tuple[Need, ...] = (
          "--controller feedback and --acceptance-temperature-slope"),
     Need("server.draft_temperature", lambda e: e.acceptance.acceptance_temperature_slope > 0,
          "--acceptance-temperature-slope"),
+    Need("server.max_draft_batch", *_STREAMS),
+    Need("server.max_verify_batch", *_STREAMS),
     Need("server.max_prompts_per_forward", lambda e: e.kin not in ("baseline", "pdv-unified"),
          "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
     Need("server.num_workers", *_among("baseline")),
@@ -97,7 +104,9 @@ NEEDS: tuple[Need, ...] = (
     Need("server.verify_gather", *_VERIFY_LANE),
     Need("server.admission_factor", *_among("pdv-unified")),
     Need("server.hybrid_threshold", *_among("pdv-hybrid")),
-    Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none: or serial)"),
+    Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
+    Need("server.lane_weights", _weights_act, 
+         f"{_STREAMS[1]}, --contention fluid and --priority none, stream or dynamic"),
     Need("server.partition", lambda e: e.server.priority == "partition", "--priority partition"),
     Need("hardware.contention", *_STREAMS),
     Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,

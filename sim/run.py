@@ -178,7 +178,7 @@ def make_planner(experiment: Experiment, profile: Profile) -> Planner:
     if experiment.speculates:
         models["draft"] = Latency(pair.draft, profile.fit(pair.draft))
     shares = dict(zip(PARTITIONED, settings.partition, strict=True))
-    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares)
+    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     return Planner(models, sharing, peak, host_times(experiment, profile), policy_of(experiment.arch).hands_over)
 

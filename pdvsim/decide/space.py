@@ -147,6 +147,8 @@ def settings_text(candidate: Experiment) -> list[str]:
         words.append(f"{server.num_workers} workers")
     else:
         words.append(f"batch {server.max_num_seqs}")
+    limits = (("draft", server.max_draft_batch), ("verify", server.max_verify_batch))
+    words += [f"{what} batch {limit}" for what, limit in limits if limit is not None]
     words.append(f"chunk {server.max_num_batched_tokens}")
     name, _ = OWN.get(candidate.arch, ("", ()))
     if name and name != "num_workers" and getattr(server, name) != getattr(Server, name):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdvsim.published.fair import HEADLINE, Fair
+from pdvsim.published.model_comparison import ModelComparison
 from pdvsim.published.reproduce import Reproduction, TableCell
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour, arch_marker
@@ -165,4 +166,37 @@ def fair_figure(fair: Fair) -> Figure:
         names[number * len(who)] = f"{at}:  {names[number * len(who)]}"
     panels[0].set_yticks(range(len(lines)), names, fontsize=9)
     panels[0].set_ylim(len(lines) - 0.5, -0.5)
+    return figure
+
+
+@styled()
+def comparison_figure(comparison: ModelComparison) -> Figure:
+    """Predicted mean, P95 and requests/s: a line a pair, load and program, with its interval."""
+    figure = new_figure(
+        14, 4.5, "Predicted, A100, fp32, no KV cache. Bars: nine in ten replications, with the calibrated pair's own "
+        "error. Only the first pair was calibrated.",
+    )  # fmt: skip
+    rows = list(dict.fromkeys((c.pair, c.requests, c.system) for c in comparison.cells))
+    metrics = (
+        ("request_latency_mean", "Mean latency (seconds)", 1e-3),
+        ("request_latency_p95", "P95 latency (seconds)", 1e-3),
+        ("throughput", "Requests/s", 1.0),
+    )
+    panels = list(figure.subplots(1, len(metrics), squeeze=False, sharey=True).flat)
+    for axes, (metric, title, scale) in zip(panels, metrics, strict=True):
+        for y, (pair, requests, system) in enumerate(rows):
+            found = comparison.cell(pair, system, requests, metric)
+            colour = arch_colour(system)
+            axes.plot([scale * end for end in found.interval], [y, y], color=colour, linewidth=2)
+            axes.plot(scale * found.simulated, y, arch_marker(system), color=colour, markersize=8)
+        axes.set_xlim(left=0)
+        axes.set_title(title, fontweight="bold", loc="left")
+        for border in range(4, len(rows), 4):
+            axes.axhline(border - 0.5, color="0.6", linewidth=1)
+    names = [
+        f"{pair}:  {requests} requests, {system}" if i % 4 == 0 else f"{requests} requests, {system}"
+        for i, (pair, requests, system) in enumerate(rows)
+    ]
+    panels[0].set_yticks(range(len(rows)), names, fontsize=9)
+    panels[0].set_ylim(len(rows) - 0.5, -0.5)
     return figure

@@ -1,4 +1,4 @@
-"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs."""
+"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs, busy GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.calibration.validate.compare import FAMILIES
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import values_text
-from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
+from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_marker, arch_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,3 +183,35 @@ def _keys(axes: Axes, archs: Sequence[str]) -> None:
     first = axes.legend(handles=by_colour, title="architecture", loc="upper left", frameon=False)
     axes.add_artist(first)
     axes.legend(handles=by_mark, title="of the requests", loc="upper right", frameon=False)
+
+
+@styled()
+def utilisation_figure(rows: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]]) -> Figure:
+    """How busy the GPU was, measured and simulated, and what more workers of baseline do to a request's time."""
+    caption = (
+        "Filled: by launches. Hollow: NVML's SM busy. Line: simulated. Busy is any kernel at all, on however few SMs."
+    )
+    figure, (busy, spans) = _panels(1, 2, 4.5, caption)
+    for arch in sorted({str(row["arch"]) for row in rows}, key=arch_rank):
+        of_arch = [row for row in rows if row["arch"] == arch and row not in workers]
+        of_arch.sort(key=lambda row: row["at_once"])
+        x, colour = [row["at_once"] for row in of_arch], arch_colour(arch)
+        busy.plot(x, [100 * row["simulated_busy"] for row in of_arch], color=colour, linewidth=1.5, label=arch)
+        busy.plot(x, [100 * row["busy"] for row in of_arch], arch_marker(arch), color=colour, label="_")
+        busy.plot(x, [100 * row["sm_busy"] for row in of_arch], arch_marker(arch), color=colour, mfc="white", label="_")
+    busy.set_xscale("log", base=2)
+    busy.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    busy.set_ylim(0, 105)
+    busy.set_xlabel("Requests at once")
+    busy.set_ylabel("% of the time")
+    busy.set_title("GPU busy", fontweight="bold", loc="left")
+    busy.legend(fontsize=8, frameon=False, ncols=2)
+    x, colour = [row["workers"] for row in workers], arch_colour("baseline")
+    spans.plot(x, [row["simulated_span_s"] for row in workers], color=colour, label="simulated")
+    spans.plot(x, [row["span_s"] for row in workers], arch_marker("baseline"), color=colour, label="measured")
+    spans.set_ylim(bottom=0)
+    spans.set_xlabel("Workers of baseline, each with one request")
+    spans.set_ylabel("seconds a request")
+    spans.set_title("Workers on one stream", fontweight="bold", loc="left")
+    spans.legend(frameon=False)
+    return figure

@@ -5,7 +5,7 @@ runs alone. Rates come from weighted max-min sharing of both: all rise together 
 need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity. As measured, a work also holds
 a part of the GPU that others find no room in; together they hold all of it at most. That is so whatever the priority:
 
-- `none` and `stream` are what the hardware does;
+- `none` and `stream` are what the hardware does; `dynamic` is `stream` with priorities that a policy sets per work;
 - `preemptive` is the ideal: a lane has all it can use of what the lanes above it leave, of both resources and of the
   room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel;
 - `partition` cuts the GPU up: a lane holds and computes no more than its share, whether or not the others use theirs.
@@ -122,11 +122,13 @@ class Sharing:
         priority: Priority,
         fit: ContentionFit,
         partition: dict[str, float] | None = None,
+        weights: dict[str, float] | None = None,  # of lanes, where they share by turns
     ) -> None:
         self.model = model
-        self.priority = priority
+        self.priority = "stream" if priority == "dynamic" else priority
         self.fit = fit
         self.partition = partition or {}
+        self.weights = weights or {}
         # a work alone runs at its solo speed except inside a partition
         self.alone_is_full = priority != "partition"
         self._measured = fit.turn_exponent > 0
@@ -217,10 +219,10 @@ class Sharing:
 
     def _share(self, load: Load) -> float:
         """A work's share of the turns; the same all its life."""
-        if not self._measured:
-            return 1.0
         if not load.share:
-            load.share = load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
+            load.share = self.weights.get(load.lane, 1.0)
+            if self._measured:
+                load.share *= load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
         return load.share
 
     def _hold(self, load: Load) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.reach import Outside, Reaches
 from pdvsim.sim.metrics.sketch import Union
-from pdvsim.sim.records import LANES, Array, Columns, rows_of
+from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
 
 
 class Works:
@@ -84,3 +84,15 @@ def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
     return [
         (code, np.flatnonzero(codes == code) if len(found) > 1 else slice(None), int(counts[code])) for code in found
     ]
+
+
+def busy_share(launches: Table) -> float:
+    """Share of the time from the first launch's start to the last one's end in which at least one work ran."""
+    order = np.argsort(launches["start_s"], kind="stable")
+    start_s, end_s = launches["start_s"][order], launches["end_s"][order]
+    if not len(start_s):
+        return math.nan
+    reached_s = np.maximum.accumulate(end_s)
+    before_s = np.concatenate(([start_s[0]], reached_s[:-1]))
+    alone_s = np.maximum(0.0, end_s - np.maximum(start_s, before_s))
+    return rate(float(alone_s.sum()), float(reached_s[-1] - start_s[0]))

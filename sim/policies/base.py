@@ -6,7 +6,7 @@ A policy is a set of SimPy processes over a `Device`. It never learns which devi
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ from pdvsim.sim.records import Deliveries
 Process = Generator[Event, Any, None]
 
 PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
+PATIENCE_S = 0.2  # dynamic priority: a work is a level higher for each that its first request has waited
+HIGHEST = 5  # as many levels as CUDA's streams have, less one
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Policy:
         self.device = context.device
         self.settings = context.settings
         self.controller = context.controller
+        self.dynamic = context.settings.priority == "dynamic"
         self.speculates = self.speculates and context.settings.longest_draft > 0
         self.planner = context.planner
         self.kv = context.kv
@@ -241,7 +244,7 @@ class Policy:
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
-            "draft", "draft", lane, rows, tokens, k, (), PRIORITY[lane], self.backlog(lane), watched, context
+            "draft", "draft", lane, rows, tokens, k, (), self.priority(lane, rows), self.backlog(lane), watched, context
         )  # fmt: skip
 
     def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
@@ -255,8 +258,8 @@ class Policy:
                 row.k = 0
         context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
-            "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), PRIORITY[lane], self.backlog(lane), True,
-            context,
+            "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
+            self.backlog(lane), True, context,
         )  # fmt: skip
 
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
@@ -270,6 +273,28 @@ class Policy:
         """Requests waiting in front of a lane, when a work is launched on it."""
         raise NotImplementedError
 
+    def priority(self, lane: str, requests: Sequence[Request]) -> int:
+        """Of a work that is launched now for these requests: the lane's own, or, if it is dynamic, by queues and ages.
+
+        Then a work is a level above its lane's own if it and what waits behind it are more than waits in front of all
+        other lanes, and a level for each `PATIENCE_S` since its first request came there. So no lane waits for ever.
+        """
+        own = PRIORITY[lane]
+        if not self.dynamic:
+            return own
+        others = sum(len(queue) for name, queue in self.lines().items() if name != lane)
+        deep = len(requests) + len(self.lines().get(lane, ())) > others
+        first = requests[0]
+        if lane == self.prefill_lane:
+            since_s = first.arrival_s
+        else:
+            since_s = first.ready_s if self.hands_over and lane == self.verify_lane else first.turn_s
+        return min(HIGHEST, own + deep + int((self.env.now - since_s) / PATIENCE_S))
+
+    def lines(self) -> dict[str, Sized]:
+        """Who waits in front of each lane."""
+        return {self.prefill_lane: self.waiting}
+
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
@@ -278,6 +303,7 @@ class Policy:
         self.deliveries.extend([row.id for row in rows], gains, now)
         if rows and self.controller.learns:
             self.controller.observe(rows, verdict, now)
+        if self.controller.learns or self.dynamic:
             for row in rows:
                 row.turn_s = now
         if not over:

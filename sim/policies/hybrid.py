@@ -11,7 +11,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import PRIORITY, Context
+from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens
@@ -23,7 +23,7 @@ class Hybrid(PDV):
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         rows = self.taking_turn(rows)
         self.decode.queue.extendleft(reversed(self.together_again([])))
-        k = self.atomic_length(rows)
+        k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
         if k is None:
             yield from self.draft_in_lanes(rows)
             return
@@ -49,7 +49,7 @@ class Hybrid(PDV):
 
     def verify_here(self, rows: list[Request], k: int) -> Work:
         work = self.verify(rows, k)
-        work.lane, work.priority, work.queue_depth = "decode", PRIORITY["decode"], len(self.decode)
+        work.lane, work.priority, work.queue_depth = "decode", self.priority("decode", rows), len(self.decode)
         return work
 
 

@@ -5,10 +5,10 @@ The decode lane drafts and verifies its whole batch in one atomic step; prompts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import PRIORITY, Policy, Process
+from pdvsim.sim.policies.base import Policy, Process
 
 
 class PrefillDecode(Policy):
@@ -26,6 +26,9 @@ class PrefillDecode(Policy):
     def backlog(self, lane: str) -> int:
         return len(self.decode)
 
+    def lines(self) -> dict[str, Sized]:
+        return super().lines() | {"decode": self.decode}
+
     def prefill_worker(self) -> Process:
         while True:
             self.preempting = False
@@ -34,8 +37,9 @@ class PrefillDecode(Policy):
                 yield self.door.wait()
                 continue
             lane, depth = self.prefill_lane, len(self.waiting)
-            target = Work("prefill", "target", lane, [], 1, 1, chunks, PRIORITY[lane], depth)
-            draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), PRIORITY[lane], depth)
+            priority = self.priority(lane, [chunk.request for chunk in chunks])
+            target = Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth)
+            draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), priority, depth)
             reading = self.device.launch(target)
             following = self.device.launch(draft) if draft.chunks else None
             yield reading
@@ -56,7 +60,7 @@ class PD(PrefillDecode):
     def decode_worker(self) -> Process:
         rows: list[Request] = []
         while True:
-            rows += self.decode.take(self.settings.max_num_seqs - len(rows))
+            rows += self.decode.take(self.settings.round_batch - len(rows))
             if not rows:
                 yield self.decode.wait()
                 continue

@@ -7,7 +7,7 @@ decode queue is full.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Sequence, Sized
 from typing import Any
 
 from simpy.events import Event
@@ -35,9 +35,12 @@ class PDV(PrefillDecode):
     def backlog(self, lane: str) -> int:
         return len(self.verify_queue) if lane == "verify" else len(self.decode)
 
+    def lines(self) -> dict[str, Sized]:
+        return super().lines() | {"verify": self.verify_queue}
+
     def decode_worker(self) -> Process:
         while True:
-            rows = self.decode.take(self.settings.max_num_seqs)
+            rows = self.decode.take(self.settings.draft_batch)
             if not rows:
                 yield self.decode.wait()
                 continue
@@ -69,14 +72,16 @@ class PDV(PrefillDecode):
         Weights are read once for a batch of any size, so two half batches that overlap often take longer than one whole
         batch in turn; `auto` asks the profile which it is.
         """
-        rule = self.settings.verify_gather
+        rule, most = self.settings.verify_gather, self.settings.verify_batch
         coming = [*self.drafting, *self.decode.queue]
-        if not coming or rule == "never":
+        if not coming or rule == "never" or len(self.verify_queue) >= most:
             return False
         if rule == "always":
             return True
-        rows = len(self.verify_queue) + len(coming)
+        there = len(self.verify_queue) + len(coming)
+        rows = min(there, most)
         context = sum(row.context for row in coming) + sum(row.context for row in self.verify_queue.queue)
+        context = context * rows // there
         k = max(row.k for row in [*self.verify_queue.queue, *self.drafting])
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
@@ -111,7 +116,7 @@ class PDV(PrefillDecode):
         while True:
             while not self.verify_queue.queue or self.gathers():
                 yield self.verify_queue.wait()
-            rows = self.verify_queue.take(self.settings.max_num_seqs)
+            rows = self.verify_queue.take(self.settings.verify_batch)
             self.waited(rows)
             verdict = yield self.device.launch(self.verify(rows, max([row.k for row in rows])))
             going = self.settle(rows, verdict)

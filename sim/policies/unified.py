@@ -7,12 +7,12 @@ reading ends; the decode queue is let grow to `admission_factor` batches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 
 from simpy.events import Event
 
 from pdvsim.sim.core import Chunk, Request, Work
-from pdvsim.sim.policies.base import PRIORITY, Policy, Process
+from pdvsim.sim.policies.base import Policy, Process
 
 
 class Unified(Policy):
@@ -35,8 +35,11 @@ class Unified(Policy):
     def backlog(self, lane: str) -> int:
         return len(self.ready)
 
+    def lines(self) -> dict[str, Sized]:
+        return super().lines() | {"decode": self.ready}
+
     def loop(self) -> Process:
-        batch = self.settings.max_num_seqs
+        batch = self.settings.round_batch
         while True:
             self.preempting = False
             if self.reading is None:
@@ -62,7 +65,7 @@ class Unified(Policy):
         budget = self.settings.max_num_batched_tokens
         chunk = self.go_on(self.prefilling[0], budget) if self.prefilling else self.admit(budget)
         if chunk is not None:
-            priority, depth = PRIORITY["prefill"], len(self.waiting)
+            priority, depth = self.priority("prefill", [chunk.request]), len(self.waiting)
             target = Work("prefill", "target", "prefill", [], 1, 1, (chunk,), priority, depth)
             draft = Work("prefill", "draft", "prefill", [], 1, 1, self.for_drafter((chunk,)), priority, depth)
             reading = self.device.launch(target)

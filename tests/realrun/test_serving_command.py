@@ -63,6 +63,8 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--tiny"], "no CUDA device here; --device cpu --tiny"),
         ([*CPU, "--priority", "preemptive"], "preemptive is an ideal that no GPU offers"),
+        ([*CPU, "--priority", "dynamic"], "a CUDA stream keeps one priority"),
+        ([*CPU, "--lane-weights", "decode=3"], "a CUDA stream keeps one priority"),
         ([*CPU, "--priority", "partition"], "partition needs a GPU"),
         ([*CPU, "--replicas", "2"], "one GPU"),
         ([*CPU, "--verify-gpu", "1"], "one GPU"),

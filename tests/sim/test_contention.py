@@ -26,7 +26,8 @@ from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early
-PRIORITIES: tuple[Priority, ...] = ("none", "stream", "preemptive", "partition")
+PRIORITIES: tuple[Priority, ...] = ("none", "stream", "dynamic", "preemptive", "partition")
+TURNS: tuple[Priority, ...] = ("none", "stream")
 SHARES = {"decode": 0.5, "verify": 0.3, "prefill": 0.2}
 H200 = builtin("h200").contention
 
@@ -188,7 +189,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
         return
     assert sum(found) >= capacity(fit, loads) - NEAR
     top = max(loads, key=lambda x: x.priority)
-    first = top if priority == "stream" and top.nimble and fit.nimble_first_rate is not None else None
+    first = top if priority in ("stream", "dynamic") and top.nimble and fit.nimble_first_rate is not None else None
     for load in loads:
         if load.rate < 1 - NEAR and load is not first:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
@@ -522,3 +523,28 @@ def test_a_lane_hands_out_each_request_once_in_order() -> None:
     lane = Lane(Clock(), SimulatedHost(HostTimes()), "decode")
     lane.put(batch(5, 10))
     assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
+
+
+def test_works_share_a_full_resource_by_their_lanes_weights() -> None:
+    loads = [Load(0.0, 1.0, lane=lane) for lane in ("decode", "verify", "prefill")]
+    weighted = Sharing("fluid", "none", ContentionFit(), weights={"decode": 3.0, "verify": 2.0})
+    assert rates(weighted, loads) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
+
+
+@given(loads=lanes_at_work(fewest=2), fit=st.one_of(ideal, measured), factor=st.floats(0.01, 100.0))
+def test_equal_lane_weights_change_nothing(loads: list[Load], fit: ContentionFit, factor: float) -> None:
+    weighed = dict.fromkeys(("decode", "verify", "prefill"), factor)
+    for priority in TURNS:
+        alike, without = Sharing("fluid", priority, fit, weights=weighed), Sharing("fluid", priority, fit)
+        assert rates(alike, loads) == pytest.approx(rates(without, loads), abs=NEAR)
+
+
+@given(loads=lanes_at_work(fewest=2), fit=st.one_of(ideal, measured), factor=st.floats(1.0, 100.0))
+def test_a_heavier_lane_is_no_slower(loads: list[Load], fit: ContentionFit, factor: float) -> None:
+    """Of two works; and the other is no faster."""
+    loads = loads[:2]
+    for priority in TURNS:
+        before = rates(Sharing("fluid", priority, fit), loads)
+        after = rates(Sharing("fluid", priority, fit, weights={loads[0].lane: factor}), loads)
+        assert after[0] >= before[0] - NEAR
+        assert after[1] <= before[1] + NEAR

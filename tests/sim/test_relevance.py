@@ -80,7 +80,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "num_speculative_tokens": 2,
         "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
         "feedback_temperature": True, "draft_temperature": 0.5, "max_prompts_per_forward": 1, "num_workers": 1,
-        "max_decode_queue": 1, "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
+        "max_draft_batch": 1, "max_verify_batch": 1, "lane_weights": ("decode=5",), "max_decode_queue": 1,
+        "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
         "transfer_s": 1.0, "router": "random", "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
     }  # fmt: skip

@@ -27,6 +27,7 @@ import pytest
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
 from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.policies import base
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -892,6 +893,134 @@ def test_one_token_is_the_prefills(run: Run, arch: Arch) -> None:
 # R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify behind.
 OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
 BEFORE: list[Launch] = [("prefill", "prefill", 0, 0.1, 20.1), ("prefill", "prefill", 0, 20.1, 22.1)]
+
+
+# limits of one lane's batches, priorities that move, and weights --------------------------------------------------
+
+# Two prompts read in one forward: target 30 -> 30.1, first tokens 30.3; draft 3 -> 33.1, completed 33.3, handed over
+# 33.8. Each request needs one round, of one accepted draft.
+TWO: list[Asked] = [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})]
+READ: list[Launch] = [("prefill", "prefill", 0, 0.1, 30.1), ("prefill", "prefill", 0, 30.1, 33.1)]
+
+
+@pytest.mark.parametrize("limit", ["max_draft_batch", "max_verify_batch"])
+def test_either_limit_holds_an_atomic_round(run: Run, limit: str) -> None:
+    """R0 alone: draft 33.9 -> 35.92, verify -> 46.22; 46.42. Then R1: 46.52 -> 48.54 -> 58.84; 59.04."""
+    check(
+        run("pd", TWO, server={limit: 1}),
+        [
+            *READ,
+            ("decode", "draft", 1, 33.9, 35.92),
+            ("decode", "verify", 1, 35.92, 46.22),
+            ("decode", "draft", 1, 46.52, 48.54),
+            ("decode", "verify", 1, 48.54, 58.84),
+        ],
+        [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]],
+    )
+
+
+def test_drafts_of_one_are_verified_together(run: Run) -> None:
+    """R0's draft 33.9 -> 35.92, completed 36.12, handed over 36.62; R1's 36.72 -> 38.74, 38.94, 39.44.
+
+    Verify waits for both (`always`): 39.54, 10.6 -> 50.14; 50.34.
+    """
+    check(
+        run("pdv", TWO, server={"max_draft_batch": 1, "verify_gather": "always"}),
+        [
+            *READ,
+            ("decode", "draft", 1, 33.9, 35.92),
+            ("decode", "draft", 1, 36.72, 38.74),
+            ("verify", "verify", 2, 39.54, 50.14),
+        ],
+        [[(30.3, 1), (50.34, 2)], [(30.3, 1), (50.34, 2)]],
+    )
+
+
+@pytest.mark.parametrize("gather", ["always", "auto", "never"])
+def test_drafts_of_two_are_verified_one_by_one(run: Run, gather: str) -> None:
+    """Draft of both 33.9 -> 35.94, completed 36.14, handed over 36.64.
+
+    R0's verify 36.74 -> 47.04; 47.24; R1's 47.34 -> 57.64; 57.84. A full batch waits for nobody, whatever the rule.
+    """
+    check(
+        run("pdv", TWO, server={"max_verify_batch": 1, "verify_gather": gather}),
+        [
+            *READ,
+            ("decode", "draft", 2, 33.9, 35.94),
+            ("verify", "verify", 1, 36.74, 47.04),
+            ("verify", "verify", 1, 47.34, 57.64),
+        ],
+        [[(30.3, 1), (47.24, 2)], [(30.3, 1), (57.84, 2)]],
+    )
+
+
+# R0 decodes one token a round; R1 is read beside it, and R2 comes while it is.
+LATE: list[Asked] = [(0, 100, 5, {}), (24, 5, 1, {}), (25, 5, 1, {})]
+LATE_START: list[Launch] = [
+    ("prefill", "prefill", 0, 0.1, 20.1),
+    ("prefill", "prefill", 0, 20.1, 22.1),
+    ("decode", "draft", 1, 22.9, 25.125),
+    ("decode", "verify", 1, 25.125, 38.0),
+    ("decode", "draft", 1, 38.3, 40.825),
+    ("decode", "verify", 1, 40.825, 53.7),
+    ("decode", "draft", 1, 54.0, 56.525),
+    ("decode", "verify", 1, 56.525, 69.4),
+    ("decode", "draft", 1, 69.7, 72.225),
+    ("prefill", "prefill", 0, 24.1, 73.0),
+    ("prefill", "prefill", 0, 73.0, 78.25),
+]
+
+
+def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamic priority with a patience of 15 ms; weight 4: the higher of two works runs at 0.8, the lower at 0.2.
+
+    22.8   R0's first round: 2, more than waits elsewhere, so 3. R1 at 24: 0, more than waits elsewhere, so 1.
+    38.2   from here on R2 waits, so R0's rounds are at 2: still above R1's prompt, which is read at 0.2 beside them
+           and alone for 0.3 between: until 73.0, its draft prompt 1.05 / 0.2 until 78.25; completed 78.45.
+    78.45  R2's prompt has waited 53.45, three times the patience: 0 + 1 + 3 is above the verify under way at 2.
+    78.55  10.5 / 0.8 = 13.125 -> 91.675, first token 91.875; its draft prompt 1.05 / 0.8 = 1.3125 -> 92.9875.
+           The verify has 10.3 - 0.8 * (78.25 - 72.225) - 0.3 = 5.18 left, less a fifth of 14.4375: 2.2925 -> 95.28.
+    """
+    monkeypatch.setattr(base, "PATIENCE_S", 15 * MS)
+    check(
+        run("pd", LATE, server={"priority": "dynamic"}, stream_weight=4),
+        [
+            *LATE_START,
+            ("prefill", "prefill", 0, 78.55, 91.675),
+            ("prefill", "prefill", 0, 91.675, 92.9875),
+            ("decode", "verify", 1, 72.225, 95.28),
+        ],
+        [[(20.3, 1), (38.2, 1), (53.9, 1), (69.6, 1), (95.48, 1)], [(73.2, 1)], [(91.875, 1)]],
+    )
+
+
+def test_the_fixed_order_lets_it_wait(run: Run) -> None:
+    """The same until 78.45; then the verify's 5.18 / 0.8 = 6.475 -> 85.025, and R2 10.5 - 1.295 = 9.205 -> 94.23."""
+    result = run("pd", LATE, stream_weight=4)
+    assert [launch[:3] for launch in events(result)][: len(LATE_START)] == [launch[:3] for launch in LATE_START]
+    assert [deliveries[-1][0] for deliveries in delivered(result)] == pytest.approx([85.225, 73.2, 94.43], abs=NEAR)
+
+
+def test_a_lane_of_weight_three(run: Run) -> None:
+    """Without priorities, prefill=3: beside decode a prompt runs at 0.75, and decode at 0.25.
+
+    24.1   R0's draft has 0.82 left: / 0.25 = 3.28 -> 27.38. R1 10.5 / 0.75 = 14 -> 38.1, first token 38.3; its draft
+           prompt 1.05 / 0.75 = 1.4 -> 39.5.
+    27.38  R0's verify does (39.5 - 27.38) / 4 = 3.03; 7.27 alone -> 46.77; 46.97. 47.07 -> 49.09 -> 59.39; 59.59.
+    """
+    check(
+        run("pd", [OVERLAP[0], (24, 5, 1, {})], server={"priority": "none", "lane_weights": ("prefill=3",)}),
+        [
+            *BEFORE,
+            ("decode", "draft", 1, 22.9, 27.38),
+            ("prefill", "prefill", 0, 24.1, 38.1),
+            ("prefill", "prefill", 0, 38.1, 39.5),
+            ("decode", "verify", 1, 27.38, 46.77),
+            ("decode", "draft", 1, 47.07, 49.09),
+            ("decode", "verify", 1, 49.09, 59.39),
+        ],
+        [[(20.3, 1), (46.97, 2), (59.59, 1)], [(38.3, 1)]],
+    )
 
 
 def test_preemptive_priority(run: Run) -> None:
