@@ -26,12 +26,14 @@ class RunKeywords(TypedDict, total=False):
     arch: str | type[Policy]
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"]
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -46,6 +48,9 @@ class RunKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -64,6 +69,7 @@ class RunKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -73,7 +79,6 @@ class RunKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
@@ -94,6 +99,7 @@ class SweepKeywords(TypedDict, total=False):
     backend: Literal["loky", "dask", "ray"]
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
@@ -101,6 +107,7 @@ class SweepKeywords(TypedDict, total=False):
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -116,6 +123,9 @@ class SweepKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -135,6 +145,7 @@ class SweepKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -145,7 +156,6 @@ class SweepKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     vary: Mapping[str, Sequence[Any]]
     verify_gather: Literal["auto", "always", "never"]
@@ -167,12 +177,14 @@ class CapacityKeywords(TypedDict, total=False):
     attainment: float
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -190,6 +202,9 @@ class CapacityKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -209,6 +224,7 @@ class CapacityKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -219,7 +235,6 @@ class CapacityKeywords(TypedDict, total=False):
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
     tolerance: float
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
@@ -241,6 +256,7 @@ class CompareKeywords(TypedDict, total=False):
     attainment: float
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
@@ -248,6 +264,7 @@ class CompareKeywords(TypedDict, total=False):
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -266,6 +283,9 @@ class CompareKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -288,6 +308,7 @@ class CompareKeywords(TypedDict, total=False):
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -297,7 +318,6 @@ class CompareKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
@@ -320,12 +340,14 @@ class AdviseKeywords(TypedDict, total=False):
     band: bool
     budget: int
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"] | None
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -343,6 +365,9 @@ class AdviseKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -363,6 +388,7 @@ class AdviseKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -372,7 +398,6 @@ class AdviseKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     try_controllers: Literal["fixed", "feedback", "goodput"] | Sequence[Literal["fixed", "feedback", "goodput"]]
     try_draft_lengths: int | Sequence[int]
     try_max_num_batched_tokens: int | Sequence[int]
@@ -398,12 +423,14 @@ class DraftTableKeywords(TypedDict, total=False):
     arch: str | type[Policy]
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     confirm: bool
     contention: Literal["fluid", "serial", "max"]
     controller: Literal["fixed", "feedback", "goodput"]
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     gpu: str
@@ -420,6 +447,9 @@ class DraftTableKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -438,6 +468,7 @@ class DraftTableKeywords(TypedDict, total=False):
     output_len: int | None
     pair: str
     partition: float | Sequence[float]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -447,7 +478,6 @@ class DraftTableKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
@@ -468,6 +498,7 @@ class MapKeywords(TypedDict, total=False):
     attainment: float
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     concurrency: int | Sequence[int]
     contention: Literal["fluid", "serial", "max"]
@@ -475,6 +506,7 @@ class MapKeywords(TypedDict, total=False):
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     family: Literal["map", "cell"]
     feedback_temperature: bool
@@ -492,6 +524,9 @@ class MapKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -513,6 +548,7 @@ class MapKeywords(TypedDict, total=False):
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -522,7 +558,6 @@ class MapKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int
@@ -544,6 +579,7 @@ class FrontierKeywords(TypedDict, total=False):
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     band: bool
     burstiness: float
+    cards: str | Sequence[str]
     completion_s: float | None
     concurrency: int | None
     contention: Literal["fluid", "serial", "max"]
@@ -551,6 +587,7 @@ class FrontierKeywords(TypedDict, total=False):
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     detailed: bool
+    draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -566,6 +603,9 @@ class FrontierKeywords(TypedDict, total=False):
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
+    link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+    link_bytes_per_s: float | None
+    link_latency_s: float | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None
@@ -585,6 +625,7 @@ class FrontierKeywords(TypedDict, total=False):
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
+    place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
     random_range_ratio: float
@@ -594,7 +635,6 @@ class FrontierKeywords(TypedDict, total=False):
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
     tokenizer: str | os.PathLike[str] | None
-    transfer_s: float
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
     verify_gpu: int

@@ -42,13 +42,13 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
-    if hardware.replicas > 1 or hardware.verify_gpu:
-        raise ValueError("realrun has one GPU: --replicas and --verify-gpu do not apply")
+    if hardware.replicas > 1 or experiment.seats.gpus > 1:
+        raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
     if not experiment.scoring.detailed:
         raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
-    simulated = ("contention", "transfer_s", "band")
+    simulated = ("contention", "band")
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
-        raise ValueError("--contention, --transfer-s and --band describe a simulated GPU; realrun has a real one")
+        raise ValueError("--contention and --band describe a simulated GPU; realrun has a real one")
     if experiment.host != Host():
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":

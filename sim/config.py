@@ -12,7 +12,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.sim.core import Seats
 from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.links import DraftProbs, LinkName
 from pdvsim.sim.hardware.models import is_config, pair_name
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
@@ -35,6 +37,8 @@ ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one be
 PAGED = ONE_LANE  # unless --kv-cache says otherwise
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
+PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive")  # lanes that may be on different GPUs
+MOST_GPUS = 8  # of one server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -250,9 +254,22 @@ class Hardware:
     kv_capacity_tokens: int | None = None
     """KV cache size in tokens, instead of what the memory leaves room for."""
     verify_gpu: int = 0
-    """1 places the target model, with its verify and prefill streams, on a second GPU (pdv, pdv-hybrid)."""
-    transfer_s: float = 20e-6
-    """Latency of handing a batch to the second GPU."""
+    """1 places the target model, with its verify and prefill streams, on a second GPU: short for --place prefill=1
+    decode=0 verify=1."""
+    place: tuple[str, ...] = ()
+    """Lanes on GPUs as lane=number, e.g. prefill=0 decode=1 (pd, pdv, pdv-hybrid, adaptive); those not named are on 0.
+    The drafter is with decode and reads prompts there; KV moves from prefill to where the target decodes."""
+    cards: tuple[str, ...] = ()
+    """Card of each GPU where --place or --verify-gpu makes several, e.g. l4 h200; default: all are --gpu."""
+    link: LinkName = "nvlink4"
+    """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
+    link_latency_s: float | None = None
+    """Latency of a transfer, instead of the link's."""
+    link_bytes_per_s: float | None = None
+    """Bandwidth each way, instead of the link's."""
+    draft_probs: DraftProbs = "none"
+    """What goes with each draft token to another GPU: none (greedy verification), or the drafter's distribution over
+    the vocabulary, which rejection sampling needs, in bf16 or fp32."""
     replicas: int = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
@@ -261,6 +278,22 @@ class Hardware:
     def __post_init__(self) -> None:
         check_ranges(self)
         object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
+        object.__setattr__(self, "cards", tuple(card_name(card, GPUS) for card in self.cards))
+        self.placed()
+        if self.place and self.verify_gpu:
+            raise ValueError("--place says where each lane is: leave out --verify-gpu")
+
+    def placed(self) -> dict[str, int]:
+        """GPU of each lane that --place names."""
+        found: dict[str, int] = {}
+        for text in self.place:
+            lane, _, number = text.partition("=")
+            if lane not in ("prefill", "decode", "verify") or not number.isdecimal() or int(number) >= MOST_GPUS:
+                raise ValueError(f"place: {text!r} must be lane=GPU, of prefill, decode, verify and 0 to {MOST_GPUS - 1}")
+            if lane in found:
+                raise ValueError(f"place names {lane} twice")
+            found[lane] = int(number)
+        return found
 
 
 @dataclass(frozen=True)
@@ -352,6 +385,15 @@ class Experiment:
         return self.longest_draft > 0
 
     @property
+    def seats(self) -> Seats:
+        """Which GPU of a server each part is on."""
+        if self.hardware.verify_gpu:
+            return Seats(prefill=1, draft=0, verify=1)
+        placed = self.hardware.placed()
+        draft = placed.get("decode", 0)
+        return Seats(placed.get("prefill", 0), draft, draft if self.kin == "pd" else placed.get("verify", 0))
+
+    @property
     def longest_draft(self) -> int:
         """Most drafts of one round."""
         return self.server.longest_draft if policy_of(self.arch).speculates else 0
@@ -365,7 +407,7 @@ class Experiment:
     def files(self) -> tuple[str, ...]:
         """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
         profile = None if self.hardware.profile == "roofline" else self.hardware.profile
-        card = self.hardware.gpu if self.hardware.gpu.endswith(".toml") else None
+        cards = {card: None for card in (self.hardware.gpu, *self.hardware.cards) if card.endswith(".toml")}
         configs = [
             f"{name}/config.json" if Path(name).is_dir() else name
             for name in self.server.pair.split(":")
@@ -375,7 +417,7 @@ class Experiment:
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()
         tokenizer = sorted(str(path) for path in found if path.is_file() and path.suffix not in WEIGHTS)
         inputs = (file_of(self.arch), self.traffic.dataset_path, self.acceptance.acceptance_trace)
-        named = (*inputs, profile, card, *configs, *tokenizer)
+        named = (*inputs, profile, *cards, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
     def __post_init__(self) -> None:
@@ -387,5 +429,17 @@ class Experiment:
             )
         if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
-        if self.hardware.verify_gpu and kind not in ("pdv", "pdv-hybrid"):
-            raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid), not {self.arch}")
+        hardware = self.hardware
+        if hardware.verify_gpu and kind not in ("pdv", "pdv-hybrid", "adaptive"):
+            raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid, adaptive), not {self.arch}")
+        if hardware.place and kind not in PLACED:
+            raise ValueError(f"--place needs lanes with workers of their own ({', '.join(PLACED)}), not {self.arch}")
+        if kind == "pd" and "verify" in hardware.placed():
+            raise ValueError("--place verify: pd verifies in its decode lane")
+        empty = set(range(self.seats.gpus)).difference(self.seats)
+        if empty:
+            raise ValueError(f"--place leaves GPU {min(empty)} empty")
+        if hardware.cards and len(hardware.cards) != self.seats.gpus:
+            raise ValueError(f"--cards names {len(hardware.cards)} cards, and a server has {self.seats.gpus} GPUs")
+        if hardware.cards and self.seats.gpus == 1:
+            raise ValueError("--cards is for several GPUs a server, by --place or --verify-gpu: the one is --gpu")

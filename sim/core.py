@@ -6,7 +6,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode"]
@@ -199,6 +199,19 @@ class Request:
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
+
+
+class Seats(NamedTuple):
+    """The GPU of each part: the target where it reads prompts, the drafter with all its works, the target else."""
+
+    prefill: int = 0
+    draft: int = 0
+    verify: int = 0
+
+    @property
+    def gpus(self) -> int:
+        """How many a server has."""
+        return max(self) + 1
 
 
 _BITS = 40  # of each counter in a request's tally

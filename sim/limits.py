@@ -90,7 +90,8 @@ RANGES: dict[str, Range] = {
     "gpu_memory_utilization": Range(0.01, 1),
     "kv_capacity_tokens": Range(1, 10**12),
     "verify_gpu": Range(0, 1),
-    "transfer_s": _COST_S,
+    "link_latency_s": _COST_S,
+    "link_bytes_per_s": Range(1e3, 1e14),
     "replicas": Range(1, 1024),
     # host
     "launch_s": _COST_S,

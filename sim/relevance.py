@@ -3,7 +3,8 @@
 A command that runs several architectures or loads with one set of options sets each aside where it does not act, and
 refuses it only if it acts in none of them.
 
-Left out: --verify-gpu, which is refused wherever an architecture cannot have it, as numbers of GPUs are not set aside.
+Left out: --verify-gpu, --place and --cards, which are refused wherever an architecture cannot have them, as numbers of
+GPUs are not set aside.
 """
 
 from __future__ import annotations
@@ -52,6 +53,8 @@ _STREAMS: tuple[Rule, str] = (
     "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive)",
 )
 _VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive")
+
+_SEVERAL: tuple[Rule, str] = (lambda e: e.seats.gpus > 1, "several GPUs a server, by --place or --verify-gpu")
 
 
 def _rate_acts(e: Experiment) -> bool:
@@ -111,7 +114,10 @@ NEEDS: tuple[Need, ...] = (
     Need("hardware.contention", *_STREAMS),
     Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
          "the KV cache to be what memory leaves, without --kv-capacity-tokens"),
-    Need("hardware.transfer_s", lambda e: e.hardware.verify_gpu == 1, "--verify-gpu 1"),
+    Need("hardware.link", *_SEVERAL),
+    Need("hardware.link_latency_s", *_SEVERAL),
+    Need("hardware.link_bytes_per_s", *_SEVERAL),
+    Need("hardware.draft_probs", lambda e: e.seats.draft != e.seats.verify, "drafter and target on different GPUs"),
     Need("hardware.router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
     Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
     Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),

@@ -6,6 +6,7 @@ import gc
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,19 +19,20 @@ from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
-from pdvsim.sim.machine.node import Node
+from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
-from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.workload.acceptance import Coins, accepted_at, rate_at
@@ -46,11 +48,13 @@ def simulate(
     requests: list[Request] | Workload | None = None,
     profile: Profile | None = None,
     traced: bool = False,
+    end: int = 0,
 ) -> Result:
     """Run an experiment; `direct=False` sends everything through the event queue, with the same result.
 
-    `profile` stands in for the experiment's own, as when its error bar is asked for. `traced` keeps what a timeline
-    shows beside the rows: whom each launch carried, and what the host did.
+    `profile` stands in for the experiment's own. `end` is the end of the error bar to take predicted forward times at,
+    +1 slow, -1 fast. `traced` keeps what a timeline shows beside the rows: whom each launch carried, and what the host
+    did.
     """
     refuse_idle([experiment])
     if profile is None:
@@ -59,7 +63,7 @@ def simulate(
         requests = Workload(experiment.traffic, experiment.acceptance)
     log = Log.of_everything() if traced else Log()
     env = Clock(direct and not traced)  # on the short cut the host is not asked
-    site = Site(env, experiment, profile, log)
+    site = Site(env, experiment, profile, log, end)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)
@@ -108,12 +112,13 @@ def no_collector() -> Iterator[None]:
 
 
 def profile_of(experiment: Experiment) -> Profile:
-    """The profile an experiment runs on."""
+    """The profile an experiment runs on; of several cards, that of the target's."""
     hardware = experiment.hardware
+    card = hardware.cards[experiment.seats.verify] if hardware.cards else hardware.gpu
     if hardware.profile == "roofline":
-        return roofline(gpu(hardware.gpu))
+        return roofline(gpu(card))
     if not hardware.profile:
-        return builtin(hardware.gpu)
+        return builtin(card)
     found = load(hardware.profile)
     if hardware.gpu not in (Hardware.gpu, found.gpu.name):
         raise ValueError(f"--profile {hardware.profile} is of {found.gpu.name}, not of --gpu {hardware.gpu}")
@@ -137,9 +142,34 @@ def covering_profile(experiment: Experiment) -> Profile:
     return covering(profile, pair)
 
 
+def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
+    """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
+    cards, seats, pair = experiment.hardware.cards, experiment.seats, named_pair(experiment.server.pair)
+    found = [profile] * seats.gpus
+    for at, card in enumerate(cards):
+        if card != cards[seats.verify]:
+            own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
+            found[at] = covering(own, pair)
+    return [one.at_bar(end) for one in found] if end else found
+
+
 def bar_of(experiment: Experiment, profile: Profile) -> float:
-    """The error bar of an experiment's forward times: the wider of its models'; 0 where both were measured."""
-    return max(profile.uncertainty.get(model.name, 0.0) for model in models_of(experiment))
+    """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
+    placed = models_on(experiment, named_pair(experiment.server.pair))
+    profiles = profiles_of(experiment, profile)
+    return max(
+        profiles[at].uncertainty.get(model.name, 0.0) for at, models in enumerate(placed) for model in models.values()
+    )
+
+
+def models_on(experiment: Experiment, pair: Pair) -> list[dict[Role, ModelSpec]]:
+    """The models of a pair on each GPU of a server."""
+    seats = experiment.seats
+    found: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
+    found[seats.verify]["target"] = found[seats.prefill]["target"] = pair.target
+    if experiment.speculates:
+        found[seats.draft]["draft"] = pair.draft
+    return found
 
 
 def models_of(experiment: Experiment) -> list[ModelSpec]:
@@ -170,31 +200,60 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
     return Controller(settings)
 
 
-def make_planner(experiment: Experiment, profile: Profile) -> Planner:
-    """The latency model of an experiment's GPU, to plan with."""
-    pair, settings = named_pair(experiment.server.pair), experiment.server
-    models: dict[Role, Latency] = {"target": Latency(pair.target, profile.fit(pair.target))}
+def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Planner:
+    """The latency model of an experiment's GPUs, to plan with."""
+    pair, seats = named_pair(experiment.server.pair), experiment.seats
+    profiles = profiles_of(experiment, profile, end)
+    models: dict[Role, Latency] = {"target": Latency(pair.target, profiles[seats.verify].fit(pair.target))}
     if experiment.speculates:
-        models["draft"] = Latency(pair.draft, profile.fit(pair.draft))
+        models["draft"] = Latency(pair.draft, profiles[seats.draft].fit(pair.draft))
+    apart = None
+    if seats.draft != seats.verify:
+        apart = Apart(make_fabric(experiment), Cargo(pair, experiment.hardware.draft_probs))
+    return Planner(
+        models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
+        policy_of(experiment.arch).hands_over, apart,
+    )  # fmt: skip
+
+
+def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
+    """How works side by side share a GPU."""
+    settings = experiment.server
     shares = dict(zip(BESIDE, settings.partition, strict=True))
-    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
-    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
-    return Planner(models, sharing, peak, host_times(experiment, profile), policy_of(experiment.arch).hands_over)
+    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
+
+
+def peak_of(profile: Profile) -> tuple[float, float]:
+    """A card's arithmetic and bandwidth, a second."""
+    return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
+
+
+def make_fabric(experiment: Experiment) -> Fabric:
+    """The links of a server, at rest."""
+    hardware = experiment.hardware
+    link = LINKS[hardware.link]
+    if hardware.link_latency_s is not None:
+        link = replace(link, latency_s=hardware.link_latency_s)
+    if hardware.link_bytes_per_s is not None:
+        link = replace(link, bytes_per_s=hardware.link_bytes_per_s)
+    return Fabric(link, experiment.seats.gpus)
+
+
+def kv_capacities(experiment: Experiment, profile: Profile, pair: Pair) -> list[int]:
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it."""
+    hardware = experiment.hardware
+    if hardware.kv_capacity_tokens is not None:
+        return [hardware.kv_capacity_tokens] * experiment.seats.gpus
+    return [
+        capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization)
+        for one, models in zip(profiles_of(experiment, profile), models_on(experiment, pair), strict=True)
+    ]
 
 
 def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
-    """Tokens of KV cache that a server has, of whichever GPU has the least room."""
-    hardware = experiment.hardware
-    if hardware.kv_capacity_tokens is not None:
-        return hardware.kv_capacity_tokens
-    placed: list[list[ModelSpec]]
-    if not experiment.speculates:
-        placed = [[pair.target]]
-    elif hardware.verify_gpu:
-        placed = [[pair.draft], [pair.target]]
-    else:
-        placed = [[pair.draft, pair.target]]
-    return min(capacity_tokens(profile.gpu, models, hardware.gpu_memory_utilization) for models in placed)
+    """Tokens of KV cache that a server has: of the GPU with the least room, of those that hold a request to its end."""
+    seats, capacities = experiment.seats, kv_capacities(experiment, profile, pair)
+    return min(capacities[at] for at in ({seats.draft, seats.verify} if experiment.speculates else {seats.verify}))
 
 
 def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
@@ -241,16 +300,18 @@ def check_kv(kv: KvCache, requests: Sequence[Request]) -> None:
 class Site:
     """The servers behind the router."""
 
-    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log) -> None:
+    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0) -> None:
         self.env = env
         self.experiment = experiment
         self.profile = profile
+        self.end = end
         self.log = log
         self.pair = named_pair(experiment.server.pair)
         self.capacity_tokens = kv_capacity(experiment, profile, self.pair)
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
         self.gpus: list[SimulatedGPU] = []
+        self.fabrics: list[Fabric] = []
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         for replica in range(experiment.hardware.replicas):
@@ -258,23 +319,29 @@ class Site:
 
     def _server(self, env: Clock, replica: int) -> Policy:
         experiment, profile = self.experiment, self.profile
-        settings, hardware = experiment.server, experiment.hardware
-        planner = make_planner(experiment, profile)
+        settings, seats = experiment.server, experiment.seats
+        planner = make_planner(experiment, profile, self.end)
         host = SimulatedHost(times := host_times(experiment, profile))
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         verdict = partial(drawn_verdict, experiment.acceptance)
-        gpus = [
-            SimulatedGPU(
-                env, host, planner.models, planner.sharing, self.log.launches, verdict, planner.peak,
-                replica, gpu, hardware.transfer_s if gpu else 0.0,
+        gpus = []
+        placed = models_on(experiment, self.pair)
+        for at, one in enumerate(profiles_of(experiment, profile, self.end)):
+            models = {role: Latency(model, one.fit(model)) for role, model in placed[at].items()}
+            sharing = make_sharing(experiment, one)
+            gpus.append(
+                SimulatedGPU(env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at)
             )
-            for gpu in range(1 + hardware.verify_gpu)
-        ]  # fmt: skip
         self.gpus += gpus
+        device: Device = gpus[0]
+        if len(gpus) > 1:
+            fabric, cargo = make_fabric(experiment), Cargo(self.pair, experiment.hardware.draft_probs)
+            self.fabrics.append(fabric)
+            device = Node(env, host, gpus, seats, fabric, cargo)
         context = Context(
             env=env,
-            device=gpus[0] if len(gpus) == 1 else Node(env, host, {"draft": gpus[0], "target": gpus[1]}),
+            device=device,
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
@@ -289,6 +356,13 @@ class Site:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests)
+        room = kv_capacities(self.experiment, self.profile, self.pair)[self.experiment.seats.prefill]
+        longest = max(requests, key=lambda request: request.prompt_tokens)
+        if longest.prompt_tokens > room:
+            raise ValueError(
+                f"request {longest.id} has {longest.prompt_tokens} prompt tokens and the GPU of the prefill lane has "
+                f"room for {room}: lower --input-len, or give that lane a larger card"
+            )
 
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""
@@ -320,12 +394,24 @@ class Site:
             "provenance": self.profile.provenance,
             **({"forward_error_bar": bar} if (bar := bar_of(self.experiment, self.profile)) else {}),
             "gpu": gpu.name,
-            "gpus": self.experiment.hardware.replicas * (1 + self.experiment.hardware.verify_gpu),
+            "gpus": self.experiment.hardware.replicas * self.experiment.seats.gpus,
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
             "reaches": self.profile.reaches(self.pair),
+            **({"links": self._links()} if self.fabrics else {}),
+        }
+
+    def _links(self) -> dict[str, dict[str, float]]:
+        """Bytes that went over the links and the time that took, of all servers, by way."""
+        ways = sorted({way for fabric in self.fabrics for way in fabric.bytes})
+        return {
+            f"{source}->{target}": {
+                "bytes": sum(fabric.bytes.get((source, target), 0.0) for fabric in self.fabrics),
+                "busy_s": sum(fabric.busy_s.get((source, target), 0.0) for fabric in self.fabrics),
+            }
+            for source, target in ways
         }
 
 

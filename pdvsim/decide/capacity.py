@@ -107,7 +107,7 @@ class Plan:
 
     @property
     def gpus_a_server(self) -> int:
-        return 1 + self.base.hardware.verify_gpu
+        return self.base.seats.gpus
 
     def cases(self) -> list[Case]:
         """Every search."""

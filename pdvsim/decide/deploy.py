@@ -112,8 +112,8 @@ def served_as(experiment: Experiment, table: LengthTable | None) -> Served | str
     if experiment.arch in ("autoregressive", "colocated"):
         return _as_it_is(experiment, table)
     does = BEYOND.get(experiment.arch, "is a policy of your own")
-    if experiment.hardware.verify_gpu:
-        does += ", with the target on a second GPU"
+    if experiment.seats.gpus > 1:
+        does += ", with its lanes on several GPUs"
     cannot = f"{experiment.arch} {does}: no flag asks for that"
     if table is None:
         return cannot

@@ -45,8 +45,8 @@ class DraftQuestion:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
         if self.idle_drafter == "follows" and self.base.kin != "colocated":
             raise ValueError(f"--idle-drafter follows is what engines do with colocated batches, not {self.base.arch}")
-        if self.base.hardware.verify_gpu:
-            raise ValueError("a draft table is of one GPU: --verify-gpu does not apply")
+        if self.base.seats.gpus > 1:
+            raise ValueError("a draft table is of one GPU: --verify-gpu and --place do not apply")
         checked(self.drafting(self.max_k))
 
     @property

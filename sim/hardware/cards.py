@@ -45,6 +45,7 @@ GPUS: dict[str, GpuSpec] = {
         _sheet("h100-pcie", 2000, 756.5, 81559, 114, _H100_PCIE),
         _sheet("h100-nvl", 3938, 835.5, 95830, 132, _H100),
         _sheet("l40s", 864, 362, 46068, 142, "data sheet, NVIDIA L40S (2023), without sparsity"),
+        _sheet("l4", 300, 121, 23034, 58, "data sheet, NVIDIA L4 (2023), without sparsity"),
         _sheet("a10g", 600, 70, 23028, 80, "data sheet, NVIDIA A10G for AWS G5 (2021), without sparsity"),
         _sheet("rtx-4090", 1008, 165.2, 24564, 128, "NVIDIA Ada GPU architecture white paper (2023), fp32 sums"),
         _sheet("b200", 8000, 2250, 183359, 148, "data sheet, NVIDIA HGX B200 (2025), without sparsity"),

@@ -71,7 +71,6 @@ class SimulatedGPU:
         peak: tuple[float, float],
         replica: int = 0,
         gpu: int = 0,
-        transfer_s: float = 0.0,
     ) -> None:
         self.env = env
         self.host = host
@@ -79,7 +78,6 @@ class SimulatedGPU:
         self.sharing = sharing
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
-        self.transfer_s = transfer_s  # to reach this GPU from the one that drafts
         self.streams: dict[str, deque[Job]] = defaultdict(deque)
         self.fresh: list[Job] = []  # launched, not on their streams yet
         self.running: list[Job] = []  # heads of their streams that have started
@@ -92,11 +90,17 @@ class SimulatedGPU:
     def launch(self, work: Work) -> Job:
         """Put a work on its lane's stream."""
         host, env = self.host, self.env
-        job = Job(self, work, host.spend(env._now, host.times.launch_s) + self.transfer_s)
+        job = Job(self, work, host.spend(env._now, host.times.launch_s))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
+
+    def enter(self, job: Job) -> None:
+        """Put a work on its lane's stream that was launched before, and is ready now."""
+        if not self.fresh:
+            self.env.launched.append(self)
+        self.fresh.append(job)
 
     # as the clock drives it ------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.latency import Latency, Shape
+from pdvsim.sim.hardware.links import Cargo, Fabric
 
 
 @dataclass(slots=True)
@@ -26,8 +27,23 @@ class _Demand:
     rate: float = 0.0
 
 
+class Apart:
+    """What it costs that drafter and target are on different GPUs: transfers that meet no other."""
+
+    def __init__(self, fabric: Fabric, cargo: Cargo) -> None:
+        self._fabric, self._cargo = fabric, cargo
+
+    def drafts_s(self, rows: int, k: int) -> float:
+        """Drafts on their way to the target."""
+        return self._fabric.alone_s(self._cargo.drafts(rows * k))
+
+    def verdicts_s(self, rows: int) -> float:
+        """Verdicts on their way back."""
+        return self._fabric.alone_s(self._cargo.verdicts(rows))
+
+
 class Planner:
-    """Predicts solo and overlapped times of a batch on one GPU."""
+    """Predicts solo and overlapped times of a batch, on one GPU or with drafter and target apart."""
 
     PROMPT_TOKENS = 512
 
@@ -38,6 +54,7 @@ class Planner:
         peak: tuple[float, float],
         host: HostTimes,
         lanes: bool = False,
+        apart: Apart | None = None,
     ) -> None:
         self.models = models
         self.sharing = sharing
@@ -45,6 +62,7 @@ class Planner:
         self.flops_per_s, self.bytes_per_s = peak
         self.host_s = host.launch_s + host.completion_s
         self.handoff_s = host.handoff_s
+        self.apart = apart
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
     def decode_s(self, rows: int, context: int) -> float:
@@ -55,7 +73,8 @@ class Planner:
         """Draft and verify one behind the other; with k=0 one plain token for each row."""
         draft = self._solo(self.models["draft"].shape(rows, 1, k), context) if k else 0.0
         verify = self._solo(self.models["target"].shape(rows, k + 1), context)
-        return draft + verify + self.host_s
+        moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart and k else 0.0
+        return draft + verify + moving + self.host_s
 
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
@@ -89,6 +108,10 @@ class Planner:
         if not k:
             return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
+        if self.apart:
+            drafted = self.apart.verdicts_s(rows) + self._solo(drafter.shape(rows, 1, k), context)
+            verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
+            return max(drafted, verified) + 2 * (self.host_s + self.handoff_s)
         draft = self._demand("draft", "decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
         verify = self._demand("verify", "verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))
         self.sharing.solve([draft, verify])

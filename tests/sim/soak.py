@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from test_laws import (
+    PLACES,
     Scenario,
     Workload,
     _settled,
@@ -171,7 +172,9 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
         "hardware.contention": rng.choice(["fluid", "fluid", "serial", "max"]),
         "hardware.kv_capacity_tokens": rng.choice([need, 2 * need, 10**6]),
         "hardware.verify_gpu": rng.choice([0, 0, 1]),
-        "hardware.transfer_s": rng.choice([20e-6, 1e-3]),
+        "hardware.place": rng.choice(PLACES),
+        "hardware.link": rng.choice(["nvlink4", "100gbe"]),
+        "hardware.draft_probs": rng.choice(["none", "fp32"]),
         "hardware.replicas": rng.choice([1, 1, 2, 3]),
         "hardware.router": rng.choice(["round-robin", "least-loaded", "random"]),
         "host.launch_s": host,

@@ -99,6 +99,11 @@ def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
             continue
     return experiment
 
+PLACES: list[tuple[str, ...]] = [
+    (), (), (), ("decode=1",), ("decode=1", "verify=0"),
+    ("prefill=1", "decode=0", "verify=2"), ("prefill=1", "verify=1"),
+]  # fmt: skip
+
 
 @st.composite
 def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (None,)) -> Scenario:
@@ -126,6 +131,9 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "hardware.contention": draw(st.sampled_from(["fluid", "fluid", "serial", "max"])),
         "hardware.kv_capacity_tokens": draw(st.sampled_from([need, need + 48, 2 * need, 10**6])),
         "hardware.verify_gpu": draw(st.sampled_from([0, 0, 1])),
+        "hardware.place": draw(st.sampled_from(PLACES)),
+        "hardware.link": draw(st.sampled_from(["nvlink4", "100gbe"])),
+        "hardware.draft_probs": draw(st.sampled_from(["none", "fp32"])),
         "hardware.replicas": draw(st.sampled_from([1, 1, 2, 3])),
         "hardware.router": draw(st.sampled_from(["round-robin", "least-loaded", "random"])),
         "hardware.profile": draw(st.sampled_from(profiles)),
@@ -591,6 +599,7 @@ SCARCE: list[dict[str, Any]] = [
     {},
     {"server.controller": "goodput", "server.max_num_batched_tokens": 64, "server.num_workers": 8},
     {"server.controller": "feedback", "server.verify_gather": "always", "hardware.verify_gpu": 1},
+    {"hardware.place": ("decode=1",), "hardware.link": "100gbe"},
     {"hardware.replicas": 2, "host.launch_s": 0.0, "host.completion_s": 0.0, "host.handoff_s": 0.0},
     {"server.max_decode_queue": 1, "server.verify_gather": "never", "server.hybrid_threshold": 0},
 ]

@@ -30,7 +30,7 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
     [
         "--contention serial --priority preemptive",
         "--arch pd --num-workers 8",
-        "--arch pd --transfer-s 1e-3",
+        "--arch pd --link pcie4",
         "--arch colocated --priority none",
         "--arch colocated --contention max",
         "--synthetic-acceptance-rates 0.8,0.6",
@@ -83,7 +83,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "max_draft_batch": 1, "max_verify_batch": 1, "lane_weights": ("decode=5",), "max_decode_queue": 1,
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
-        "transfer_s": 1.0, "router": "random", "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
+        "link": "pcie4", "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
+            "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
     }  # fmt: skip
     group, _, name = need.option.partition(".")
     return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})

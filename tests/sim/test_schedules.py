@@ -41,9 +41,9 @@ Asked = tuple[float, int, int, dict[int, int]]  # arrival_ms, prompt, output, {o
 Run = Callable[..., Result]
 
 
-def toy_model(name: str, intermediate: int) -> ModelSpec:
+def toy_model(name: str, intermediate: int, kv_heads: int = 0) -> ModelSpec:
     """A model without attention or vocabulary: 6 * intermediate bytes a forward, as many flops a token."""
-    return ModelSpec(name, "llama", 1, 1, intermediate, heads=0, kv_heads=0, head_dim=1, vocab=0)
+    return ModelSpec(name, "llama", 1, 1, intermediate, heads=0, kv_heads=kv_heads, head_dim=1, vocab=0)
 
 
 def write_profile(
@@ -84,7 +84,6 @@ def write_profile(
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs requests through an architecture on the toy GPU."""
     monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**7))
-    monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**8))
 
     def runs(
         arch: Arch,
@@ -98,9 +97,11 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
         target_ms: tuple[float, float] = (10.0, 0.1),
         sharpness: float | None = 1.0,
         kv_ms: float = 0.0,
+        kv_heads: int = 0,
         bandwidth_bytes_per_s: float = 1e9,  # below what any work asks: each alone draws all of it
         **contention: Any,
     ) -> Result:
+        monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**8, kv_heads))
         profile = write_profile(
             tmp_path / "toy.json", draft_ms, target_ms, sharpness, kv_ms, bandwidth_bytes_per_s, contention
         )
@@ -1239,70 +1240,111 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
     )
 
 
-def test_target_on_a_second_gpu(run: Run) -> None:
-    """GPU 1 holds the target; a launch there takes 1 ms more to arrive. Even shares among works on one GPU.
+LINK = {"link_latency_s": 1 * MS, "link_bytes_per_s": 8 / MS}  # a row's two drafts take 1 + 1 ms, as does a verdict
 
-    0      R0: target ready 0.1 + 1: 1.1 -> 21.1 on GPU 1; draft 0.2 -> 2.2 on GPU 0. First token and hand-over 21.3.
-    21.8   draft 21.9 -> 23.92 on GPU 0; completed 24.12, handed over 24.62; verify ready 24.72 + 1: 25.72 on GPU 1.
-    26     R1 of 5 tokens: target ready 27.1, draft 26.2 -> 27.25 on GPU 0. From 27.1 the verify has 8.92 left: at 1/2
-           -> 44.94; R1's target 10.5 - 8.92 = 1.58 -> 46.52 alone.
-    45.14  R0 gained 3; handed over 45.64, catch-up draft 45.74 -> 47.77 on GPU 0, undisturbed.
-    46.72  R1's first token; its draft was read long ago: handed over 47.22, decode is busy.
-    47.97  R0's draft completed, hand-over until 48.47; decode takes R1, its draft is launched 48.57 -> 50.59; verify
-           of R0 is launched next, 48.67 + 1: 49.67 -> 59.97; 60.17: R0's last token.
-    60.17  R1, drafted at 50.79, is verified: 60.27 + 1: 61.27 -> 71.57; 71.77.
+
+def test_target_on_a_second_gpu(run: Run) -> None:
+    """GPU 1 holds the target. A row's drafts (2 tokens of 4 bytes) and its verdict (8 bytes) take 2 ms between them.
+
+    0      R0: target 0.1 -> 20.1 on GPU 1; draft 0.2 -> 2.2 on GPU 0. First token 20.3, hand-over 20.8.
+    20.8   draft launched 20.9, verdict there 22.9 -> 24.92 on GPU 0; completed 25.12, handed over 25.62; verify
+           launched 25.72, drafts there 27.72.
+    26     R1 of 5 tokens: target 26.1 on GPU 1, draft 26.2 -> 27.25 on GPU 0. From 27.72 the target has 8.88 left: at
+           1/2 -> 45.48; R0's verify 10.3 - 8.88 = 1.42 -> 46.9 alone.
+    45.68  R1's first token, hand-over 46.18; draft launched 46.28, there 48.28 -> 50.3 on GPU 0.
+    47.1   R0 gained 3; handed over 47.6, decode is busy.
+    50.5   R1's draft completed, hand-over until 51; decode takes R0, its catch-up draft is launched 51.1, there 53.1 ->
+           55.13; verify of R1 is launched next, 51.2, there 53.2 -> 63.5; 63.7: R1's last tokens.
+    63.7   R0, drafted at 55.33, is verified: 63.8, there 65.8 -> 76.1; 76.3.
     """
     result = run(
         "pdv",
         [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})],
         server={"verify_gather": "never", "priority": "none"},
-        hardware={"verify_gpu": 1, "transfer_s": 1 * MS},
+        hardware={"verify_gpu": 1, **LINK},
     )
     check(
         result,
         [
             ("prefill", "prefill", 0, 0.2, 2.2, 0),
-            ("prefill", "prefill", 0, 1.1, 21.1, 1),
-            ("decode", "draft", 1, 21.9, 23.92, 0),
+            ("prefill", "prefill", 0, 0.1, 20.1, 1),
+            ("decode", "draft", 1, 22.9, 24.92, 0),
             ("prefill", "prefill", 0, 26.2, 27.25, 0),
-            ("verify", "verify", 1, 25.72, 44.94, 1),
-            ("prefill", "prefill", 0, 27.1, 46.52, 1),
-            ("decode", "draft", 1, 45.74, 47.77, 0),
-            ("decode", "draft", 1, 48.57, 50.59, 0),
-            ("verify", "verify", 1, 49.67, 59.97, 1),
-            ("verify", "verify", 1, 61.27, 71.57, 1),
+            ("prefill", "prefill", 0, 26.1, 45.48, 1),
+            ("verify", "verify", 1, 27.72, 46.9, 1),
+            ("decode", "draft", 1, 48.28, 50.3, 0),
+            ("decode", "draft", 1, 53.1, 55.13, 0),
+            ("verify", "verify", 1, 53.2, 63.5, 1),
+            ("verify", "verify", 1, 65.8, 76.1, 1),
         ],
-        [[(21.3, 1), (45.14, 3), (60.17, 1)], [(46.72, 1), (71.77, 2)]],
+        [[(20.3, 1), (47.1, 3), (76.3, 1)], [(45.68, 1), (63.7, 2)]],
         "gpu",
     )
     assert result.meta["gpus"] == 2
+    assert [way["bytes"] for way in result.meta["links"].values()] == [24, 24]
 
 
 def test_atomic_round_across_two_gpus(run: Run) -> None:
     """As above, in pdv-hybrid: the verify is on the other GPU, so the host launches it once the draft is completed.
 
-    21.8   draft 21.9 -> 23.92 on GPU 0, completed 24.12, no hand-over; verify ready 24.22 + 1: 25.22 -> 35.52; 35.72.
-    35.72  all accepted, so a catch-up draft: 35.82 -> 37.85, 38.05; verify ready 39.15 -> 49.45; 49.65.
+    20.8   draft 20.9, there 22.9 -> 24.92 on GPU 0, completed 25.12, no hand-over; verify 25.22, there 27.22 -> 37.52.
+    37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
     """
     result = run(
         "pdv-hybrid",
         [(0, 100, 5, {1: 2, 4: 0})],
         server={"priority": "none"},
-        hardware={"verify_gpu": 1, "transfer_s": 1 * MS},
+        hardware={"verify_gpu": 1, **LINK},
     )
     check(
         result,
         [
             ("prefill", "prefill", 0, 0.2, 2.2, 0),
-            ("prefill", "prefill", 0, 1.1, 21.1, 1),
-            ("decode", "draft", 1, 21.9, 23.92, 0),
-            ("decode", "verify", 1, 25.22, 35.52, 1),
-            ("decode", "draft", 1, 35.82, 37.85, 0),
-            ("decode", "verify", 1, 39.15, 49.45, 1),
+            ("prefill", "prefill", 0, 0.1, 20.1, 1),
+            ("decode", "draft", 1, 22.9, 24.92, 0),
+            ("decode", "verify", 1, 27.22, 37.52, 1),
+            ("decode", "draft", 1, 39.82, 41.85, 0),
+            ("decode", "verify", 1, 44.15, 54.45, 1),
         ],
-        [[(21.3, 1), (35.72, 3), (49.65, 1)]],
+        [[(20.3, 1), (37.72, 3), (54.65, 1)]],
         "gpu",
     )
+
+
+def test_prefill_on_a_gpu_of_its_own(run: Run) -> None:
+    """GPU 0 reads prompts for the target, GPU 1 drafts and verifies. A token's KV is 4 bytes, 0.1 ms on the link.
+
+    0      R0: target 0.1 -> 20.1 on GPU 0; draft 0.2 -> 2.2 on GPU 1.
+    20.3   R0's first token; its 400 bytes of KV leave, there 31.3. Hand-over 20.8. R1 is read: target 20.9 -> 35.9 on
+           GPU 0; draft 21 on GPU 1.
+    20.8   draft of R0 21.1 beside R1's: from then on each at 1/2, R1's 1.4 -> 23.9, R0's 2.02 - 1.4 = 0.62 -> 24.52.
+           Its verify, launched 21.2, waits for the KV: 31.3 -> 41.6; 41.8.
+    36.1   R1's first token; its 200 bytes leave, there 42.1. Hand-over 36.6, decode is busy.
+    41.8   draft of R1 41.9 -> 43.92 -> verify 54.22, as its KV is there; 54.42.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})],
+        server={"priority": "none"},
+        hardware={"place": ("decode=1",), "link_latency_s": 1 * MS, "link_bytes_per_s": 40 / MS},
+        kv_heads=1,
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 1),
+            ("prefill", "prefill", 0, 0.1, 20.1, 0),
+            ("prefill", "prefill", 0, 21.0, 23.9, 1),
+            ("decode", "draft", 1, 21.1, 24.52, 1),
+            ("prefill", "prefill", 0, 20.9, 35.9, 0),
+            ("decode", "verify", 1, 31.3, 41.6, 1),
+            ("decode", "draft", 1, 41.9, 43.92, 1),
+            ("decode", "verify", 1, 43.92, 54.22, 1),
+        ],
+        [[(20.3, 1), (41.8, 2)], [(36.1, 1), (54.42, 2)]],
+        "gpu",
+    )
+    assert result.meta["links"] == {"0->1": {"bytes": 600, "busy_s": pytest.approx(15 * MS)}}
 
 
 # the host ---------------------------------------------------------------------------------------------------------

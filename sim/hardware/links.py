@@ -1,0 +1,88 @@
+"""Links between the GPUs of a server: latency, bandwidth, and the queue for them; and the bytes that lanes exchange.
+
+Each GPU has one port, full duplex. A transfer takes the sender's way out and the receiver's way in for its bytes over
+the bandwidth, first come first served, and arrives a latency later.
+
+Not modelled: transfers that share a port at once, a switch or host bridge between the ports, the protocol's own bytes,
+and what a copy takes of the GPU's memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdvsim.sim.core import Pair
+
+LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+DraftProbs = Literal["none", "bf16", "fp32"]
+
+_NCCL = "latency as NCCL reckons with it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
+
+
+@dataclass(frozen=True)
+class LinkSpec:
+    """A kind of link; the bandwidth is of one direction."""
+
+    latency_s: float
+    bytes_per_s: float
+    source: str
+
+
+LINKS: dict[LinkName, LinkSpec] = {
+    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 900 GB/s both ways; {_NCCL}"),
+    "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}"),
+    "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}"),
+    "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}"),
+    "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}"),
+}
+
+TOKEN_BYTES = 4  # an int32
+VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target's own token
+PROB_BYTES: dict[DraftProbs, int] = {"none": 0, "bf16": 2, "fp32": 4}
+
+
+class Cargo:
+    """How many bytes lanes on different GPUs send each other."""
+
+    def __init__(self, pair: Pair, probs: DraftProbs) -> None:
+        # rejection sampling needs the drafter's whole distribution of each token; greedy verification the token alone
+        self.draft_token_bytes = TOKEN_BYTES + PROB_BYTES[probs] * pair.target.vocab
+        self.kv_token_bytes = pair.target.kv_bytes_per_token
+
+    def drafts(self, tokens: int) -> float:
+        """From drafter to target: so many draft tokens."""
+        return self.draft_token_bytes * tokens
+
+    def verdicts(self, rows: int, owed: int = 0) -> float:
+        """From target to drafter: the verdict of each row, and tokens decoded without the drafter."""
+        return VERDICT_BYTES * rows + TOKEN_BYTES * owed
+
+    def kv(self, tokens: int) -> float:
+        """From where the target read a prompt to where it decodes."""
+        return self.kv_token_bytes * tokens
+
+
+class Fabric:
+    """The links of one server: when a transfer arrives, and how much went from where to where."""
+
+    def __init__(self, spec: LinkSpec, gpus: int) -> None:
+        self.spec = spec
+        self._out_free_s = [0.0] * gpus
+        self._in_free_s = [0.0] * gpus
+        self.bytes: dict[tuple[int, int], float] = {}
+        self.busy_s: dict[tuple[int, int], float] = {}
+
+    def send(self, now_s: float, source: int, target: int, size: float) -> float:
+        """Send `size` bytes that are ready now; when they are there. Calls come in order of time."""
+        takes_s = size / self.spec.bytes_per_s
+        done_s = max(now_s, self._out_free_s[source], self._in_free_s[target]) + takes_s
+        self._out_free_s[source] = self._in_free_s[target] = done_s
+        way = (source, target)
+        self.bytes[way] = self.bytes.get(way, 0.0) + size
+        self.busy_s[way] = self.busy_s.get(way, 0.0) + takes_s
+        return done_s + self.spec.latency_s
+
+    def alone_s(self, size: float) -> float:
+        """A transfer that meets no other."""
+        return self.spec.latency_s + size / self.spec.bytes_per_s

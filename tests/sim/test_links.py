@@ -1,0 +1,155 @@
+"""Links between GPUs: queueing, what is sent, and that the planner knows of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.run import covering_profile, kv_capacities, kv_capacity, make_planner, simulate
+
+GEMMA = "gemma-2b:gemma-7b"
+
+
+def placed(arch: Arch, *place: str, server: dict[str, Any] | None = None, **hardware: Any) -> Experiment:
+    return Experiment(
+        arch,
+        Traffic("random", num_prompts=60, input_len=200, output_len=40, max_concurrency=16, random_range_ratio=0.5),
+        server=Server(**server or {}),
+        hardware=Hardware(place=place, band=False, **hardware),
+    )
+
+
+def test_transfers_queue_for_the_ports() -> None:
+    """10 bytes a second, 1 s of latency. Out of one port and into one port, first come first served; ways are apart."""
+    fabric = Fabric(LinkSpec(1.0, 10.0, "made up"), 3)
+    assert fabric.send(0.0, 0, 1, 20) == 3.0  # 0 -> 2, and the latency
+    assert fabric.send(0.5, 0, 2, 10) == 4.0  # 0 sends until 2
+    assert fabric.send(0.5, 1, 0, 10) == 2.5  # the other direction is free
+    assert fabric.send(1.0, 1, 2, 10) == 5.0  # 2 receives until 3
+    assert fabric.send(9.0, 0, 1, 0) == 10.0
+    assert fabric.bytes == {(0, 1): 20, (0, 2): 10, (1, 0): 10, (1, 2): 10}
+    assert fabric.busy_s == {(0, 1): 2, (0, 2): 1, (1, 0): 1, (1, 2): 1}
+
+
+@pytest.mark.parametrize("probs", ["none", "bf16", "fp32"])
+def test_a_drafters_distribution_is_sent_with_each_token(probs: Any) -> None:
+    """Gemma has 256,000 tokens: 8 drafts for 128 rows are 4 kB of tokens, and 1 GB with fp32 probabilities."""
+    sent = Cargo(pair(GEMMA), probs).drafts(8 * 128)
+    assert sent == 8 * 128 * (4 + {"none": 0, "bf16": 2, "fp32": 4}[probs] * 256_000)
+
+
+@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
+@pytest.mark.parametrize("place", [("prefill=1", "verify=1"), ("decode=1",), ("prefill=1", "decode=0", "verify=2")])
+def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch, place: tuple[str, ...]) -> None:
+    experiment = placed(arch, *place, draft_probs="bf16")
+    result, models = simulate(experiment), pair(experiment.server.pair)
+    seats, launches = experiment.seats, result.launches
+    expected: dict[str, float] = {}
+
+    def add(source: int, target: int, size: float) -> None:
+        if source != target:
+            expected[f"{source}->{target}"] = expected.get(f"{source}->{target}", 0) + size
+
+    add(seats.draft, seats.verify, result.requests["drafted"].sum() * (4 + 2 * models.target.vocab))
+    add(seats.verify, seats.draft, 8 * launches["rows"][launches["kind"] == KINDS.index("draft")].sum())
+    read = launches["tokens"][(launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)].sum()
+    add(seats.prefill, seats.verify, read * models.target.kv_bytes_per_token)
+    assert {way: sent["bytes"] for way, sent in result.meta["links"].items()} == pytest.approx(expected)
+    assert result.meta["gpus"] == seats.gpus
+    assert set(np.unique(launches["gpu"])) == set(range(seats.gpus))
+
+
+@pytest.mark.parametrize("links", [("100gbe", "400gbe", "nvlink4"), ("pcie4", "pcie5", "nvlink4")])
+def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> None:
+    """Where none waits for another, every transfer adds its time."""
+    speeds = []
+    for link in links:
+        experiment = placed("pdv", "decode=1", link=link, draft_probs="fp32", server={"pair": GEMMA})
+        experiment = replace(experiment, traffic=replace(experiment.traffic, max_concurrency=1))
+        speeds.append(summarise(simulate(experiment))["output_throughput"])
+    assert speeds == sorted(speeds)
+    assert speeds[-1] > 1.005 * speeds[0]
+
+
+@pytest.mark.parametrize("requests", [1, 8, 32, 128])
+def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int) -> None:
+    """The planner knows that draft and verify do not share a card."""
+
+    def speed(gather: Any) -> float:
+        experiment = Experiment(
+            "pdv",
+            Traffic("random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests),
+            Acceptance(0.8),
+            Server(GEMMA, 8, verify_gather=gather),
+            Hardware(verify_gpu=1),
+        )
+        return float(summarise(simulate(experiment))["output_throughput"])
+
+    assert speed("auto") >= 0.995 * speed("never")
+
+
+def test_the_planner_counts_transfers_and_no_contention() -> None:
+    """Apart, a draft beside a verify takes as long as the longer of the two with what it is sent."""
+    together = placed("pdv", server={"pair": GEMMA, "num_speculative_tokens": 8})
+    apart = replace(together, hardware=replace(together.hardware, verify_gpu=1, draft_probs="fp32", link="pcie4"))
+    profile = covering_profile(together)
+    one, two = make_planner(together, profile), make_planner(apart, profile)
+    link, gigabyte = LINKS["pcie4"], 64 * 8 * (4 + 4 * 256_000)
+    moving = 2 * link.latency_s + (gigabyte + 64 * 8) / link.bytes_per_s
+    assert two.round_s(64, 6400, 8) == pytest.approx(one.round_s(64, 6400, 8) + moving)
+    assert two.round_s(64, 6400, 0) == one.round_s(64, 6400, 0)
+    alone = one.round_s(64, 6400, 8) + moving
+    assert alone / 2 < two.overlapped_s(64, 6400, 8) < alone
+
+
+def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end() -> None:
+    """The target's 16 GB leave an A10G little; where it only reads prompts, the others' room counts."""
+    cards = {"cards": ("h200", "a10g"), "server": {"pair": GEMMA}}
+    drafts = placed("pdv", "decode=1", **cards)
+    reads = placed("pdv", "prefill=1", **cards)
+    verifies = placed("pdv", "verify=1", "prefill=1", **cards)
+    for experiment, at in ((drafts, (0, 1)), (reads, (0,)), (verifies, (0, 1))):
+        profile = covering_profile(experiment)
+        each = kv_capacities(experiment, profile, pair(GEMMA))
+        assert kv_capacity(experiment, profile, pair(GEMMA)) == min(each[gpu] for gpu in at)
+    target, drafter = (kv_capacities(e, covering_profile(e), pair(GEMMA))[1] for e in (verifies, drafts))
+    assert target < drafter
+
+
+def test_each_card_has_its_own_profile() -> None:
+    """A drafter on an L4 is slower than on an H200; the target beside it is not."""
+    slow, fast = (
+        simulate(placed("pdv", "decode=1", cards=cards)).launches for cards in (("h200", "l4"), ("h200", "h200"))
+    )
+    for kind, least, most in (("draft", 3.0, 30.0), ("verify", 0.5, 1.5)):
+        ratio = np.median(slow["solo_s"][slow["kind"] == KINDS.index(kind)]) / np.median(
+            fast["solo_s"][fast["kind"] == KINDS.index(kind)]
+        )
+        assert least < ratio < most
+
+
+@pytest.mark.parametrize(
+    ("arch", "options", "refusal"),
+    [
+        ("colocated", {"place": ("decode=1",)}, "lanes with workers of their own"),
+        ("pd", {"place": ("verify=1",)}, "decode lane"),
+        ("pdv", {"place": ("decode=2",)}, "GPU 1 empty"),
+        ("pdv", {"place": ("main=1",)}, "must be lane=GPU"),
+        ("pdv", {"place": ("decode=9",)}, "must be lane=GPU"),
+        ("pdv", {"place": ("decode=1", "decode=0")}, "twice"),
+        ("pdv", {"place": ("decode=1",), "verify_gpu": 1}, "leave out --verify-gpu"),
+        ("pdv", {"place": ("decode=1",), "cards": ("h200",)}, "names 1 cards"),
+        ("pdv", {"cards": ("h200",)}, "several GPUs"),
+    ],
+)
+def test_places_that_cannot_be(arch: Arch, options: dict[str, Any], refusal: str) -> None:
+    with pytest.raises(ValueError, match=refusal):
+        Experiment(arch, hardware=Hardware(**options))
