@@ -289,7 +289,7 @@ class Hardware:
         for text in self.place:
             lane, _, number = text.partition("=")
             if lane not in ("prefill", "decode", "verify") or not number.isdecimal() or int(number) >= MOST_GPUS:
-                raise ValueError(f"place: {text!r} must be lane=GPU, of prefill, decode, verify and 0 to {MOST_GPUS - 1}")
+                raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
             if lane in found:
                 raise ValueError(f"place names {lane} twice")
             found[lane] = int(number)

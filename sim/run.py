@@ -330,9 +330,7 @@ class Site:
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
             models = {role: Latency(model, one.fit(model)) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
-            gpus.append(
-                SimulatedGPU(env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at)
-            )
+            gpus.append(SimulatedGPU(env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at))
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:

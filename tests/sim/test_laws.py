@@ -99,6 +99,7 @@ def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
             continue
     return experiment
 
+
 PLACES: list[tuple[str, ...]] = [
     (), (), (), ("decode=1",), ("decode=1", "verify=0"),
     ("prefill=1", "decode=0", "verify=2"), ("prefill=1", "verify=1"),
