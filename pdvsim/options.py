@@ -23,6 +23,9 @@ class RunKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy]
     band: bool
     burstiness: float
@@ -95,6 +98,9 @@ class SweepKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     backend: Literal["loky", "dask", "ray"]
     band: bool
@@ -173,6 +179,9 @@ class CapacityKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
@@ -252,6 +261,9 @@ class CompareKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
@@ -335,6 +347,9 @@ class AdviseKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
@@ -420,6 +435,9 @@ class DraftTableKeywords(TypedDict, total=False):
     acceptance_trace_k: int
     admission_factor: float
     against: int | None
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy]
     band: bool
     burstiness: float
@@ -494,6 +512,9 @@ class MapKeywords(TypedDict, total=False):
     acceptance_trace_k: int
     acceptances: float | Sequence[float]
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     band: bool
@@ -576,6 +597,9 @@ class FrontierKeywords(TypedDict, total=False):
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
+    ahead_exponent: float
+    ahead_fan: int | None
+    ahead_miss: Literal["auto", "draft", "plain"]
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     band: bool
     burstiness: float

@@ -44,6 +44,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.seats.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
+    if experiment.kin == "pdv-ahead":
+        raise ValueError("realrun does not draft ahead of verdicts: pdv-ahead is for simulated runs")
     if not experiment.scoring.detailed:
         raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
     simulated = ("contention", "band")

@@ -37,7 +37,7 @@ ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one be
 PAGED = ONE_LANE  # unless --kv-cache says otherwise
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
-PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive")  # lanes that may be on different GPUs
+PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead")  # lanes that may be on different GPUs
 MOST_GPUS = 8  # of one server
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
@@ -177,6 +177,15 @@ class Server:
     """pdv-unified: admit one prefill a turn while the decode queue is under this times the batch limit."""
     hybrid_threshold: int = 8
     """pdv-hybrid: at or below this many requests draft and verify atomically, above it in three lanes."""
+    ahead_fan: int | None = None
+    """pdv-ahead: tokens guessed behind each number of accepted drafts; 0: go on as if all were accepted; default: the
+    latency model chooses, for each batch."""
+    ahead_miss: Literal["auto", "draft", "plain"] = "auto"
+    """pdv-ahead: a request whose verdict was not guessed is drafted for anew, or goes on without drafts for a round;
+    auto: the latency model chooses."""
+    ahead_exponent: float = 1.0
+    """pdv-ahead: the target's token, where it is not the drafter's first choice, is none of the next n with a chance of
+    (1 + n)^-this; assumed, the form is from arXiv 2603.03251."""
     priority: Priority = "stream"
     """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
     preemptive (ideal), partition (SM split)."""
@@ -365,8 +374,8 @@ class Experiment:
     """One run: an architecture, under a load, on a GPU."""
 
     arch: Arch = "pdv"
-    """Serving architecture: autoregressive, baseline, colocated, pd, pdv, pdv-unified, pdv-hybrid, adaptive, or a
-    policy of your own as file.py:Class."""
+    """Serving architecture: autoregressive, baseline, colocated, pd, pdv, pdv-unified, pdv-hybrid, adaptive, pdv-ahead,
+    or a policy of your own as file.py:Class."""
     traffic: Traffic = field(default_factory=Traffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
@@ -429,9 +438,13 @@ class Experiment:
             )
         if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
+        if kind == "pdv-ahead":
+            drawn = self.acceptance
+            if drawn.synthetic_acceptance_rates or drawn.acceptance_trace or drawn.acceptance_temperature_slope:
+                raise ValueError("pdv-ahead needs --acceptance-rate: other forms do not tell what lies behind a draft")
         hardware = self.hardware
-        if hardware.verify_gpu and kind not in ("pdv", "pdv-hybrid", "adaptive"):
-            raise ValueError(f"--verify-gpu 1 needs a verify lane (pdv, pdv-hybrid, adaptive), not {self.arch}")
+        if hardware.verify_gpu and kind not in PLACED[1:]:
+            raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(PLACED[1:])}), not {self.arch}")
         if hardware.place and kind not in PLACED:
             raise ValueError(f"--place needs lanes with workers of their own ({', '.join(PLACED)}), not {self.arch}")
         if kind == "pd" and "verify" in hardware.placed():

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Role = Literal["draft", "target"]
-Kind = Literal["prefill", "draft", "verify", "decode"]
+Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ModelFamily = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma"]
 
-KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode")
+KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,8 @@ RANGES: dict[str, Range] = {
     "max_decode_queue": _QUEUE,
     "admission_factor": Range(0.001, 1e6),
     "hybrid_threshold": Range(0, 1_000_000),
+    "ahead_fan": Range(0, 64),
+    "ahead_exponent": Range(0, 10),
     "partition": Range(0.01, 1),
     # hardware
     "gpu_memory_utilization": Range(0.01, 1),

@@ -50,9 +50,9 @@ def _among(*archs: Arch) -> tuple[Rule, str]:
 _DRAFTS: tuple[Rule, str] = (lambda e: e.kin != "autoregressive", "an architecture that drafts")
 _STREAMS: tuple[Rule, str] = (
     lambda e: e.kin not in ("autoregressive", "baseline", "colocated"),
-    "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive)",
+    "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive, pdv-ahead)",
 )
-_VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive")
+_VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive", "pdv-ahead")
 
 _SEVERAL: tuple[Rule, str] = (lambda e: e.seats.gpus > 1, "several GPUs a server, by --place or --verify-gpu")
 
@@ -107,6 +107,10 @@ NEEDS: tuple[Need, ...] = (
     Need("server.verify_gather", *_VERIFY_LANE),
     Need("server.admission_factor", *_among("pdv-unified")),
     Need("server.hybrid_threshold", *_among("pdv-hybrid")),
+    Need("server.ahead_fan", *_among("pdv-ahead")),
+    Need("server.ahead_miss", *_among("pdv-ahead")),
+    Need("server.ahead_exponent", lambda e: e.kin == "pdv-ahead" and e.server.ahead_fan != 0,
+         "--arch pdv-ahead and --ahead-fan other than 0"),
     Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
     Need("server.lane_weights", _weights_act, 
          f"{_STREAMS[1]}, --contention fluid and --priority none, stream or dynamic"),

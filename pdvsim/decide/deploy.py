@@ -48,6 +48,7 @@ BEYOND = {  # what an architecture does that no flag of the engines asks for
     "pdv-unified": "has three streams on one GPU, fed in turn by one loop",
     "pdv-hybrid": "goes from one lane to three with the number of requests",
     "adaptive": "goes from one lane to three with the load, by the latency model",
+    "pdv-ahead": "drafts while it verifies, from what the verdict may be",
 }
 
 

@@ -17,7 +17,7 @@ from pdvsim.sim.policies import ARCHS
 
 # from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
 SIMPLEST_FIRST: tuple[Arch, ...] = (
-    "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive",
+    "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead",
 )  # fmt: skip
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 assert set(SIMPLEST_FIRST) == set(ARCHS)

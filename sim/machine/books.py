@@ -67,7 +67,7 @@ class Books:
         if work.kind == "draft":
             for row in rows:
                 row.draft_ns += spent_ns
-        else:
+        elif work.kind != "ahead":  # its rows are being verified
             for row in rows:
                 row.verify_ns += spent_ns
         tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0

@@ -218,6 +218,8 @@ class SimulatedGPU:
         """What a work asks of the GPU, for those it shares it with."""
         work, solo = job.work, job.solo_s
         job.kind, job.lane, job.priority = work.kind, work.lane, work.priority
+        if job.kind == "ahead":  # to the GPU, a draft like others
+            job.kind = "draft"
         job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
         model = self.books.models[work.role]

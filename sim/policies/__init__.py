@@ -37,6 +37,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "pdv-unified": Architecture("unified:Unified", _THREE),
     "pdv-hybrid": Architecture("hybrid:Hybrid", _THREE),
     "adaptive": Architecture("hybrid:Adaptive", _THREE),
+    "pdv-ahead": Architecture("ahead:Ahead", _THREE),
 }
 ARCHS = tuple(ARCHITECTURES)
 USUAL_ARCHS = ("autoregressive", "colocated", "pd", "pdv")  # what a command compares where none is named

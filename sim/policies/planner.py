@@ -120,6 +120,24 @@ class Planner:
         alone = max(0.0, second.solo_s - together * second.rate)
         return together + alone + 2 * (self.host_s + self.handoff_s)
 
+    def ahead_s(self, rows: int, context: int, k: int, branches: float, hits: float) -> float:
+        """A round of `rows` of which a share `hits` was drafted ahead of the verdict before, in so many branches each.
+
+        Those that were not fall behind, so that of several rows the target reads its weights for both parts.
+        """
+        drafter, target = self.models["draft"], self.models["target"]
+
+        def verify(share: float) -> float:
+            return self._solo(target.shape(max(1, round(rows * share)), k + 1), int(context * share))
+
+        ahead = self._solo(drafter.shape(round(rows * branches), 1, k + 1), round(context * branches))
+        # on one GPU both draw on the same memory: taken as one behind the other
+        beside = max(verify(1), ahead) if self.apart else verify(1) + ahead
+        path = beside + (1 - hits) * self._solo(drafter.shape(rows, 1, k), context)
+        parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
+        moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart else 0.0
+        return max(path, parts) + moving + 2 * (self.host_s + self.handoff_s)
+
     @staticmethod
     def _solo(shape: Shape, context: int) -> float:
         return shape.solo_0 + shape.solo_1 * context

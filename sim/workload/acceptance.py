@@ -29,6 +29,7 @@ Uniforms = NDArray[np.float32]
 
 FIRST_ROUND = 1  # output position of the first round: the prefill's forward emits the token at position 0
 LONGEST_RUN = 255  # a run is a byte; no draft is longer
+_WORD = 2**64 - 1
 BLOCK = 1 << 18  # positions drawn at once: many for numpy, few for the processor's cache
 
 
@@ -88,6 +89,41 @@ def accepted_at(request: Request, k: int, rate: float) -> int:
     assert k <= MAX_DRAFT
     rejected = request.coins.uniforms[request.emitted : request.emitted + k] >= np.float32(rate)
     return int(rejected.argmax()) if rejected.any() else k
+
+
+def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
+    """Share of verdicts on `k` drafts that drafts made ahead are right for; see `was_guessed`."""
+    if not fan:
+        return alpha ** (k + 1)
+    all_accepted = alpha**k * (alpha + (1 - alpha) * _coverage(fan - 1, exponent))
+    return all_accepted + (1 - alpha**k) * _coverage(fan, exponent)
+
+
+def was_guessed(request: Request, accepted: int, fan: int, exponent: float) -> bool:
+    """Whether drafts made ahead are right for a verdict, asked before it is booked.
+
+    Behind drafts that were all accepted, the drafter's likeliest token is the target's where its coin says accepted.
+    Otherwise the target's token is one of the drafter's next n, which leave out the refused one, with a chance of
+    1 - (1 + n)^-exponent: misses fall as a power of the fan (arXiv 2603.03251), here on a uniform of their own.
+    """
+    position = request.emitted
+    if accepted == request.k and request.runs[position] > accepted:
+        return True
+    others = fan - (accepted == request.k)
+    return others > 0 and _uniform(request, position + accepted) < _coverage(others, exponent)
+
+
+def _coverage(tokens: int, exponent: float) -> float:
+    return float(1 - (1 + tokens) ** -exponent)
+
+
+def _uniform(request: Request, position: int) -> float:
+    """The same number for the same request and position, whichever round asks (splitmix64)."""
+    state = int.from_bytes(request.runs[:8], "little") ^ request.id * 0x9E3779B97F4A7C15
+    state = (state + (position + 1) * 0xD1B54A32D192ED03) & _WORD
+    state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _WORD
+    state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _WORD
+    return float((state ^ state >> 31) / 2**64)
 
 
 def _blocks(output_tokens: NDArray[np.int64]) -> Iterator[tuple[int, int]]:

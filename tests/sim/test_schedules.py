@@ -1347,6 +1347,71 @@ def test_prefill_on_a_gpu_of_its_own(run: Run) -> None:
     assert result.meta["links"] == {"0->1": {"bytes": 600, "busy_s": pytest.approx(15 * MS)}}
 
 
+def test_drafting_ahead_as_a_chain(run: Run) -> None:
+    """Target on GPU 1, a link that takes no time. Three more tokens are drafted while two are verified: 3.03 ms.
+
+    20.8   draft 20.9 -> 22.92 on GPU 0, 23.12, handed over 23.62; verify 23.72 -> 34.02, ahead 23.82 -> 26.85.
+    34.22  both accepted, and the target's own token as guessed: handed over until 34.72, verify 34.82 -> 45.12, ahead
+           34.92 -> 37.95.
+    45.32  both accepted, but not the guess: handed over 45.82, catch-up draft 45.92 -> 47.95, 48.15, handed over 48.65;
+           verify 48.75 -> 59.05. Two tokens are missing: nothing is drafted ahead.
+    59.25  none accepted: 59.75, draft 59.85 -> 61.87, 62.07, 62.57; verify 62.67 -> 72.97, 73.17.
+    """
+    result = run(
+        "pdv-ahead",
+        [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
+        server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
+        hardware={"verify_gpu": 1, "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 0),
+            ("prefill", "prefill", 0, 0.1, 20.1, 1),
+            ("decode", "draft", 1, 20.9, 22.92, 0),
+            ("decode", "ahead", 1, 23.82, 26.85, 0),
+            ("verify", "verify", 1, 23.72, 34.02, 1),
+            ("decode", "ahead", 1, 34.92, 37.95, 0),
+            ("verify", "verify", 1, 34.82, 45.12, 1),
+            ("decode", "draft", 1, 45.92, 47.95, 0),
+            ("verify", "verify", 1, 48.75, 59.05, 1),
+            ("decode", "draft", 1, 59.85, 61.87, 0),
+            ("verify", "verify", 1, 62.67, 72.97, 1),
+        ],
+        [[(20.3, 1), (34.22, 3), (45.32, 3), (59.25, 1), (73.17, 1)]],
+        "gpu",
+    )
+
+
+def test_drafting_ahead_for_every_outcome(run: Run) -> None:
+    """As above, with one token guessed behind each of 0, 1, 2 accepted: 3 rows, 3 steps of 1.03. Guesses hold.
+
+    34.22  one of two accepted, and foreseen: verify 34.82 -> 45.12. Two tokens are missing: nothing is drafted ahead.
+    45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
+    """
+    result = run(
+        "pdv-ahead",
+        [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
+        server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
+        hardware={"verify_gpu": 1, "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 0),
+            ("prefill", "prefill", 0, 0.1, 20.1, 1),
+            ("decode", "draft", 1, 20.9, 22.92, 0),
+            ("decode", "ahead", 3, 23.82, 26.91, 0),
+            ("verify", "verify", 1, 23.72, 34.02, 1),
+            ("verify", "verify", 1, 34.82, 45.12, 1),
+            ("decode", "draft", 1, 45.92, 47.94, 0),
+            ("verify", "verify", 1, 48.74, 59.04, 1),
+        ],
+        [[(20.3, 1), (34.22, 2), (45.32, 1), (59.24, 1)]],
+        "gpu",
+    )
+
+
 # the host ---------------------------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,171 @@
+"""PDV that drafts ahead: while a request is verified, its drafter goes on from what the verdict may be.
+
+With `ahead_fan` 0 it guesses that all drafts are accepted, and the target's next token with them (a chain, as in
+PEARL, which drops the target's own token there instead). With F it drafts for every number of accepted tokens and the F
+likeliest tokens behind them, as one batch of (k + 1) F rows a request (speculative speculative decoding, arXiv
+2603.03251). A request whose verdict was guessed is verified again at once. Another is drafted for anew (`draft`), or
+takes part in the next verify without drafts, so that the batch stays whole (`plain`, that paper's fast backup).
+
+Not modelled: KV cache that branches hold beside their request's, attention that reads a prefix once for all branches,
+fan-outs that differ by position, PEARL's verification of the first draft before the others are made. A draft ahead is
+not interrupted when the verdict comes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pdvsim.sim.core import Request, Work
+from pdvsim.sim.policies.base import PRIORITY, Process
+from pdvsim.sim.policies.controllers import AcceptanceEstimate
+from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
+
+FANS = (0, 1, 2, 4, 8)  # that the latency model chooses among
+
+
+MARGIN = 1.05  # that drafting ahead must promise
+
+
+class Plan(NamedTuple):
+    """How to draft ahead: the fan, and whether those who were not guessed go on without drafts."""
+
+    fan: int
+    plain: bool
+
+    def branches(self, k: int) -> int:
+        """Rows that are drafted for one with k drafts under verification."""
+        return (k + 1) * self.fan if self.fan else 1
+
+
+class Ahead(PDV):
+    """Three lanes; the draft lane does not wait for verdicts."""
+
+    def processes(self) -> Sequence[Process]:
+        self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
+        self.plan = Plan(0, False)  # of the latest draft ahead
+        self.guesses: dict[Request, int] = {}  # how many tokens were drafted ahead, or are
+        self.making: set[Request] = set()  # for whom drafts ahead are under way
+        self.kept: deque[Request] = deque()  # of these, those who go on when they are made
+        self.estimate = AcceptanceEstimate()
+        self._plans: dict[tuple[int, int, int, int], Plan | None] = {}
+        self.queues.append(self.kept)
+        return super().processes()
+
+    def decode_worker(self) -> Process:
+        while True:
+            if self.decode.queue:
+                rows = self.decode.take(self.settings.max_num_seqs)
+                self.open_door()
+                yield from self.decode_batch(rows)
+            elif self.judged:
+                yield from self.draft_ahead()
+            else:
+                yield self.decode.wait()
+
+    def draft_ahead(self) -> Process:
+        """Draft for those being verified, if that pays; then whoever waited for it goes on."""
+        rows, self.judged = self.judged, []
+        k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
+        plan = self.choose(rows, k) if k else None
+        if plan is None:
+            return
+        self.plan = plan
+        self.guesses.update(dict.fromkeys(rows, k))
+        self.making = set(rows)
+        yield self.device.launch(self.ahead(rows, k, plan))
+        self.making.clear()
+        ready = list(self.kept)
+        self.kept.clear()
+        self.go_on_at_once(ready)
+
+    def ahead(self, rows: list[Request], k: int, plan: Plan) -> Work:
+        """A token behind each row's last draft, and k more; in all its branches."""
+        branches = [row for row in rows for _ in range(plan.branches(row.k))]
+        lane = self.draft_lane
+        return Work("ahead", "draft", lane, branches, 1, k + 1, (), PRIORITY[lane], self.backlog(lane))
+
+    def choose(self, rows: list[Request], k: int) -> Plan | None:
+        """The plan with the most tokens a second, by the latency model; None: drafting ahead would not pay."""
+        fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
+        count, context = len(rows), sum(row.context for row in rows)
+        # of several, those who are drafted for anew would fall behind, and the batch apart
+        plains = {"draft": (False,), "plain": (True,), "auto": (True,) if count > 1 else (False, True)}[miss]
+        ways = [Plan(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
+        if len(ways) == 1:
+            return ways[0]
+        key = (count, context // (32 * count), k, round(50 * self.estimate.rate))  # nearly the same question
+        if key not in self._plans:
+            speeds: dict[Plan | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
+            if fan is None:
+                rate = self.estimate.rate
+                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.turn_s(count, context, k, rate)
+            self._plans[key] = max(speeds, key=lambda plan: speeds[plan])
+        return self._plans[key]
+
+    def speed(self, plan: Plan, rows: int, context: int, k: int) -> float:
+        """Tokens of a row a second."""
+        rate, exponent = self.estimate.rate, self.settings.ahead_exponent
+        hits = guessed_rate(rate, k, plan.fan, exponent)
+        if not plan.plain:
+            return expected_tokens(rate, k) / self.planner.ahead_s(rows, context, k, plan.branches(k), hits)
+        again = guessed_rate(rate, 0, plan.fan, exponent)
+        drafted = again / (1 - hits + again)  # share of rounds that have drafts
+        branches = drafted * plan.branches(k) + (1 - drafted) * plan.branches(0)
+        gain = drafted * expected_tokens(rate, k) + 1 - drafted
+        return gain / self.planner.ahead_s(rows, context, k, branches, 1.0)
+
+    def verify_worker(self) -> Process:
+        while True:
+            while not self.verify_queue.queue or self.gathers():
+                yield self.verify_queue.wait()
+            rows = self.verify_queue.take(self.settings.max_num_seqs)
+            self.waited(rows)
+            judging = self.device.launch(self.verify(rows, max([row.k for row in rows])))
+            if self.speculates:
+                self.judged = [row for row in rows if row.emitted + row.k + 1 < row.output_tokens]
+            if self.judged:
+                self.decode.wake(self.env.now)
+            verdict = yield judging
+            self.judged = []
+            next_k = [self.guessed(row, accepted) for row, accepted in zip(rows, verdict, strict=True)]
+            self.sort(self.settle(rows, verdict), dict(zip(rows, next_k, strict=True)))
+
+    def guessed(self, row: Request, accepted: int) -> int | None:
+        """Drafts that were made ahead for this verdict; None where it was not foreseen."""
+        k, plan = self.guesses.pop(row, None), self.plan
+        if k is None:
+            return None
+        if was_guessed(row, accepted, plan.fan, self.settings.ahead_exponent):
+            return k
+        return 0 if plan.plain else None
+
+    def sort(self, rows: list[Request], next_k: dict[Request, int | None]) -> None:
+        """Whose next round is settled goes on when the drafts are there; the others are drafted for anew."""
+        ready, anew = [], []
+        for row in rows:
+            k = next_k[row]
+            if k is None:
+                anew.append(row)
+                continue
+            row.k = k
+            row.owed = 0 if k else row.owed
+            (self.kept if row in self.making else ready).append(row)
+        self.go_on_at_once(ready)
+        if anew:
+            self.decode.put(anew)
+
+    def go_on_at_once(self, rows: list[Request]) -> None:
+        """Hand rows to the verify lane with the drafts that were made ahead."""
+        rows = self.hold(rows, max((row.k for row in rows), default=0))
+        for row in rows:
+            row.ready_s = self.env.now
+        if rows:
+            self.verify_queue.put(rows)
+
+    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
+        judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]
+        self.estimate.observe(sum(a for a, _ in judged), sum(a < k for a, k in judged))
+        return super().settle(rows, verdict)
