@@ -29,7 +29,7 @@ FANS = (0, 1, 2, 4, 8)  # that the latency model chooses among
 MARGIN = 1.05  # that drafting ahead must promise
 
 
-class Plan(NamedTuple):
+class Lookahead(NamedTuple):
     """How to draft ahead: the fan, and whether those who were not guessed go on without drafts."""
 
     fan: int
@@ -45,12 +45,12 @@ class Ahead(PDV):
 
     def processes(self) -> Sequence[Process]:
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
-        self.plan = Plan(0, False)  # of the latest draft ahead
+        self.plan = Lookahead(0, False)  # of the latest draft ahead
         self.guesses: dict[Request, int] = {}  # how many tokens were drafted ahead, or are
         self.making: set[Request] = set()  # for whom drafts ahead are under way
         self.kept: deque[Request] = deque()  # of these, those who go on when they are made
         self.estimate = AcceptanceEstimate()
-        self._plans: dict[tuple[int, int, int, int], Plan | None] = {}
+        self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
         self.queues.append(self.kept)
         return super().processes()
 
@@ -81,31 +81,31 @@ class Ahead(PDV):
         self.kept.clear()
         self.go_on_at_once(ready)
 
-    def ahead(self, rows: list[Request], k: int, plan: Plan) -> Work:
+    def ahead(self, rows: list[Request], k: int, plan: Lookahead) -> Work:
         """A token behind each row's last draft, and k more; in all its branches."""
         branches = [row for row in rows for _ in range(plan.branches(row.k))]
         lane = self.draft_lane
         return Work("ahead", "draft", lane, branches, 1, k + 1, (), PRIORITY[lane], self.backlog(lane))
 
-    def choose(self, rows: list[Request], k: int) -> Plan | None:
+    def choose(self, rows: list[Request], k: int) -> Lookahead | None:
         """The plan with the most tokens a second, by the latency model; None: drafting ahead would not pay."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         count, context = len(rows), sum(row.context for row in rows)
         # of several, those who are drafted for anew would fall behind, and the batch apart
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if count > 1 else (False, True)}[miss]
-        ways = [Plan(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
+        ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
         if len(ways) == 1:
             return ways[0]
         key = (count, context // (32 * count), k, round(50 * self.estimate.rate))  # nearly the same question
         if key not in self._plans:
-            speeds: dict[Plan | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
+            speeds: dict[Lookahead | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
             if fan is None:
                 rate = self.estimate.rate
                 speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.turn_s(count, context, k, rate)
             self._plans[key] = max(speeds, key=lambda plan: speeds[plan])
         return self._plans[key]
 
-    def speed(self, plan: Plan, rows: int, context: int, k: int) -> float:
+    def speed(self, plan: Lookahead, rows: int, context: int, k: int) -> float:
         """Tokens of a row a second."""
         rate, exponent = self.estimate.rate, self.settings.ahead_exponent
         hits = guessed_rate(rate, k, plan.fan, exponent)

@@ -71,8 +71,8 @@ def test_realrun_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 COMPLETED = [
     ("swe", ["sweep"]),
     ("help swe", ["sweep"]),
-    ("run --arch pdv-", ["pdv-unified", "pdv-hybrid"]),
-    ("sweep --arch colocated,pdv-", ["colocated,pdv-unified", "colocated,pdv-hybrid"]),
+    ("run --arch pdv-", ["pdv-unified", "pdv-hybrid", "pdv-ahead"]),
+    ("sweep --arch colocated,pdv-", ["colocated,pdv-unified", "colocated,pdv-hybrid", "colocated,pdv-ahead"]),
     ("run --gpu h1", ["h100-sxm", "h100-pcie", "h100-nvl"]),
     ("run --priority p", ["preemptive", "partition"]),
     ("run --request-", ["--request-rate"]),

@@ -91,12 +91,17 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
     return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})
 
 
+GUESSED = ("acceptance.acceptance_rate", "acceptance.acceptance_concentration")
+
+
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
     """Every option that the table sets aside for an architecture: with and without it the records are the same."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
     for need in NEEDS:
+        if arch == "pdv-ahead" and need.option.startswith("acceptance.") and need.option not in GUESSED:
+            continue  # refused before: nobody knows what lies behind a draft then
         other = changed(need, plain)
         if need.idle(other) and need.option not in ("traffic.tokenizer", "acceptance.acceptance_trace"):
             assert suited(other) == plain
