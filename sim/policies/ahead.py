@@ -144,7 +144,8 @@ class Ahead(PDV):
 
     def sort(self, rows: list[Request], next_k: dict[Request, int | None]) -> None:
         """Whose next round is settled goes on when the drafts are there; the others are drafted for anew."""
-        ready, anew = [], []
+        ready: list[Request] = []
+        anew: list[Request] = []
         for row in rows:
             k = next_k[row]
             if k is None:
