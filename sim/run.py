@@ -144,12 +144,12 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
     """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
-    cards, seats, pair = experiment.hardware.cards, experiment.seats, named_pair(experiment.server.pair)
+    cards, seats = experiment.hardware.cards, experiment.seats
     found = [profile] * seats.gpus
     for at, card in enumerate(cards):
         if card != cards[seats.verify]:
             own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
-            found[at] = covering(own, pair)
+            found[at] = covering(own, named_pair(experiment.server.pair))
     return [one.at_bar(end) for one in found] if end else found
 
 
@@ -245,7 +245,7 @@ def kv_capacities(experiment: Experiment, profile: Profile, pair: Pair) -> list[
     if hardware.kv_capacity_tokens is not None:
         return [hardware.kv_capacity_tokens] * experiment.seats.gpus
     return [
-        capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization)
+        capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
         for one, models in zip(profiles_of(experiment, profile), models_on(experiment, pair), strict=True)
     ]
 
