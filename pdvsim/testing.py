@@ -115,14 +115,14 @@ def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[floa
     _law(np.sum(launches["rows"][verifies]) == np.sum(rounds), "every round is a row of a verify or decode")
     judged = np.sum(launches["rows"][launches["kind"] == _VERIFY])
     made = np.sum(launches["rows"][drafts] * launches["steps"][drafts])
-    ahead = launches["kind"] == _AHEAD
-    if np.any(ahead):  # then a round may go without drafts beside others that have some
-        spare = np.sum(launches["rows"][ahead] * launches["steps"][ahead])
-        _law(judged >= np.sum(requests["drafts"]), "every drafting round is a row of a verify")
-        _law(made <= np.sum(drafted) <= made + spare, "every draft token is made by a draft or ahead")
-    else:
-        _law(judged == np.sum(requests["drafts"]), "every drafting round is a row of a verify")
-        _law(made == np.sum(drafted), "every draft token is made by a draft, and verified")
+    bare = np.sum(requests["bare"])
+    _law(judged == np.sum(requests["drafts"]) + bare, "a row of a verify is a drafting round, or one without drafts")
+    early, used = requests["ahead_tokens"], requests["ahead_used"]
+    works = launches["kind"] == _AHEAD
+    made_early = np.sum(launches["rows"][works] * launches["steps"][works])
+    _law(made_early == np.sum(early), "every token drafted ahead is some request's")
+    _law(np.all(used <= early), "what was drafted ahead is used once at most, and else dropped")
+    _law(made + np.sum(used) == np.sum(drafted), "every draft token is made by a draft or ahead, and verified")
     spent_s = launches["rows"] * (launches["end_s"] - launches["start_s"])
     rounding_s = 2e-9 * (np.sum(launches["rows"]) + 1)  # requests keep whole nanoseconds
     for which, stage in ((drafts, "draft_s"), (verifies, "verify_s")):

@@ -441,7 +441,9 @@ class Experiment:
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace or drawn.acceptance_temperature_slope:
-                raise ValueError("pdv-ahead needs --acceptance-rate: other forms do not tell what lies behind a draft")
+                raise ValueError(
+                    "pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind"
+                )
         hardware = self.hardware
         if hardware.verify_gpu and kind not in PLACED[1:]:
             raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(PLACED[1:])}), not {self.arch}")

@@ -99,7 +99,10 @@ class Request:
 
     __slots__ = (
         "admitted_s",
+        "ahead_tokens",
+        "ahead_used",
         "arrival_s",
+        "bare",
         "coins",
         "context",
         "draft_ns",
@@ -144,6 +147,9 @@ class Request:
         self.temperature = 1.0  # the drafter's, when it made them
         self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
         self.tally = 0  # of its rounds: five counters in one number
+        self.bare = 0  # rounds that had no drafts, in a verify beside others that had some
+        self.ahead_tokens = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
+        self.ahead_used = 0  # of these, those that were verified; the others were dropped
         self.preemptions = 0
         self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
         self.recomputed_tokens = 0  # that left the KV cache with a preemption

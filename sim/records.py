@@ -43,6 +43,9 @@ REQUEST_DTYPES: dict[str, str] = {
     "drafted": "i8",
     "accepted": "i8",
     "refused": "i8",  # at most one a round: what lies behind it is not judged
+    "bare": "i8",  # rounds without drafts in a verify beside others that had some
+    "ahead_tokens": "i8",  # drafted ahead of verdicts, in all branches, with the guesses they begin with
+    "ahead_used": "i8",  # of these, those that were verified; the others were dropped
     "preemptions": "i8",
     "resumptions": "i8",  # readings to the end after a preemption, each of which gave the next token
     "recomputed_tokens": "i8",  # that left the KV cache with a preemption

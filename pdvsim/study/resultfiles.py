@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 SCHEMA = 1  # of sweep.json and of a run's document; files from before it was written count as 1
 WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
 # columns that files of earlier versions lack; whoever reads files does without them
-LATER = ("drafts", "refused", "preemptions", "resumptions", "recomputed_tokens", "width", "context", "prompt_start")
+LATER = (
+    "drafts", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions", "recomputed_tokens",
+    "width", "context", "prompt_start",
+)  # fmt: skip
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 

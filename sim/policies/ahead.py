@@ -18,14 +18,12 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import PRIORITY, Process
+from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
 
 FANS = (0, 1, 2, 4, 8)  # that the latency model chooses among
-
-
 MARGIN = 1.05  # that drafting ahead must promise
 
 
@@ -45,8 +43,8 @@ class Ahead(PDV):
 
     def processes(self) -> Sequence[Process]:
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
-        self.plan = Lookahead(0, False)  # of the latest draft ahead
-        self.guesses: dict[Request, int] = {}  # how many tokens were drafted ahead, or are
+        self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
+        self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
         self.making: set[Request] = set()  # for whom drafts ahead are under way
         self.kept: deque[Request] = deque()  # of these, those who go on when they are made
         self.estimate = AcceptanceEstimate()
@@ -57,7 +55,7 @@ class Ahead(PDV):
     def decode_worker(self) -> Process:
         while True:
             if self.decode.queue:
-                rows = self.decode.take(self.settings.max_num_seqs)
+                rows = self.decode.take(self.settings.draft_batch)
                 self.open_door()
                 yield from self.decode_batch(rows)
             elif self.judged:
@@ -67,14 +65,16 @@ class Ahead(PDV):
 
     def draft_ahead(self) -> Process:
         """Draft for those being verified, if that pays; then whoever waited for it goes on."""
-        rows, self.judged = self.judged, []
+        most = self.settings.draft_batch
+        rows, self.judged = self.judged[:most], self.judged[most:]
         k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
         plan = self.choose(rows, k) if k else None
         if plan is None:
             return
-        self.plan = plan
-        self.guesses.update(dict.fromkeys(rows, k))
+        self.guesses.update(dict.fromkeys(rows, (k, plan)))
         self.making = set(rows)
+        for row in rows:
+            row.ahead_tokens += plan.branches(row.k) * (k + 1)
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
         ready = list(self.kept)
@@ -85,7 +85,7 @@ class Ahead(PDV):
         """A token behind each row's last draft, and k more; in all its branches."""
         branches = [row for row in rows for _ in range(plan.branches(row.k))]
         lane = self.draft_lane
-        return Work("ahead", "draft", lane, branches, 1, k + 1, (), PRIORITY[lane], self.backlog(lane))
+        return Work("ahead", "draft", lane, branches, 1, k + 1, (), self.priority(lane, rows), self.backlog(lane))
 
     def choose(self, rows: list[Request], k: int) -> Lookahead | None:
         """The plan with the most tokens a second, by the latency model; None: drafting ahead would not pay."""
@@ -121,8 +121,11 @@ class Ahead(PDV):
         while True:
             while not self.verify_queue.queue or self.gathers():
                 yield self.verify_queue.wait()
-            rows = self.verify_queue.take(self.settings.max_num_seqs)
+            rows = self.verify_queue.take(self.settings.verify_batch)
             self.waited(rows)
+            for row in self.foreseen.intersection(rows):
+                row.ahead_used += row.k
+            self.foreseen.difference_update(rows)
             judging = self.device.launch(self.verify(rows, max([row.k for row in rows])))
             if self.speculates:
                 self.judged = [row for row in rows if row.emitted + row.k + 1 < row.output_tokens]
@@ -135,9 +138,9 @@ class Ahead(PDV):
 
     def guessed(self, row: Request, accepted: int) -> int | None:
         """Drafts that were made ahead for this verdict; None where it was not foreseen."""
-        k, plan = self.guesses.pop(row, None), self.plan
-        if k is None:
+        if row not in self.guesses:
             return None
+        k, plan = self.guesses.pop(row)
         if was_guessed(row, accepted, plan.fan, self.settings.ahead_exponent):
             return k
         return 0 if plan.plain else None
@@ -152,11 +155,17 @@ class Ahead(PDV):
                 anew.append(row)
                 continue
             row.k = k
-            row.owed = 0 if k else row.owed
+            if k:
+                row.owed = 0
+                self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
         self.go_on_at_once(ready)
         if anew:
             self.decode.put(anew)
+
+    def preempt(self, request: Request) -> None:
+        super().preempt(request)
+        self.foreseen.discard(request)
 
     def go_on_at_once(self, rows: list[Request]) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""

@@ -256,6 +256,10 @@ class Policy:
         if not k:
             for row in rows:
                 row.k = 0
+        elif drafted is None:
+            for row in rows:
+                if not row.k:
+                    row.bare += 1
         context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, make_planner, simulate
 from pdvsim.sim.workload.acceptance import draw_streams, expected_tokens, guessed_rate, was_guessed
+from pdvsim.sim.workload.requests import make_requests
+from pdvsim.testing import LOADS, check_books, check_streams
 
+TWO = Hardware(verify_gpu=1)
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 
 
@@ -82,5 +87,39 @@ def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
 
 def test_what_says_nothing_of_the_next_token_is_refused() -> None:
     for acceptance in (Acceptance(synthetic_acceptance_rates=(0.8,) * 4), Acceptance(acceptance_temperature_slope=0.1)):
-        with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate"):
+        with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate or -model"):
             Experiment("pdv-ahead", acceptance=acceptance)
+
+
+@pytest.mark.parametrize("miss", ["draft", "plain"])
+@pytest.mark.parametrize("fan", [0, 2])
+@pytest.mark.parametrize("load", LOADS)
+def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int, miss: Any) -> None:
+    """On two GPUs: tokens drafted ahead are verified or dropped, and those verified are all there are."""
+    base = LOADS[load]
+    server = replace(base.server, ahead_fan=fan, ahead_miss=miss)
+    experiment = suited(replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, verify_gpu=1)))
+    asked = make_requests(experiment.traffic, experiment.acceptance)
+    result = simulate(experiment)
+    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_streams(result)
+    used = result.requests["ahead_used"].sum()
+    assert (used > 0) == experiment.speculates
+
+
+def test_lanes_have_limits_of_their_own() -> None:
+    """Drafts for two at most, made ahead or not, and verifies of five at most."""
+    server = Server(max_num_seqs=8, max_draft_batch=2, max_verify_batch=5, ahead_fan=1)
+    result = simulate(Experiment("pdv-ahead", LOADS["all at once"].traffic, server=server))
+    rows = {kind: result.launches["rows"][result.launches["kind"] == KINDS.index(kind)] for kind in KINDS}
+    assert rows["draft"].max() == 2
+    assert rows["verify"].max() == 5
+    assert rows["ahead"].max() == 2 * 5  # four drafts, so five outcomes each
+
+
+def test_measured_acceptance_tells_what_lies_behind_a_draft() -> None:
+    traffic = Traffic("random", num_prompts=20, input_len=32, output_len=200, max_concurrency=1)
+    acceptance = Acceptance(acceptance_model="sharegpt-eagle3")
+    experiment = Experiment("pdv-ahead", traffic, acceptance, Server(ahead_fan=0, ahead_miss="draft"), TWO)
+    requests = simulate(experiment).requests
+    assert 0.05 < requests["ahead_used"].sum() / requests["drafted"].sum() < 0.9
