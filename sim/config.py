@@ -266,8 +266,9 @@ class Hardware:
     """1 places the target model, with its verify and prefill streams, on a second GPU: short for --place prefill=1
     decode=0 verify=1."""
     place: tuple[str, ...] = ()
-    """Lanes on GPUs as lane=number, e.g. prefill=0 decode=1 (pd, pdv, pdv-hybrid, adaptive); those not named are on 0.
-    The drafter is with decode and reads prompts there; KV moves from prefill to where the target decodes."""
+    """Lanes on GPUs as lane=number, e.g. prefill=0 decode=1; those not named are on 0. prefill=0+1 reads prompts on two
+    GPUs, decode=0+1 drafts on two (pdv and its like). The drafter reads prompts where decode is; KV moves from prefill
+    to where the target decodes."""
     cards: tuple[str, ...] = ()
     """Card of each GPU where --place or --verify-gpu makes several, e.g. l4 h200; default: all are --gpu."""
     link: LinkName = "nvlink4"
@@ -292,16 +293,21 @@ class Hardware:
         if self.place and self.verify_gpu:
             raise ValueError("--place says where each lane is: leave out --verify-gpu")
 
-    def placed(self) -> dict[str, int]:
-        """GPU of each lane that --place names."""
-        found: dict[str, int] = {}
+    def placed(self) -> dict[str, tuple[int, ...]]:
+        """GPUs of each lane that --place names."""
+        found: dict[str, tuple[int, ...]] = {}
         for text in self.place:
-            lane, _, number = text.partition("=")
-            if lane not in ("prefill", "decode", "verify") or not number.isdecimal() or int(number) >= MOST_GPUS:
+            lane, _, numbers = text.partition("=")
+            known = lane in ("prefill", "decode", "verify")
+            if not known or not all(n.isdecimal() and int(n) < MOST_GPUS for n in numbers.split("+")):
                 raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
             if lane in found:
                 raise ValueError(f"place names {lane} twice")
-            found[lane] = int(number)
+            found[lane] = gpus = tuple(map(int, numbers.split("+")))
+            if len(set(gpus)) < len(gpus):
+                raise ValueError(f"place: {text!r} names a GPU twice")
+        if len(found.get("verify", ())) > 1:
+            raise ValueError("place: a target verifies on one GPU; --replicas makes more of it")
         return found
 
 
@@ -397,10 +403,10 @@ class Experiment:
     def seats(self) -> Seats:
         """Which GPU of a server each part is on."""
         if self.hardware.verify_gpu:
-            return Seats(prefill=1, draft=0, verify=1)
+            return Seats(prefill=(1,), draft=(0,), verify=1)
         placed = self.hardware.placed()
-        draft = placed.get("decode", 0)
-        return Seats(placed.get("prefill", 0), draft, draft if self.kin == "pd" else placed.get("verify", 0))
+        draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
+        return Seats(placed.get("prefill", (0,)), draft, draft[0] if self.kin == "pd" else verify[0])
 
     @property
     def longest_draft(self) -> int:
@@ -441,9 +447,7 @@ class Experiment:
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace or drawn.acceptance_temperature_slope:
-                raise ValueError(
-                    "pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind"
-                )
+                raise ValueError("pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind")
         hardware = self.hardware
         if hardware.verify_gpu and kind not in PLACED[1:]:
             raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(PLACED[1:])}), not {self.arch}")
@@ -451,10 +455,15 @@ class Experiment:
             raise ValueError(f"--place needs lanes with workers of their own ({', '.join(PLACED)}), not {self.arch}")
         if kind == "pd" and "verify" in hardware.placed():
             raise ValueError("--place verify: pd verifies in its decode lane")
-        empty = set(range(self.seats.gpus)).difference(self.seats)
+        if kind == "pd" and len(self.seats.draft) > 1:
+            raise ValueError("--place decode: pd verifies there, on one GPU; --replicas makes more of it")
+        empty = set(range(self.seats.gpus)).difference(self.seats.used)
         if empty:
             raise ValueError(f"--place leaves GPU {min(empty)} empty")
         if hardware.cards and len(hardware.cards) != self.seats.gpus:
             raise ValueError(f"--cards names {len(hardware.cards)} cards, and a server has {self.seats.gpus} GPUs")
+        for lane in (self.seats.prefill, self.seats.draft):
+            if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
+                raise ValueError("--cards: the GPUs of one lane are of one card")
         if hardware.cards and self.seats.gpus == 1:
             raise ValueError("--cards is for several GPUs a server, by --place or --verify-gpu: the one is --gpu")

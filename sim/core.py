@@ -106,6 +106,7 @@ class Request:
         "coins",
         "context",
         "draft_ns",
+        "drafter",
         "emitted",
         "finish_s",
         "first_token_s",
@@ -119,6 +120,7 @@ class Request:
         "prefill_ns",
         "prefilled",
         "prompt_tokens",
+        "reader",
         "ready_s",
         "recomputed_tokens",
         "replica",
@@ -156,6 +158,8 @@ class Request:
         self.held_tokens = 0  # of the KV cache
         self.pinned = False  # a work of it is under way: it keeps what it holds
         self.replica = 0
+        self.reader = 0  # of the workers that read prompts, the one that reads its
+        self.drafter = -1  # of several GPUs that draft, the one that drafts for it
         self.admitted_s = -1.0
         self.first_token_s = -1.0
         self.finish_s = -1.0
@@ -208,16 +212,26 @@ class Request:
 
 
 class Seats(NamedTuple):
-    """The GPU of each part: the target where it reads prompts, the drafter with all its works, the target else."""
+    """The GPUs of each part: the target where it reads prompts, the drafter with all its works, the target else."""
 
-    prefill: int = 0
-    draft: int = 0
+    prefill: tuple[int, ...] = (0,)
+    draft: tuple[int, ...] = (0,)
     verify: int = 0
 
     @property
     def gpus(self) -> int:
         """How many a server has."""
-        return max(self) + 1
+        return max(self.used) + 1
+
+    @property
+    def used(self) -> set[int]:
+        """Those that have a part on them."""
+        return {*self.prefill, *self.draft, self.verify}
+
+    @property
+    def apart(self) -> bool:
+        """Whether drafts come from another GPU than the target's."""
+        return self.draft != (self.verify,)
 
 
 _BITS = 40  # of each counter in a request's tally
@@ -257,3 +271,4 @@ class Work:
     queue_depth: int = 0  # requests left waiting in the lane when this was launched
     watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
     context: int = -1  # cached tokens of all rows; -1: not counted yet
+    worker: int = 0  # of several that work side by side in its lane

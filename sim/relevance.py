@@ -121,7 +121,7 @@ NEEDS: tuple[Need, ...] = (
     Need("hardware.link", *_SEVERAL),
     Need("hardware.link_latency_s", *_SEVERAL),
     Need("hardware.link_bytes_per_s", *_SEVERAL),
-    Need("hardware.draft_probs", lambda e: e.seats.draft != e.seats.verify, "drafter and target on different GPUs"),
+    Need("hardware.draft_probs", lambda e: e.seats.apart, "drafter and target on different GPUs"),
     Need("hardware.router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
     Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
     Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),

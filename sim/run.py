@@ -166,9 +166,10 @@ def models_on(experiment: Experiment, pair: Pair) -> list[dict[Role, ModelSpec]]
     """The models of a pair on each GPU of a server."""
     seats = experiment.seats
     found: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
-    found[seats.verify]["target"] = found[seats.prefill]["target"] = pair.target
-    if experiment.speculates:
-        found[seats.draft]["draft"] = pair.draft
+    for at in (seats.verify, *seats.prefill):
+        found[at]["target"] = pair.target
+    for at in seats.draft if experiment.speculates else ():
+        found[at]["draft"] = pair.draft
     return found
 
 
@@ -206,10 +207,11 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
     profiles = profiles_of(experiment, profile, end)
     models: dict[Role, Latency] = {"target": Latency(pair.target, profiles[seats.verify].fit(pair.target))}
     if experiment.speculates:
-        models["draft"] = Latency(pair.draft, profiles[seats.draft].fit(pair.draft))
+        models["draft"] = Latency(pair.draft, profiles[seats.draft[0]].fit(pair.draft))
     apart = None
-    if seats.draft != seats.verify:
-        apart = Apart(make_fabric(experiment), Cargo(pair, experiment.hardware.draft_probs))
+    if seats.apart:
+        cargo = Cargo(pair, experiment.hardware.draft_probs)
+        apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
         policy_of(experiment.arch).hands_over, apart,
@@ -251,9 +253,13 @@ def kv_capacities(experiment: Experiment, profile: Profile, pair: Pair) -> list[
 
 
 def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
-    """Tokens of KV cache that a server has: of the GPU with the least room, of those that hold a request to its end."""
+    """Tokens of KV cache that a server has: of the part with the least room, of those that hold a request to its end.
+
+    Several GPUs that draft hold their requests' among them.
+    """
     seats, capacities = experiment.seats, kv_capacities(experiment, profile, pair)
-    return min(capacities[at] for at in ({seats.draft, seats.verify} if experiment.speculates else {seats.verify}))
+    verify = capacities[seats.verify]
+    return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
 
 def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
@@ -345,6 +351,7 @@ class Site:
             planner=planner,
             kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged),
             deliveries=self.log.deliveries,
+            readers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
         policy: Policy = policy_of(experiment.arch)(context)
@@ -354,7 +361,7 @@ class Site:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests)
-        room = kv_capacities(self.experiment, self.profile, self.pair)[self.experiment.seats.prefill]
+        room = kv_capacities(self.experiment, self.profile, self.pair)[self.experiment.seats.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
             raise ValueError(

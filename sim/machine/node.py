@@ -8,6 +8,7 @@ KV cache when the host has noticed that it is read. Prompts themselves come with
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from simpy.events import Event
@@ -40,40 +41,81 @@ class Node:
         self.seats = seats
         self.fabric = fabric
         self.cargo = cargo
-        self._latest: dict[str, Job] = {}  # on each lane
+        self._latest: dict[str, tuple[list[Request], list[Job]]] = {}  # of each lane's last work, rows and jobs
         self._free_s: dict[tuple[int, str], float] = {}  # when the last work launched on a stream could start
         self._kv_there_s: dict[Request, float] = {}  # of prompts that were read elsewhere, until they are decoded
+        self._turn = 0  # of the GPUs that draft, whose turn it is to get a request
 
     def launch(self, work: Work) -> Event:
-        """A verify waits for the draft of its rows on the other GPU, which the host sees through."""
-        at, before = self._seat(work), self._latest.get(work.lane)
-        gpu = self.gpus[at]
-        if before is None or before.callbacks is None or before.device is gpu or before.work.rows is not work.rows:
-            return self._start(work, at)
-        before.work.watched = True
+        """A verify waits for the draft of its rows on other GPUs, which the host sees through."""
+        parts = self._parts(work)
+        gpu = self.gpus[parts[0][1]]
+        rows, before = self._latest.get(work.lane, (None, []))
+        pending = [job for job in before if job.callbacks is not None and job.device is not gpu]
+        if rows is not work.rows or not pending:
+            return self._launch(work, parts)
         verdict = Event(self.env)
 
         def drafted(_: Event) -> None:
-            self._start(work, at).callbacks.append(verdict.trigger)
+            self._launch(work, parts).callbacks.append(verdict.trigger)
 
-        before.callbacks.append(drafted)
+        for job in pending:
+            job.work.watched = True
+        self._over(pending).callbacks.append(drafted)
         return verdict
 
-    def _seat(self, work: Work) -> int:
-        seats = self.seats
-        return seats.draft if work.role == "draft" else seats.prefill if work.kind == "prefill" else seats.verify
+    def _launch(self, work: Work, parts: list[tuple[Work, int]]) -> Event:
+        jobs = [self._start(part, at) for part, at in parts]
+        self._latest[work.lane] = work.rows, jobs
+        if work.kind == "prefill" and work.role == "target" and parts[0][1] != self.seats.verify:
+            jobs[0].callbacks.append(lambda _: self._move_kv(work, parts[0][1]))
+        elif len(jobs) == 1:
+            return jobs[0]
+        return self._over(jobs)
 
-    def _start(self, work: Work, at: int) -> Event:
+    def _over(self, jobs: list[Job]) -> Event:
+        """Happens when all of them have; not a job itself, whose callbacks the clock passes over where one waits."""
+        last, left = Event(self.env), len(jobs)
+
+        def one(job: Event) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                last.trigger(job)
+
+        for job in jobs:
+            job.callbacks.append(one)
+        return last
+
+    def _parts(self, work: Work) -> list[tuple[Work, int]]:
+        """A work and its GPU; what several GPUs draft is a work on each, of the requests that are its own."""
+        seats = self.seats
+        if work.role == "target":
+            return [(work, seats.prefill[work.worker] if work.kind == "prefill" else seats.verify)]
+        if len(seats.draft) == 1:
+            return [(work, seats.draft[0])]
+        found = []
+        for at in seats.draft:
+            rows = [row for row in work.rows if self._drafter(row) == at]
+            chunks = tuple(chunk for chunk in work.chunks if self._drafter(chunk.request) == at)
+            if rows or chunks:
+                tokens = 1 + max((row.owed for row in rows), default=0) if work.kind == "draft" else work.tokens
+                found.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
+        return found
+
+    def _drafter(self, request: Request) -> int:
+        """The GPU that drafts for a request, and has its KV: they are dealt out in turn."""
+        if request.drafter < 0:
+            request.drafter = self.seats.draft[self._turn]
+            self._turn = (self._turn + 1) % len(self.seats.draft)
+        return request.drafter
+
+    def _start(self, work: Work, at: int) -> Job:
         """Launch a work on a GPU; it goes on its stream when all it needs is there."""
-        env, host, gpu = self.env, self.host, self.gpus[at]
-        job = self._latest[work.lane] = Job(gpu, work, host.spend(env.now, host.times.launch_s))
+        env, host = self.env, self.host
+        job = Job(self.gpus[at], work, host.spend(env.now, host.times.launch_s))
         self._at(job.ready_s, lambda: self._launched(job, at))
-        if work.kind != "prefill" or work.role == "draft" or self.seats.prefill == self.seats.verify:
-            return job
-        job.callbacks.append(lambda _: self._move_kv(work))
-        read = Event(env)  # not the job itself, whose callbacks the clock passes over where its process alone waits
-        job.callbacks.append(read.trigger)
-        return read
+        return job
 
     def _launched(self, job: Job, at: int) -> None:
         """The host is through: send what the work needs from elsewhere."""
@@ -92,24 +134,26 @@ class Node:
 
     def _needs(self, work: Work) -> list[tuple[int, float]]:
         """What a work is sent, and from where."""
+        drafters = self.seats.draft
         if work.kind == "verify":
-            return [(self.seats.draft, self.cargo.drafts(sum(row.k for row in work.rows)))]
+            if len(drafters) == 1:
+                return [(drafters[0], self.cargo.drafts(sum(row.k for row in work.rows)))]
+            made = [(at, sum(row.k for row in work.rows if self._drafter(row) == at)) for at in drafters]
+            return [(at, self.cargo.drafts(tokens)) for at, tokens in made if tokens]
         if work.kind == "draft":
             owed = sum(row.owed for row in work.rows if row.owed > 1)  # one is its own last draft
             return [(self.seats.verify, self.cargo.verdicts(len(work.rows), owed))]
         return []
 
-    def _move_kv(self, work: Work) -> None:
+    def _move_kv(self, work: Work, at: int) -> None:
         """Send on what was read of prompts that will be decoded."""
         for chunk in work.chunks:
             request = chunk.request
             if request.prompt_tokens + request.output_tokens - 1 == chunk.start + chunk.tokens:
                 self._kv_there_s.pop(request, None)  # this forward gives its last token
             else:
-                there_s = self.fabric.send(
-                    self.env.now, self.seats.prefill, self.seats.verify, self.cargo.kv(chunk.tokens)
-                )
-                self._kv_there_s[request] = there_s
+                size = self.cargo.kv(chunk.tokens)
+                self._kv_there_s[request] = self.fabric.send(self.env.now, at, self.seats.verify, size)
 
     def _at(self, time_s: float, what: Callable[[], None]) -> None:
         event = Event(self.env)

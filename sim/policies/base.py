@@ -42,6 +42,7 @@ class Context:
     kv: KvCache
     deliveries: Deliveries
     on_finish: Callable[[Request], None]
+    readers: int = 1  # workers that read prompts, each on a GPU of its own
 
 
 class Policy:
@@ -71,7 +72,8 @@ class Policy:
         self.aside: deque[Request] = deque()  # who takes no part in the round under way
         self.queues = [self.prefilling, self.aside]  # where an admitted request may rest between its works
         self.preempting = False  # in this step: as in vLLM, nobody is let in then
-        self.door = self.lane(self.prefill_lane)  # where the process that admits waits
+        self.doors = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # where those who admit wait
+        self.door = self.doors[0]
         for process in self.processes():
             self.env.process(process)
 
@@ -94,7 +96,8 @@ class Policy:
     def open_door(self) -> None:
         """Let whoever admits look again: something arrived, or there is room."""
         if self.waiting:
-            self.door.wake(self.env.now)
+            for door in self.doors:
+                door.wake(self.env.now)
 
     def admits(self) -> bool:
         """Whether the policy's own rules let one more request in."""
@@ -120,13 +123,16 @@ class Policy:
         tokens = min(budget, request.to_read - request.prefilled)
         return Chunk(request, request.prefilled, tokens) if self.room(request, request.prefilled + tokens) else None
 
-    def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Stretches to read in the next forward, within a token budget: unfinished requests, then new admissions."""
+    def next_chunks(self, budget: int, reader: int = 0, most: int | None = None) -> tuple[Chunk, ...]:
+        """Stretches to read in the next forward, within a token budget: unfinished requests, then new admissions.
+
+        Of several readers each goes on with the requests that it has begun. `most` prompts, or as the settings say.
+        """
         if not self.prefilling and not self.waiting:
             return ()
         chunks: list[Chunk] = []
-        most = self.settings.max_prompts_per_forward
-        unfinished = deque(self.prefilling)
+        most = most or self.settings.max_prompts_per_forward
+        unfinished = deque([request for request in self.prefilling if request.reader == reader])
         while budget > 0 and len(chunks) != most:
             if unfinished:
                 request = unfinished.popleft()
@@ -135,6 +141,7 @@ class Policy:
                 chunk = None if self.preempting else self.admit(budget)
                 if chunk is None:
                     break
+                chunk.request.reader = reader
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.tokens

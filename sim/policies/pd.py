@@ -21,7 +21,8 @@ class PrefillDecode(Policy):
     def processes(self) -> Sequence[Process]:
         self.decode = self.lane("decode")
         self.queues.append(self.decode.queue)
-        return [self.prefill_worker(), self.decode_worker()]
+        self.reading: set[int] = set()  # readers with a forward under way
+        return [*(self.prefill_worker(reader) for reader in range(len(self.doors))), self.decode_worker()]
 
     def backlog(self, lane: str) -> int:
         return len(self.decode)
@@ -29,26 +30,36 @@ class PrefillDecode(Policy):
     def lines(self) -> dict[str, Sized]:
         return super().lines() | {"decode": self.decode}
 
-    def prefill_worker(self) -> Process:
+    def prefill_worker(self, reader: int = 0) -> Process:
         while True:
             self.preempting = False
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens)
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens, reader, self.fair_share())
             if not chunks:
-                yield self.door.wait()
+                yield self.doors[reader].wait()
                 continue
+            self.reading.add(reader)
             lane, depth = self.prefill_lane, len(self.waiting)
             priority = self.priority(lane, [chunk.request for chunk in chunks])
-            target = Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth)
+            target = Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth, worker=reader)
             draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), priority, depth)
             reading = self.device.launch(target)
             following = self.device.launch(draft) if draft.chunks else None
             yield reading
+            self.reading.discard(reader)
             ready = self.prefilled(chunks)
             if following is not None:
                 yield following
             self.kv.unpin(chunk.request for chunk in chunks)
             if ready:
                 self.decode.put(ready)
+
+    def fair_share(self) -> int | None:
+        """Most prompts of one forward, so that other readers who are free get theirs; None: as the settings say."""
+        free = len(self.doors) - len(self.reading)
+        if free < 2:
+            return None
+        share = max(1, -(-len(self.waiting) // free))
+        return min(share, self.settings.max_prompts_per_forward or share)
 
     def decode_worker(self) -> Process:
         raise NotImplementedError

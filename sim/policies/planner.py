@@ -30,8 +30,9 @@ class _Demand:
 class Apart:
     """What it costs that drafter and target are on different GPUs: transfers that meet no other."""
 
-    def __init__(self, fabric: Fabric, cargo: Cargo) -> None:
+    def __init__(self, fabric: Fabric, cargo: Cargo, drafters: int = 1) -> None:
         self._fabric, self._cargo = fabric, cargo
+        self.drafters = drafters  # GPUs among which the rows of a draft are divided
 
     def drafts_s(self, rows: int, k: int) -> float:
         """Drafts on their way to the target."""
@@ -71,7 +72,7 @@ class Planner:
 
     def round_s(self, rows: int, context: int, k: int) -> float:
         """Draft and verify one behind the other; with k=0 one plain token for each row."""
-        draft = self._solo(self.models["draft"].shape(rows, 1, k), context) if k else 0.0
+        draft = self._draft_s(rows, 1, k, context) if k else 0.0
         verify = self._solo(self.models["target"].shape(rows, k + 1), context)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart and k else 0.0
         return draft + verify + moving + self.host_s
@@ -91,8 +92,7 @@ class Planner:
         whole = self.round_s(rows, context, k)
         if k:
             # a row whose drafts were all accepted has the drafter read the last of them as well
-            drafter = self.models["draft"]
-            catch_up = self._solo(drafter.shape(rows, 2, k), context) - self._solo(drafter.shape(rows, 1, k), context)
+            catch_up = self._draft_s(rows, 2, k, context) - self._draft_s(rows, 1, k, context)
             whole += catch_up * (1 - (1 - rate**k) ** rows)
         if not self.lanes:
             return whole
@@ -109,7 +109,7 @@ class Planner:
             return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
         if self.apart:
-            drafted = self.apart.verdicts_s(rows) + self._solo(drafter.shape(rows, 1, k), context)
+            drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
             return max(drafted, verified) + 2 * (self.host_s + self.handoff_s)
         draft = self._demand("draft", "decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
@@ -125,18 +125,23 @@ class Planner:
 
         Those that were not fall behind, so that of several rows the target reads its weights for both parts.
         """
-        drafter, target = self.models["draft"], self.models["target"]
+        target = self.models["target"]
 
         def verify(share: float) -> float:
             return self._solo(target.shape(max(1, round(rows * share)), k + 1), int(context * share))
 
-        ahead = self._solo(drafter.shape(round(rows * branches), 1, k + 1), round(context * branches))
+        ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
         # on one GPU both draw on the same memory: taken as one behind the other
         beside = max(verify(1), ahead) if self.apart else verify(1) + ahead
-        path = beside + (1 - hits) * self._solo(drafter.shape(rows, 1, k), context)
+        path = beside + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart else 0.0
         return max(path, parts) + moving + 2 * (self.host_s + self.handoff_s)
+
+    def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
+        """Steps of the drafter over `rows`, on as many GPUs as it has."""
+        gpus = self.apart.drafters if self.apart else 1
+        return self._solo(self.models["draft"].shape(-(-rows // gpus), tokens, steps), context // gpus)
 
     @staticmethod
     def _solo(shape: Shape, context: int) -> float:

@@ -13,7 +13,10 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacities, kv_capacity, make_planner, simulate
+from pdvsim.sim.workload.requests import make_requests
+from pdvsim.testing import LOADS, check_books, check_streams
 
 GEMMA = "gemma-2b:gemma-7b"
 
@@ -47,7 +50,17 @@ def test_a_drafters_distribution_is_sent_with_each_token(probs: Any) -> None:
 
 
 @pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
-@pytest.mark.parametrize("place", [("prefill=1", "verify=1"), ("decode=1",), ("prefill=1", "decode=0", "verify=2")])
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("prefill=1", "verify=1"),
+        ("decode=1",),
+        ("prefill=1", "decode=0", "verify=2"),
+        ("prefill=1+2", "verify=3"),
+        ("decode=0+1", "verify=2", "prefill=2"),
+        ("prefill=3+4", "decode=0+1+2", "verify=1"),
+    ],
+)
 def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch, place: tuple[str, ...]) -> None:
     experiment = placed(arch, *place, draft_probs="bf16")
     result, models = simulate(experiment), pair(experiment.server.pair)
@@ -58,10 +71,15 @@ def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch
         if source != target:
             expected[f"{source}->{target}"] = expected.get(f"{source}->{target}", 0) + size
 
-    add(seats.draft, seats.verify, result.requests["drafted"].sum() * (4 + 2 * models.target.vocab))
-    add(seats.verify, seats.draft, 8 * launches["rows"][launches["kind"] == KINDS.index("draft")].sum())
-    read = launches["tokens"][(launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)].sum()
-    add(seats.prefill, seats.verify, read * models.target.kv_bytes_per_token)
+    drafts, target = launches["kind"] == KINDS.index("draft"), launches["role"] == 1
+    reads = (launches["kind"] == KINDS.index("prefill")) & target
+    for at in range(seats.gpus):
+        here = launches["gpu"] == at
+        made = (launches["rows"] * launches["steps"])[drafts & here].sum()
+        add(at, seats.verify, made * (4 + 2 * models.target.vocab))
+        add(seats.verify, at, 8 * launches["rows"][drafts & here].sum())
+        add(at, seats.verify, launches["tokens"][reads & here].sum() * models.target.kv_bytes_per_token)
+    expected = {way: size for way, size in expected.items() if size}
     assert {way: sent["bytes"] for way, sent in result.meta["links"].items()} == pytest.approx(expected)
     assert result.meta["gpus"] == seats.gpus
     assert set(np.unique(launches["gpu"])) == set(range(seats.gpus))
@@ -148,8 +166,54 @@ def test_each_card_has_its_own_profile() -> None:
         ("pdv", {"place": ("decode=1",), "verify_gpu": 1}, "leave out --verify-gpu"),
         ("pdv", {"place": ("decode=1",), "cards": ("h200",)}, "names 1 cards"),
         ("pdv", {"cards": ("h200",)}, "several GPUs"),
+        ("pdv", {"place": ("verify=0+1",)}, "verifies on one GPU"),
+        ("pdv", {"place": ("prefill=1+1",)}, "names a GPU twice"),
+        ("pdv", {"place": ("prefill=1+",)}, "must be lane=GPU"),
+        ("pd", {"place": ("decode=0+1",)}, "on one GPU"),
+        ("pdv", {"place": ("decode=1+2",), "cards": ("h200", "l4", "h200")}, "of one card"),
     ],
 )
 def test_places_that_cannot_be(arch: Arch, options: dict[str, Any], refusal: str) -> None:
     with pytest.raises(ValueError, match=refusal):
         Experiment(arch, hardware=Hardware(**options))
+
+
+GROUPS: dict[Arch, tuple[str, ...]] = {
+    "pd": ("prefill=0+1", "decode=2"),
+    "pdv": ("prefill=0+1", "decode=2+3", "verify=4"),
+    "pdv-hybrid": ("prefill=2", "decode=0+1", "verify=2"),
+    "pdv-ahead": ("prefill=1+3", "decode=0+2", "verify=1"),
+}
+
+
+@pytest.mark.parametrize("load", LOADS)
+@pytest.mark.parametrize("arch", GROUPS)
+def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> None:
+    """Two such groups behind the router: every token once, each stream one work at a time, every GPU at work."""
+    base = LOADS[load]
+    hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
+    experiment = suited(replace(base, arch=arch, hardware=hardware))
+    asked = make_requests(experiment.traffic, experiment.acceptance)
+    result = simulate(experiment)
+    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_streams(result)
+    if load == "all at once":
+        works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
+        assert works == {(replica, at) for replica in range(2) for at in range(experiment.seats.gpus)}
+
+
+def test_more_gpus_for_a_lane_help_where_it_is_what_is_waited_for() -> None:
+    """Long prompts wait half as long for two readers; many branches are drafted sooner by two drafters."""
+    prompts = Traffic("random", num_prompts=80, input_len=2000, output_len=8, request_rate=20.0)
+    waits = []
+    for place in (("decode=1",), ("prefill=0+1", "decode=2")):
+        experiment = Experiment("pd", prompts, hardware=Hardware(place=place, band=False))
+        waits.append(summarise(simulate(experiment))["breakdown_ms"]["queue"])
+    assert waits[1] < waits[0] / 2
+    answers = Traffic("random", num_prompts=96, input_len=64, output_len=200, max_concurrency=32)
+    speeds = []
+    for place in (("verify=1", "prefill=1"), ("decode=0+1", "verify=2", "prefill=2")):
+        server = Server(num_speculative_tokens=4, ahead_fan=4, ahead_miss="plain")
+        experiment = Experiment("pdv-ahead", answers, Acceptance(0.8), server, Hardware(place=place, band=False))
+        speeds.append(summarise(simulate(experiment))["output_throughput"])
+    assert speeds[1] > 1.1 * speeds[0]

@@ -1347,6 +1347,70 @@ def test_prefill_on_a_gpu_of_its_own(run: Run) -> None:
     assert result.meta["links"] == {"0->1": {"bytes": 600, "busy_s": pytest.approx(15 * MS)}}
 
 
+def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
+    """GPUs 0 and 1 read for the target, GPU 2 drafts and verifies. A token's KV is 4 bytes, 0.1 ms on the link.
+
+    0      R0: target 0.1 -> 20.1 on GPU 0; draft 0.2 -> 2.2 on GPU 2.
+    1      R1: target 1.1 -> 16.1 on GPU 1, whose reader is free; draft behind R0's on the stream, 2.2 -> 3.7.
+    16.3   R1's first token; its 200 bytes of KV leave GPU 1, are in by 21.3 and there 22.3. Hand-over 16.8; draft 16.9
+           -> 18.92, the verify waits for the KV: 22.3 -> 32.6; 32.8.
+    20.3   R0's first token; its 400 bytes wait for GPU 2's way in: 21.3 -> 31.3, there 32.3. Decode is busy.
+    32.8   draft of R0 32.9 -> 34.92 -> verify 45.22; 45.42.
+    """
+    result = run(
+        "pd",
+        [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})],
+        server={"priority": "none"},
+        hardware={"place": ("prefill=0+1", "decode=2"), "link_latency_s": 1 * MS, "link_bytes_per_s": 40 / MS},
+        kv_heads=1,
+    )
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 2),
+            ("prefill", "prefill", 0, 2.2, 3.7, 2),
+            ("prefill", "prefill", 0, 1.1, 16.1, 1),
+            ("decode", "draft", 1, 16.9, 18.92, 2),
+            ("prefill", "prefill", 0, 0.1, 20.1, 0),
+            ("decode", "verify", 1, 22.3, 32.6, 2),
+            ("decode", "draft", 1, 32.9, 34.92, 2),
+            ("decode", "verify", 1, 34.92, 45.22, 2),
+        ],
+        [[(20.3, 1), (45.42, 2)], [(16.3, 1), (32.8, 2)]],
+        "gpu",
+    )
+    assert {way: sent["bytes"] for way, sent in result.meta["links"].items()} == {"0->2": 400, "1->2": 200}
+
+
+def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
+    """GPUs 0 and 1 each draft for one of two requests; the target on GPU 2 verifies both. The link takes no time.
+
+    0      target 0.1 -> 30.1 on GPU 2; drafts 0.2 -> 2.2 on GPU 0 and 0.3 -> 2.3 on GPU 1. First tokens 30.3, 30.8.
+    30.8   drafts 30.9 -> 32.92 and 31 -> 33.02, completed 33.12 and 33.32. Handed over 33.82; verify 33.92 -> 44.52.
+    """
+    result = run(
+        "pdv",
+        [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})],
+        server={"priority": "none", "verify_gather": "always"},
+        hardware={
+            "place": ("decode=0+1", "verify=2", "prefill=2"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14,
+        },
+    )  # fmt: skip
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.2, 2.2, 0),
+            ("prefill", "prefill", 0, 0.3, 2.3, 1),
+            ("prefill", "prefill", 0, 0.1, 30.1, 2),
+            ("decode", "draft", 1, 30.9, 32.92, 0),
+            ("decode", "draft", 1, 31.0, 33.02, 1),
+            ("verify", "verify", 2, 33.92, 44.52, 2),
+        ],
+        [[(30.3, 1), (44.72, 2)], [(30.3, 1), (44.72, 2)]],
+        "gpu",
+    )
+
+
 def test_drafting_ahead_as_a_chain(run: Run) -> None:
     """Target on GPU 1, a link that takes no time. Three more tokens are drafted while two are verified: 3.03 ms.
 
