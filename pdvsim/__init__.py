@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
+    from pdvsim.decide.fleet_advice import FleetAdvice
     from pdvsim.decide.frontier import Frontier
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import (
@@ -108,15 +109,17 @@ def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
     return run_comparison(best, chosen.jobs, settings=settings(best))
 
 
-def advise(**options: Unpack[AdviseKeywords]) -> Advice:
-    """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice."""
+def advise(**options: Unpack[AdviseKeywords]) -> Advice | FleetAdvice:
+    """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice.
+
+    With `gpus` it is how to use them.
+    """
     from pdvsim.cli.advise import AdviseOptions
     from pdvsim.cli.build import build
-    from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    return answer(chosen.question(), Bench(chosen.jobs))
+    return chosen.answer(Bench(chosen.jobs))
 
 
 def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:

@@ -355,6 +355,7 @@ class AdviseKeywords(TypedDict, total=False):
     band: bool
     budget: int
     burstiness: float
+    card_hour_usd: str | Sequence[str]
     cards: str | Sequence[str]
     completion_s: float | None
     contention: Literal["fluid", "serial", "max"]
@@ -364,11 +365,13 @@ class AdviseKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter_card: str | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
     gpu_hour_usd: float | None
     gpu_memory_utilization: float
+    gpus: int
     handoff_s: float | None
     hybrid_threshold: int
     idle_poll_cost_s: float
@@ -519,6 +522,7 @@ class MapKeywords(TypedDict, total=False):
     attainment: float
     band: bool
     burstiness: float
+    card_hour_usd: str | Sequence[str]
     cards: str | Sequence[str]
     completion_s: float | None
     concurrency: int | Sequence[int]
@@ -529,11 +533,13 @@ class MapKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter_card: str | None
     family: Literal["map", "cell"]
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
     gpu_memory_utilization: float
+    gpus: int
     handoff_s: float | None
     hybrid_threshold: int
     idle_poll_cost_s: float
@@ -568,6 +574,7 @@ class MapKeywords(TypedDict, total=False):
     pair: str
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
+    per_dollar: bool
     percentile_metrics: str | Sequence[str]
     place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]

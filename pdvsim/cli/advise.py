@@ -13,13 +13,16 @@ from pdvsim.cli.args import parse
 from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import Question, advice_document, advice_text
+from pdvsim.decide.advice import Advice, Question, advice_document, advice_text
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import flips_figure
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
+from pdvsim.decide.fleet import Fleet, fleets, prices
+from pdvsim.decide.fleet_advice import FleetAdvice, advise_fleet, fleet_document, fleet_text
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
+from pdvsim.decide.space import CONTROLLERS, TRIED, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
@@ -40,8 +43,15 @@ class AskedTraffic(OpenTraffic):
 class AdviseOptions:
     """The load, the service levels, what may be tried and what that may cost."""
 
-    arch: tuple[Arch, ...] = SIMPLEST_FIRST
-    """Architectures to choose from; default: all."""
+    arch: tuple[Arch, ...] = TRIED
+    """Architectures to choose from; default: all but pdv-ahead, which is for several GPUs."""
+    gpus: int = 1
+    """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These ways are
+    compared, then, each at its best, by the objective and by cost."""
+    drafter_card: str | None = None
+    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    card_hour_usd: tuple[str, ...] = ()
+    """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
     attainment: float = 0.9
     """Share of the requests that should meet every service level of --goodput."""
     objective: Objective | None = None
@@ -76,10 +86,28 @@ class AdviseOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """Architectures to choose from: those named, else what is usual for so many GPUs."""
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == TRIED else self.arch
+
+    def fleets(self) -> tuple[Fleet, ...]:
+        """Ways to use several GPUs; none where there is one."""
+        if self.gpus > 1:
+            return fleets(self.question().base, self.archs, self.gpus, self.drafter_card)
+        if self.drafter_card or self.card_hour_usd:
+            raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
+        return ()
+
+    def answer(self, bench: Bench) -> Advice | FleetAdvice:
+        """The advice."""
+        ways, question = self.fleets(), self.question()
+        return advise_fleet(question, ways, prices(self.card_hour_usd), bench) if ways else advise(question, bench)
+
     def question(self) -> Question:
         """What these options ask; a ValueError names what is wrong."""
         space = self.server.space(
-            self.arch,
+            self.archs,
             draft_lengths=self.try_draft_lengths,
             controllers=self.try_controllers,
             max_num_seqs=self.try_max_num_seqs,
@@ -102,7 +130,7 @@ class AdviseOptions:
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
         """With the first architecture that does not refuse the options; if all do, what the last one says."""
         refused, server = ValueError("arch needs at least one value"), self.server.given()
-        for arch in self.arch:
+        for arch in self.archs:
             try:
                 return Experiment(arch, traffic, self.acceptance, server, self.hardware, self.host, scoring)
             except ValueError as error:
@@ -128,24 +156,32 @@ class AdviseCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(AdviseCommand, argv, "pdvsim advise")
-    question = args.options.question()
+    question, ways = args.options.question(), args.options.fleets()
 
     files, page = list[Path](), page_file(args.html)
     if args.output:
         folder = output.check_folder(Path(args.output))
-        files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
+        names = ("advice.json",) if ways else ("advice.json", "advice.png")
+        files = [output.check_file(folder / name) for name in names]
     with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
-        advice = advise(question, Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done))))
-    document = output.dumps(advice_document(advice))
-    print(document if args.json else advice_text(advice))
-    drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
+        bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
+        advice = args.options.answer(bench)
+    drawn = None
+    if isinstance(advice, FleetAdvice):
+        document, text = output.dumps(fleet_document(advice)), fleet_text(advice)
+    else:
+        document, text = output.dumps(advice_document(advice)), advice_text(advice)
+        drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
+    print(document if args.json else text)
     lead = f"What to run at {question.base.traffic.request_rate:g} requests/s, and how sure that is."
     pictures = {"Where the decision flips": drawn} if drawn else {}
-    write_page(page, Sheet("Advice", lead, advice_text(advice), pictures, facts_of(question.base)))
+    write_page(page, Sheet("Advice", lead, text, pictures, facts_of(question.base)))
     stopped = "the above is what was known by then" if advice.interrupted else ""
     if not files:
         if stopped:
             say("pdvsim", f"interrupted: {stopped}")
         return 130 if stopped else 0
-    picture = output.picture(drawn, files[1]) if drawn else None
-    return output.save({files[0]: (document + "\n").encode(), files[1]: picture}, stopped)
+    contents: dict[Path, bytes | None] = {files[0]: (document + "\n").encode()}
+    if len(files) > 1:
+        contents |= {files[1]: output.picture(drawn, files[1]) if drawn else None}
+    return output.save(contents, stopped)

@@ -12,6 +12,8 @@ from pdvsim.cli.args import parse
 from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
+from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
@@ -28,6 +30,7 @@ from pdvsim.study.sweep import Point
 from pdvsim.view.report.sheet import Sheet
 
 LOADS = (1, 4, 16, 64)
+BORDER_STEPS = 3  # of bisection in a row, more or less
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,15 @@ class MapOptions:
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures that compete."""
+    gpus: int = 1
+    """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These compete,
+    then, each at its best, in place of architectures."""
+    drafter_card: str | None = None
+    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    card_hour_usd: tuple[str, ...] = ()
+    """Price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
+    per_dollar: bool = False
+    """With --gpus: best by the dollar, or by the GPU where no prices are given."""
     y: Axis = "acceptance"
     """The second axis: acceptance, or size (pairs by the ratio of their parameters)."""
     concurrency: tuple[int, ...] = ()
@@ -89,11 +101,16 @@ class MapOptions:
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
-        arch = self.arch[0] if self.arch else "pdv"
+        archs = self.arch
+        if self.gpus > 1 and archs == USUAL_ARCHS:
+            archs = FLEET_ARCHS
+        elif self.gpus == 1 and (self.drafter_card or self.card_hour_usd or self.per_dollar):
+            raise ValueError("--drafter-card, --card-hour-usd and --per-dollar are for --gpus 2 and more")
+        arch = archs[0] if archs else "pdv"
         base = Experiment(arch, traffic, self.acceptance, self.server.given(), self.hardware, self.host, scoring)
         return Grid(
             base,
-            self.server.space(self.arch),
+            self.server.space(archs),
             loads,
             self.request_rate,
             self.y,
@@ -103,6 +120,9 @@ class MapOptions:
             self.warmup_share,
             self.family,
             self.indifference,
+            fleets(base, archs, self.gpus, self.drafter_card) if self.gpus > 1 else (),
+            prices(self.card_hour_usd),
+            self.per_dollar,
         )
 
 
@@ -134,7 +154,8 @@ def main(argv: list[str]) -> int:
         [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in experiments],
         args.options.jobs,
     )
-    runs = len(experiments) + most_runs(grid.space, len(grid.cells()))
+    cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
+    runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
     with Progress(runs, "runs at most", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
@@ -143,7 +164,8 @@ def main(argv: list[str]) -> int:
     if found.cells:
         figure = map_figure(found)
         picture = output.picture(figure, files[2])
-        lead = f"Which architecture is best, over load and {grid.axis}."
+        who = f"way to use {args.options.gpus} GPUs" if grid.fleets else "architecture"
+        lead = f"Which {who} is best, over load and {grid.axis}."
         write_page(page, Sheet("Who wins where", lead, map_table(found), {"The map": figure}, facts_of(grid.base)))
         contents = [output.parquet(found.points), (document + "\n").encode(), picture]
     done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"

@@ -17,7 +17,7 @@ from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.hardware.trust import errors_of
-from pdvsim.sim.run import profile_of
+from pdvsim.sim.run import bar_of, covering_profile, profile_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
@@ -31,6 +31,8 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     pair = named_pair(experiment.server.pair)
     bars = covering(profile_of(experiment), pair).uncertainty  # of both models: if it drafts none, its rivals do
     off = told.leads[_measured(metric, told.leads)]
+    if experiment.hardware.cards:
+        off = max(off, bar_of(experiment, covering_profile(experiment)))
     return max(off, *(bars.get(model.name, 0.0) for model in (pair.draft, pair.target)))
 
 

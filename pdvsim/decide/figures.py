@@ -11,6 +11,7 @@ import numpy as np
 
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
+from pdvsim.decide.fleet import APART, Fleet
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.space import drafts_text
@@ -18,7 +19,7 @@ from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
-from pdvsim.view.style import arch_colour
+from pdvsim.view.style import arch_colour, paler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -177,7 +178,7 @@ def map_figure(found: WinnerMap) -> Figure:
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
-    palette = [arch_colour(arch) for arch in archs]
+    palette = [_fleet_colour(fleet) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     whose = "the whole map" if grid.family == "map" else "each cell alone"
@@ -192,6 +193,8 @@ def map_figure(found: WinnerMap) -> Figure:
     note += " In a cell: the winner, its draft length and its lead over the second. "
     note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
+    if found.borders:
+        note += " Black: where replicas begin to lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -221,11 +224,39 @@ def map_figure(found: WinnerMap) -> Figure:
             box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             if text:
                 axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
+        _draw_border(axes, found)
         axes.tick_params(axis="y", rotation=0)
         axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
         axes.set_ylabel("Acceptance rate" if grid.axis == "acceptance" else "Pair draft:target (ratio of parameters)")
-        axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
+        axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
         figure.legend(handles=handles, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
+
+
+def _fleet_colour(fleet: Fleet) -> str:
+    """Its architecture's; paler where the drafter has a card of its own kind, or where a placed one is replicated."""
+    colour = arch_colour(fleet.arch)
+    replicated = fleet.arch in APART and not fleet.splits
+    return paler(colour, 0.45 if fleet.hardware.cards or replicated else 0.0)
+
+
+def _draw_border(axes: Axes, found: WinnerMap) -> None:
+    """A line through the rows, at the load where replicas begin to lead; at the map's edge where they do not."""
+    loads, places = found.grid.loads, list(reversed(found.grid.places))
+    points = []
+    for border in found.borders:
+        low, high = border.split_leads, border.replicas_lead
+        if low is None:
+            x = 0.0
+        elif high is None:
+            x = float(len(loads))
+        else:
+            x = float(np.interp(math.log(math.sqrt(low * high)), np.log(loads), np.arange(len(loads)) + 0.5))
+        points.append((places.index(border.place), x))
+    for row, x in points:
+        axes.plot([x, x], [row, row + 1], color="black", linewidth=3.5, solid_capstyle="butt")
+    for (upper, x), (lower, next_x) in itertools.pairwise(sorted(points)):
+        if lower == upper + 1:
+            axes.plot([x, next_x], [lower, lower], color="black", linewidth=3.5)

@@ -30,6 +30,7 @@ OWN: dict[Arch, tuple[str, tuple[Any, ...]]] = {  # what an architecture alone h
     "pdv-unified": ("admission_factor", (1.0, 1.2, 2.0)),
     "pdv-hybrid": ("hybrid_threshold", (2, 8, 32)),
     "adaptive": ("verify_gather", ("auto", "never")),
+    "pdv-ahead": ("verify_gather", ("auto", "never")),
 }
 
 
@@ -125,12 +126,13 @@ class Space:
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
 
-def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int]:
-    """What is smaller is simpler: the architecture, then the controller, then fewer settings off those given."""
+def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int, int]:
+    """What is smaller is simpler: the architecture, GPUs a server, the controller, fewer settings off those given."""
     settings = ("max_num_seqs", "max_num_batched_tokens", *({OWN[candidate.arch][0]} if candidate.arch in OWN else ()))
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
     arch = SIMPLEST_FIRST.index(candidate.arch) if candidate.arch in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
-    return arch, CONTROLLERS.index(candidate.server.controller), moved, candidate.server.num_speculative_tokens
+    controller, k = CONTROLLERS.index(candidate.server.controller), candidate.server.num_speculative_tokens
+    return arch, candidate.seats.gpus, controller, moved, k
 
 
 def described(candidate: Experiment) -> str:

@@ -60,11 +60,11 @@ class Search:
         return better / poorer if poorer > 0 else float("inf")
 
 
-def most_runs(space: Space, places: int) -> int:
-    """Simulations that tuning at so many places takes at the most, with one kept."""
+def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
+    """Simulations that tuning at so many places takes, more or less, with one kept; of all architectures or so many."""
     ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
     ways += len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own
-    return SEEDS * places * len(space.archs) * ways
+    return SEEDS * places * (contenders or len(space.archs)) * ways
 
 
 def tuned(found: Search, places: Sequence[Experiment], bench: Bench, kept: int = 1) -> list[dict[Arch, Experiment]]:

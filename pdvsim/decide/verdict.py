@@ -16,18 +16,21 @@ from pdvsim.sim.config import Experiment
 def judged(
     rows: Mapping[str, Sequence[Row]],
     goal: Goal,
-    place: Experiment,
+    place: Experiment | Mapping[str, Experiment],
     indifference: float,
     comparisons: int | None = None,
+    costs: Mapping[str, float] | None = None,
 ) -> Contest:
     """The contest by the goal's figure of those who could be chosen: they meet the levels and keep up.
 
-    Where nobody meets the levels, all who keep up; where nobody does, all. `place` gives the pair and the card.
+    Where nobody meets the levels, all who keep up; where nobody does, all. `place` gives the pair and the card, or
+    each contender's own. With `costs` the figure counts by what each costs.
     """
     up = {name: mine for name, mine in rows.items() if kept_up(mine)}
     able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
-    values = {name: [goal.value(row) for row in mine] for name, mine in able.items()}
-    errors = {name: lead_error(place, goal.told_by(mine)) for name, mine in able.items()}
+    values = {name: [goal.value(row) / (costs[name] if costs else 1.0) for row in mine] for name, mine in able.items()}
+    places = place if isinstance(place, Mapping) else dict.fromkeys(able, place)
+    errors = {name: lead_error(places[name], goal.told_by(mine)) for name, mine in able.items()}
     return contest(values, goal.sign, comparisons, indifference, errors)
 
 

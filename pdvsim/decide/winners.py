@@ -6,19 +6,24 @@ that leaves the whole map at 95%, so that among many cells none is expected to b
 alike by the cell's seeds and the indifference, the simplest of them is taken, as in advice. At a request rate,
 who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
 
+With `fleets`, ways to use the same number of GPUs compete in place of architectures, and the border is found up to
+which a server with its lanes on several GPUs leads over replicas: by bisection between the loads of the map, on the
+means, each at its best at every load that is looked at.
+
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.fleet import Fleet, hourly, tuned_fleets
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
@@ -39,6 +44,7 @@ if TYPE_CHECKING:
 Axis = Literal["acceptance", "size"]
 Family = Literal["map", "cell"]
 Place = float | str  # an acceptance rate, or a pair
+NEAR = 1.1  # two loads whose ratio is no more are not told apart
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,13 @@ class Grid:
     warmup_share: float = 0.1
     family: Family = "map"
     indifference: float = 0.0
+    fleets: tuple[Fleet, ...] = ()
+    usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
+    per_dollar: bool = False
 
     def __post_init__(self) -> None:
+        if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
+            raise ValueError("--per-dollar is of fleets (--gpus) by throughput or goodput")
         lists = (("concurrency", self.concurrency), ("request-rate", self.request_rate))
         for name, values in (*lists, ("acceptances" if self.axis == "acceptance" else "pairs", self.places)):
             if len(set(values)) != len(values):
@@ -82,7 +93,22 @@ class Grid:
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        return self.space.archs
+        """Who competes: architectures, or fleets by their names."""
+        return tuple(fleet.name for fleet in self.fleets) or self.space.archs
+
+    def starts(self, here: Experiment) -> list[Experiment]:
+        """Everyone in a cell, before they are tuned."""
+        return [fleet.of(here) for fleet in self.fleets] or [replace(here, arch=arch) for arch in self.archs]
+
+    def costs(self, here: Experiment) -> dict[str, float] | None:
+        """An hour of each fleet, where it counts."""
+        return {fleet.name: hourly(fleet, here, self.usd) for fleet in self.fleets} if self.per_dollar else None
+
+    @property
+    def objective(self) -> str:
+        """What the winner is best at, in words."""
+        unit = "dollar an hour" if self.usd else "GPU"
+        return NAMES[self.goal.objective] + (f" per {unit}" if self.per_dollar else "")
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -105,12 +131,7 @@ class Grid:
     def experiments(self) -> list[Experiment]:
         """All runs of the map with the settings given, before any is tuned."""
         heres = (self.placed(load, place) for load, place in self.cells())
-        return [
-            run
-            for here in heres
-            for arch in self.archs
-            for run in replications(replace(here, arch=arch), self.num_runs)
-        ]
+        return [run for here in heres for start in self.starts(here) for run in replications(start, self.num_runs)]
 
     def placed(self, load: float, place: Place) -> Experiment:
         """The experiment of a cell, its architecture and settings as given."""
@@ -143,6 +164,15 @@ class Cell:
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
 
+@dataclass(frozen=True)
+class Border:
+    """At one place, the loads between which replicas begin to lead over lanes on several GPUs; None: not on the map."""
+
+    place: Place
+    split_leads: float | None  # the highest load, by the means
+    replicas_lead: float | None  # the lowest
+
+
 @dataclass(repr=False)
 class WinnerMap:
     """The cells whose runs are all done."""
@@ -150,6 +180,7 @@ class WinnerMap:
     grid: Grid
     cells: list[Cell] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
+    borders: list[Border] = field(default_factory=list)
     interrupted: bool = False
 
     def __repr__(self) -> str:
@@ -172,7 +203,7 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
     best: list[dict[Arch, Experiment]] = []
     try:
-        best = tuned(search, [grid.placed(load, place) for load, place in grid.cells()], bench)
+        best = _at_best(grid, search, [grid.placed(load, place) for load, place in grid.cells()], bench)
         bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
     except KeyboardInterrupt:
         found.interrupted = True
@@ -181,11 +212,57 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
         done = {arch: known for arch, known in rows.items() if known is not None}
         for arch, known in done.items():
             where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-            where |= {"arch": arch, "settings": ", ".join(settings_text(here[arch]))}
+            where |= {"fleet" if grid.fleets else "arch": arch, "settings": ", ".join(settings_text(here[arch]))}
             found.rows += [row | where | {"run": run} for run, row in enumerate(known)]
         if len(done) == len(here):
             found.cells.append(_judged(grid, load, place, done, here))
+    if grid.fleets and not found.interrupted:
+        try:
+            found.borders = [_border(found, place, search, bench) for place in grid.places]
+        except KeyboardInterrupt:
+            found.interrupted = True
     return found
+
+
+def _at_best(grid: Grid, search: Search, places: Sequence[Experiment], bench: Bench) -> list[dict[Arch, Experiment]]:
+    return tuned_fleets(search, grid.fleets, places, bench) if grid.fleets else tuned(search, places, bench)
+
+
+def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
+    """By bisection between the loads of the map, on the means; each fleet at its best at every load looked at."""
+    grid = found.grid
+    leads = {cell.load: _split_lead(grid, cell) for cell in found.cells if cell.place == place}
+    ahead = [load for load, lead in leads.items() if lead > 0]
+    low = max(ahead, default=None)
+    high = min((load for load, lead in leads.items() if lead <= 0 and (low is None or load > low)), default=None)
+    while low is not None and high is not None and _between(grid, low, high) not in (low, high):
+        load = _between(grid, low, high)
+        here = grid.placed(load, place)
+        [best] = _at_best(grid, search, [here], bench)
+        rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
+        low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
+    return Border(place, low, high)
+
+
+def _between(grid: Grid, low: float, high: float) -> float:
+    """A load in the geometric middle: a whole number of requests, or a rate unless the two are near."""
+    middle = math.sqrt(low * high)
+    if grid.request_rate:
+        return middle if high / low > NEAR else low
+    return float(min(max(round(middle), low + 1), high - 1)) if high - low > 1 and high / low > NEAR else low
+
+
+def _split_lead(grid: Grid, cell: Cell) -> float:
+    """By how much the best fleet with lanes on several GPUs is above the best of replicas, in the goal's direction."""
+    if cell.contest is None:
+        return 0.0
+    means = {name: grid.goal.sign * value.mean for name, value in cell.contest.values.items()}
+    splits = {fleet.name: fleet.splits for fleet in grid.fleets}
+    best = {
+        split: max((mean for name, mean in means.items() if splits[name] is split), default=-math.inf)
+        for split in (True, False)
+    }
+    return best[True] - best[False]
 
 
 def _judged(
@@ -195,7 +272,8 @@ def _judged(
     if len(behind) == len(rows):
         return Cell(load, place, None, None, behind, settings)
     here = grid.placed(load, place)
-    held = judged(rows, grid.goal, here, grid.indifference, grid.comparisons)
+    told = settings if grid.fleets else here
+    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons, grid.costs(here))
     return Cell(load, place, chosen(held, settings, here), held, behind, settings)
 
 
@@ -238,10 +316,11 @@ def map_document(found: WinnerMap) -> dict[str, Any]:
     return {
         "pdvsim_version": __version__,
         "interrupted": found.interrupted,
-        "objective": found.grid.goal.objective,
+        "objective": found.grid.objective if found.grid.fleets else found.grid.goal.objective,
         "comparisons": found.grid.comparisons,
         "grid": output.settings(found.grid),
         "cells": cells,
+        **({"borders": [asdict(border) for border in found.borders]} if found.grid.fleets else {}),
         "outside_measured": next(iter(table.most_outside(found.rows)), None) if found.rows else None,
     }
 
@@ -268,13 +347,23 @@ def map_table(found: WinnerMap) -> str:
     return "\n".join(
         [
             table.grid(header, rows),
-            f"best {NAMES[grid_.goal.objective]} and its lead over the second, each at its own best settings",
+            f"best {grid_.objective} and its lead over the second, each at its own best settings",
             "".join(["(in brackets): not told apart from those named", *limits]),
             f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+            *map(border_text, reversed(found.borders)),
             table.founded(first),
             *table.most_outside(found.rows),
         ]
     )
+
+
+def border_text(border: Border) -> str:
+    """Where replicas begin to lead."""
+    low, high = border.split_leads, border.replicas_lead
+    at = f"{place_text(border.place)}: lanes on several GPUs "
+    if low is None:
+        return at + "lead nowhere"
+    return at + (f"lead up to {low:g}, replicas from {high:g}" if high is not None else f"lead up to {low:g}, the last")
 
 
 def place_text(place: Place) -> str:

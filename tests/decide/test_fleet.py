@@ -1,0 +1,144 @@
+"""The same number of GPUs used otherwise: who competes, what it costs, and where lanes on several GPUs stop leading."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pdvsim.cli.advise import AdviseOptions, AskedTraffic
+from pdvsim.cli.map import MapOptions, MapTraffic
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.figures import map_figure
+from pdvsim.decide.fleet import ARCHS, Fleet, fleets, hourly, prices
+from pdvsim.decide.fleet_advice import FleetAdvice, fleet_document, fleet_text
+from pdvsim.decide.options import TunedServer
+from pdvsim.decide.runs import Bench
+from pdvsim.decide.winners import WinnerMap, draw_map, map_document, map_table
+from pdvsim.sim.config import Acceptance, Experiment, Hardware
+from pdvsim.sim.run import simulate
+
+ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
+SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batched_tokens=2048)
+
+
+def test_every_fleet_has_as_many_gpus() -> None:
+    for gpus in (2, 4):
+        for fleet in fleets(Experiment(), ARCHS, gpus, "l4"):
+            experiment = fleet.of(Experiment())
+            assert len(fleet.cards(experiment)) == gpus
+            assert experiment.seats.gpus * experiment.hardware.replicas == gpus
+            assert fleet.splits == (experiment.seats.gpus > 1)
+    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2, "l4")]
+    assert names == [
+        "2x autoregressive", "2x colocated", "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv on l4+1",
+        "pdv-ahead on 1+1", "pdv-ahead on l4+1",
+    ]  # fmt: skip
+    odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
+    assert odd == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv"]
+
+
+def test_the_drafters_card_is_where_it_drafts() -> None:
+    fleet = next(fleet for fleet in fleets(Experiment(), ("pdv",), 2, "l4") if fleet.hardware.cards)
+    experiment = fleet.of(Experiment())
+    assert [experiment.hardware.cards[at] for at in experiment.seats.draft] == ["l4"]
+    assert experiment.hardware.cards[experiment.seats.verify] == "h200"
+
+
+def test_a_fleet_costs_what_its_cards_cost() -> None:
+    usd = prices(("h200=4", "l4=0.5"))
+    costs = {
+        fleet.name: hourly(fleet, Experiment(), usd) for fleet in fleets(Experiment(), ("colocated", "pdv"), 2, "l4")
+    }
+    assert costs == {"2x colocated": 8, "2x pdv": 8, "pdv on 1+1": 8, "pdv on l4+1": 4.5}
+    alike = fleets(Experiment(), ("colocated", "pdv"), 2)
+    assert {hourly(fleet, Experiment(), {}) for fleet in alike} == {2.0}
+
+
+@pytest.mark.parametrize(
+    ("make", "refusal"),
+    [
+        (lambda: fleets(Experiment(), ("colocated",), 2), "at least two ways"),
+        (lambda: fleets(Experiment(), ("colocated", "pd"), 2, "l4"), "drafts on a GPU of its own"),
+        (lambda: fleets(Experiment(hardware=Hardware(replicas=2)), ARCHS, 2), "leave out --place"),
+        (lambda: prices(("h200",)), "card=price"),
+        (lambda: prices(("h200=-1",)), "card-hour-usd h200 must be"),
+        (lambda: hourly(fleets(Experiment(), ARCHS, 2, "l4")[-1], Experiment(), {}), "no price for l4"),
+        (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
+        (lambda: MapOptions(per_dollar=True).grid(), "for --gpus 2"),
+        (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "by throughput or goodput"),
+        (lambda: AdviseOptions(drafter_card="l4", traffic=AskedTraffic(request_rate=1.0)).fleets(), "for --gpus 2"),
+    ],
+)
+def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
+    with pytest.raises(ValueError, match=refusal):
+        make()
+
+
+@pytest.fixture(scope="module")
+def drawn() -> WinnerMap:
+    options = MapOptions(
+        ("colocated", "pdv-ahead"), 2, concurrency=(1, 8, 64), acceptances=(0.5, 0.9), num_runs=2, jobs=1,
+        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64), per_dollar=True,
+    )  # fmt: skip
+    return draw_map(options.grid(), Bench(1))
+
+
+def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:
+    """At one request at a time a second server is idle; at many it doubles what is served."""
+    for place in (0.5, 0.9):
+        few, many = drawn.cell(1, place), drawn.cell(64, place)
+        assert few is not None
+        assert many is not None
+        assert (few.winner, many.winner) == ("pdv-ahead on 1+1", "2x colocated")
+
+
+def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
+    """Both loads are neighbours, and what is led at each was simulated there."""
+    assert [border.place for border in drawn.borders] == [0.5, 0.9]
+    for border in drawn.borders:
+        low, high = border.split_leads, border.replicas_lead
+        assert low is not None
+        assert high is not None
+        assert 1 <= low < high <= 64
+        assert high - low == 1 or high / low <= 1.1
+        for cell in drawn.cells:
+            if cell.place == border.place and cell.contest is not None:
+                assert (cell.contest.best == "pdv-ahead on 1+1") == (cell.load <= low)
+
+
+def test_the_map_says_who_where_and_by_what(drawn: WinnerMap) -> None:
+    text, document = map_table(drawn), map_document(drawn)
+    assert "best output throughput (tok/s) per GPU" in text
+    assert text.count("lanes on several GPUs lead up to") == 2
+    assert [border["place"] for border in document["borders"]] == [0.5, 0.9]
+    assert set(drawn.points["fleet"]) == {"2x colocated", "pdv-ahead on 1+1"}
+    axes = map_figure(drawn).axes[0]
+    assert len(axes.lines) == 3  # one in each row, and one that joins them
+
+
+def test_advice_on_two_gpus_is_by_latency_and_by_cost() -> None:
+    options = AdviseOptions(
+        ("colocated", "pdv-ahead"), 2, "l4", ("h200=4", "l4=0.5"), num_runs=5, jobs=1, server=SETTLED,
+        acceptance=Acceptance(0.8), traffic=ASKED,
+    )  # fmt: skip
+    advice = options.answer(Bench(1))
+    assert isinstance(advice, FleetAdvice)
+    assert advice.recommended == "pdv-ahead on 1+1"
+    assert advice.cheapest == "pdv-ahead on l4+1"
+    text, document = fleet_text(advice), fleet_document(advice)
+    assert "Cheapest that will do: pdv-ahead on l4+1." in text
+    assert "Tensor parallelism is not modelled" in text
+    assert document["recommendation"] == advice.recommended
+    for fleet in document["fleets"]:
+        cost, tokens = fleet["per_million_output_tokens"], fleet["output_throughput"]
+        assert cost.mean == pytest.approx(fleet["hourly"] * 1e6 / 3600 / tokens.mean, rel=0.05)
+    simulate(replace(advice.best["pdv-ahead on 1+1"], scoring=options.scoring))  # no option of it does nothing
+
+
+def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
+    """What is not known of the L4 is no reason to doubt a lead between two fleets of H200s."""
+    ways: dict[str, Fleet] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
+    off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
+    assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["pdv-ahead on l4+1"]
