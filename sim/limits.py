@@ -52,6 +52,7 @@ _PART = Range(0, 0.99)  # of which something must be left
 _DRAFT = Range(1, MAX_DRAFT)
 _QUEUE = Range(1, 1_000_000)
 _RATE = Range(1e-6, 1e9, or_inf=True)
+_USD = Range(0.0001, 1e6)  # an hour of a GPU
 _COST_S = Range(0, 1)
 _SPEND_S = Range(0.01, 30 * 86400)
 
@@ -115,7 +116,8 @@ RANGES: dict[str, Range] = {
     "pair_budget_s": _SPEND_S,
     "attainment": Range(0.01, 1),
     "gpus": Range(1, 1024),
-    "gpu_hour_usd": Range(0.0001, 1e6),
+    "gpu_hour_usd": _USD,
+    "usd": _USD,
     "tolerance": Range(0.001, 0.5),
     "warmup_share": _PART,
     "indifference": _PART,

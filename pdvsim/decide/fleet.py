@@ -17,11 +17,10 @@ from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import PLACED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.limits import Range, check
+from pdvsim.sim.limits import RANGES, check
 from pdvsim.sim.policies import kin
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
-USD = Range(0.0001, 1e6)  # of a card, an hour
 APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # one lane's GPU, and the others'
 
 
@@ -98,7 +97,7 @@ def prices(texts: Sequence[str]) -> dict[str, float]:
             found[name] = float(price)
         except ValueError:
             raise ValueError(f"card-hour-usd: {text!r} must be card=price, e.g. h200=4.5") from None
-        check(f"card-hour-usd {name}", found[name], USD)
+        check(f"card-hour-usd {name}", found[name], RANGES["gpu_hour_usd"])
     return found
 
 

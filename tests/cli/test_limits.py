@@ -43,6 +43,7 @@ MADE = {
     "Bracket",
     "WinnerMap",
     "Cell",
+    "Border",
     "DraftTable",
     "Tier",
     "Frontier",
