@@ -26,8 +26,9 @@ FAIR_RUNS = 4
 class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
-    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison", "engines"]]
-    """The published table; model-comparison is predicted blind, engines are vLLM and SGLang."""
+    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison", "engines", "overlap"]]
+    """The published table; model-comparison is predicted blind, engines are vLLM and SGLang; overlap: systems
+    that draft on cards of their own."""
     num_runs: int | None = None
     """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted; model-comparison: of
     what is assumed); default 20, 16 and 40."""
@@ -46,8 +47,9 @@ class ReproduceCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.table == "engines" and (self.num_runs or self.seed or self.fair or self.gpu or self.all_metrics):
-            raise ValueError("engines are computed, not simulated: only --output and --json go with them")
+        figures = self.table in ("engines", "overlap")
+        if figures and (self.num_runs or self.seed or self.fair or self.gpu or self.all_metrics):
+            raise ValueError(f"{self.table} has its settings from its sources: only --output and --json go with it")
         if self.table == "model-comparison" and (self.fair or self.all_metrics):
             raise ValueError(f"{self.table} has no {'--fair' if self.fair else '--all-metrics'}: it is a prediction")
         if self.gpu is not None:
@@ -62,6 +64,8 @@ def main(argv: list[str]) -> int:
 
     if args.table == "engines":
         return _engines(args)
+    if args.table == "overlap":
+        return _overlap(args)
 
     from pdvsim.published.reproduce import reproduce
     from pdvsim.published.tables import load_published
@@ -126,6 +130,24 @@ def _engines(args: ReproduceCommand) -> int:
     if args.output is None:
         return 0
     return output.save({output.check_folder(Path(args.output)) / "engines.json": (document + "\n").encode()})
+
+
+def _overlap(args: ReproduceCommand) -> int:
+    """Systems that overlap drafting and verification, beside ours."""
+    from pdvsim.published.overlap import SOURCES, overlap_text
+    from pdvsim.study import output
+
+    sources = []
+    with Progress(len(SOURCES), "sources", args.json) as progress:
+        for source in SOURCES:
+            sources.append(source())
+            progress.update(len(sources))
+    documents = [source.document() for source in sources]
+    document = output.dumps({"table": args.table, "pdvsim_version": __version__, "sources": documents})
+    print(document if args.json else overlap_text(sources))
+    if args.output is None:
+        return 0
+    return output.save({output.check_folder(Path(args.output)) / "overlap.json": (document + "\n").encode()})
 
 
 def _compare(args: ReproduceCommand, folder: Path) -> int:

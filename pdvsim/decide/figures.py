@@ -187,7 +187,8 @@ def map_figure(found: WinnerMap) -> Figure:
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
         run_seeds(grid.base.traffic.seed, grid.num_runs),
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
-        drafts="each architecture at its own best",
+        card=f"{len(grid.fleets[0].cards(grid.base))} GPUs ({grid.base.hardware.gpu})" if grid.fleets else None,
+        drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its own best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "

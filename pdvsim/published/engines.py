@@ -223,7 +223,9 @@ def reproduce_engines() -> EngineReport:
             OutOfReach("vLLM pull request 48892 (MTP-8)", "the model and the card are not stated"),
             OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and a model that is not known here"),
             OutOfReach("SpecDecode-Bench, Llama-3-70B TP4; SGLang pull request 22520; vLLM blog 2024", several),
-            OutOfReach("nano-PEARL, SSD/Saguaro, MineDraft", f"{several}, with the drafter on one of its own"),
+            OutOfReach(
+                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on cards of their own: `pdvsim reproduce overlap`"
+            ),
             OutOfReach("pegainfer (RTX 5090)", "a card that is not known here, and a partition of its multiprocessors"),
         ),
     )
