@@ -5,6 +5,9 @@
 The host launches and asks; it never waits for the device. Rows of the records are written by the simulator's own books,
 so that they mean the same. Start and end of a launch are the device's, around its graphs alone, on the clock's origin.
 
+Drafts ahead of a verdict are made for their time alone: every branch works on its request's own slot, beside the verify
+that judges it. So they are right where verdicts are pinned, and tokens mean nothing.
+
 Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
 where the simulator prices one forward for all.
 """
@@ -68,7 +71,13 @@ class ServingRig:
         sequences = Sequences(needs.slots, needs.capacity, models["target"].device)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
         engines = {
-            role: Engine(model, sequences, seed=seed, row_buckets=rows, chunk_buckets=chunks)
+            role: Engine(
+                model,
+                sequences,
+                seed=seed,
+                row_buckets=needs.draft_buckets if role == "draft" else rows,
+                chunk_buckets=chunks,
+            )
             for role, model in models.items()
         }
         places = tuple(place for place in PLACES[experiment.kin] if place[1] in engines)
@@ -200,6 +209,8 @@ class CudaGPU:
 
     def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = [lane.prefill(chunks)] if chunks else []
+        if work.kind == "ahead":
+            return [lane.draft(slots, work.steps)]
         if slots:
             behind = [
                 # the newest token is fed by the draft itself

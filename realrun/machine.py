@@ -44,8 +44,9 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.seats.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
-    if experiment.kin == "pdv-ahead":
-        raise ValueError("realrun does not draft ahead of verdicts: pdv-ahead is for simulated runs")
+    ahead = experiment.kin == "pdv-ahead"
+    if ahead and machine.own_verdict:
+        raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")
     if not experiment.scoring.detailed:
         raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
     simulated = ("contention", "band")
@@ -57,8 +58,9 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
     if server.priority == "dynamic" or server.lane_weights:
         raise ValueError("a CUDA stream keeps one priority: --priority dynamic and --lane-weights are for pdvsim run")
-    if experiment.longest_draft > MAX_DRAFT:
-        raise ValueError(f"the GPU kernels verify at most {MAX_DRAFT} drafts, got {experiment.longest_draft}")
+    if experiment.longest_draft > MAX_DRAFT - ahead:
+        most = f"{MAX_DRAFT - ahead} drafts{' behind a guess' if ahead else ''}"
+        raise ValueError(f"the GPU kernels take at most {most}, got {experiment.longest_draft}")
     if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if server.kv_cache == "paged":

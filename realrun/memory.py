@@ -20,9 +20,10 @@ from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.policies.ahead import FANS, Lookahead
 
 LaneRole = tuple[str, Role]
 
@@ -35,6 +36,7 @@ PLACES: dict[Arch, tuple[LaneRole, ...]] = {  # which model runs on which lane
     "pd": (*_PREFILL, ("decode", "draft"), ("decode", "target")),
     "pdv": _LANES,
     "pdv-unified": _LANES,
+    "pdv-ahead": _LANES,
     "pdv-hybrid": (*_LANES, ("decode", "target")),
     "adaptive": (*_LANES, ("decode", "target")),
 }
@@ -102,6 +104,12 @@ def in_flight_limit(experiment: Experiment) -> int:
     return server.max_num_seqs
 
 
+def most_branches(server: Server) -> int:
+    """The most rows that one request has in a draft ahead."""
+    fan = max(FANS) if server.ahead_fan is None else server.ahead_fan
+    return Lookahead(fan, True).branches(server.longest_draft)
+
+
 def buckets_for(buckets: Sequence[int], most: int) -> tuple[int, ...]:
     """The buckets up to the first that holds `most`, doubled from the last on where none does."""
     sizes = list(buckets)
@@ -122,6 +130,7 @@ class Needs:
     prompt_tokens: tuple[int, int]  # least and most in one forward
     splits_from: int | None  # prompts are cut at so many tokens or more; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
+    branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
@@ -151,6 +160,7 @@ class Needs:
             prompt_tokens=(1 if splits else min(prompts), min(most, together * max(prompts))),
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
+            branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
         )
 
     def covers(self, other: Needs) -> bool:
@@ -167,12 +177,17 @@ class Needs:
         )
 
     @property
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.slots, self.capacity, self.rows
+    def _sizes(self) -> tuple[int, int, int, int]:
+        return self.slots, self.capacity, self.rows, self.branches
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
         return buckets_for(ROW_BUCKETS, self.rows)
+
+    @property
+    def draft_buckets(self) -> tuple[int, ...]:
+        """Of the drafter's rows, of which there are more where it drafts ahead."""
+        return buckets_for(ROW_BUCKETS, self.rows * max(1, self.branches))
 
     @property
     def chunk_buckets(self) -> tuple[int, ...]:
@@ -182,7 +197,8 @@ class Needs:
     @property
     def catches_up(self) -> bool:
         """Whether the drafter may fall behind: plain rounds among others."""
-        return self.arch == "adaptive" or min(self.draft_lengths) == 0 < max(self.draft_lengths)
+        plain = self.arch in ("adaptive", "pdv-ahead") and max(self.draft_lengths) > 0
+        return plain or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
     def shapes(self, place: LaneRole) -> list[LaunchShape]:
         """The graphs that one model on one lane will need, the largest first: later ones fit into its memory."""
@@ -215,12 +231,18 @@ class Needs:
                 if k:
                     yield DraftShape(rows, k, False)
                     yield DraftShape(rows, k, True)
+        if self.branches:
+            for rows in self.draft_buckets:
+                for k in self.draft_lengths:
+                    if k:
+                        yield DraftShape(rows, k + 1, False)
         if self.catches_up:
             for chunk in self.chunk_buckets:
                 yield ForwardShape(0, 0, chunk, False)
 
     def _verifies(self, lane: str) -> Iterator[LaunchShape]:
-        lengths = {0, *self.draft_lengths} if self.arch == "adaptive" and lane == "decode" else set(self.draft_lengths)
+        plain = (self.arch == "adaptive" and lane == "decode") or self.arch == "pdv-ahead"
+        lengths = {0, *self.draft_lengths} if plain else set(self.draft_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
                 yield ForwardShape(rows, k + 1)
@@ -276,7 +298,7 @@ def weight_bytes(spec: ModelSpec, item: int) -> float:
 
 def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     """Room for the largest forward: its widest activations twice over, and its logits."""
-    judged = needs.rows * (max(needs.draft_lengths) + 1)
+    judged = needs.rows * max(max(needs.draft_lengths) + 1, needs.branches)
     widest = 2 * arch.spec.intermediate + arch.qkv_width + 2 * arch.spec.hidden
     return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
 

@@ -162,8 +162,8 @@ def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
             OverlapCell(f"over drafting and verifying in turn, {said}", 2.0, True, min(over), max(over)),
             OverlapCell(f"over plain decoding, {said}", 5.0, True, min(plain), max(plain)),
         ),
-        "Their fan is larger for the likelier outcomes, which guesses more of them with as many rows. That is the likely "
-        "reason, and not a tested one.",
+        "Their fan is larger for the likelier outcomes, which guesses more of them with as many rows. That is likely "
+        "the reason; it is not tested.",
     )
 
 

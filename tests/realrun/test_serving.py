@@ -17,7 +17,7 @@ from tiny_engines import CPU
 from pdvsim.realrun import site as site_module
 from pdvsim.realrun.device import ServingRig
 from pdvsim.realrun.engine.cache import Sequences
-from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.engine import DraftShape, Engine
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.speculative import generate
@@ -26,7 +26,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
 from pdvsim.realrun.site import TINY, prepare, prompts, serve
 from pdvsim.sim import policies
-from pdvsim.sim.config import Arch, Experiment, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request, Role
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
@@ -35,7 +35,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
-SERVED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # which is refused
+JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own
 MACHINE = Machine(device="cpu", tiny=True)
 OWN = replace(MACHINE, verdict="own")
 DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")
@@ -92,7 +92,7 @@ def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
     monkeypatch.setattr(Adaptive, "best_mode", lambda self, decoding, context, k: next(turns))
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_a_run_is_the_simulators_but_for_its_times(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance is pinned: every request goes through the same rounds under both clocks, into the same columns."""
     let_adaptive_switch(monkeypatch, "atomic", "lanes", "lanes")
@@ -115,7 +115,7 @@ def test_a_run_is_the_simulators_but_for_its_times(arch: Arch, monkeypatch: pyte
     assert 0 <= real.meta["host_idle_share"] <= 1
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("arch", JUDGED)
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_served_speculation_equals_plain_greedy(arch: Arch, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the policy batches, splits, overlaps or switches, each request reads as if it had been alone."""
@@ -174,7 +174,7 @@ def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.Mo
         assert request.accepted == request.drafted
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_slots_are_used_again_and_never_shared(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
     take, release = Slots.take, Slots.release
@@ -201,7 +201,7 @@ def test_the_policies_are_the_simulators_own() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("arch", ARCHS)
 def test_every_launch_finds_its_graph_prepared(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Capturing during a run would stall it."""
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
@@ -223,6 +223,45 @@ def test_every_launch_finds_its_graph_prepared(arch: Arch, monkeypatch: pytest.M
     serve(chosen, MACHINE, requests=requests, rig=rig)
     for place, shapes in launched.items():
         assert shapes <= set(rig.needs.shapes(place))
+
+
+@pytest.mark.parametrize("fan", [0, 2])
+def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A miss is drafted for anew, so rounds do not depend on times; every branch is a row of a launch on its lane."""
+    chosen = experiment("pdv-ahead", ahead_fan=fan, ahead_miss="draft")
+    chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=40), acceptance=Acceptance(0.8))
+    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    for name in ("rounds", "drafts", "drafted", "accepted", "bare"):
+        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    launches, requests = real.launches, real.requests
+    made = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
+    tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in made.items()}
+    assert tokens["ahead"] == requests["ahead_tokens"].sum() > 0
+    assert tokens["draft"] + requests["ahead_used"].sum() == requests["drafted"].sum()
+    assert requests["ahead_used"].sum() > 0
+    rows = launches["rows"][made["ahead"]]
+    assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
+
+
+@pytest.mark.parametrize("fan", [0, 3, None])
+@pytest.mark.parametrize("miss", ["draft", "plain"])
+def test_every_draft_ahead_finds_its_graph_prepared(fan: int | None, miss: str) -> None:
+    chosen = experiment("pdv-ahead", ahead_fan=fan, ahead_miss=miss)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = prepare(chosen, MACHINE, requests)
+    result = serve(chosen, MACHINE, requests=requests, rig=rig)
+    ahead = result.launches["kind"] == KINDS.index("ahead")
+    shapes = {shape for shape in rig.needs.shapes(("decode", "draft")) if isinstance(shape, DraftShape)}
+    for rows, steps in zip(result.launches["rows"][ahead], result.launches["steps"][ahead], strict=True):
+        assert any(shape.rows >= rows and shape.steps == steps and not shape.catch_up for shape in shapes)
+    assert {shape.rows for shape in rig.needs.shapes(("verify", "target"))} <= set(rig.needs.row_buckets)
+
+
+def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
+    with pytest.raises(ValueError, match="pdv-ahead needs --verdict pinned"):
+        serve(experiment("pdv-ahead"), OWN)
+    with pytest.raises(ValueError, match="at most 14 drafts behind a guess, got 15"):
+        serve(experiment("pdv-ahead", num_speculative_tokens=15), MACHINE)
 
 
 def _copy(engine: Engine) -> Engine:
