@@ -1,7 +1,8 @@
 """GPUs as specifications: what a card can do at most, with the source of every figure. A user adds one in TOML.
 
 Rates are dense bf16 with fp32 sums and the data sheet's bandwidth, except where `measured` says otherwise; memory is
-what the driver reports, which is less than the number on the box where error correction takes its part.
+what the driver reports, which is less than the number on the box where error correction takes its part (for H100, A100,
+L40S, L4 and A10 as listed in github.com/modal-labs/modal-client, pull request 2797).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int,
 
 _A100 = "data sheet, NVIDIA A100 Tensor Core GPU (2021)"
 _H100 = "data sheet, NVIDIA H100 Tensor Core GPU (2023), without sparsity"
+_A10G = "bandwidth: baseten.co, A10 vs A10G for ML model inference; arithmetic: remembered, with no data sheet at hand"
 _H100_PCIE = "product brief, NVIDIA H100 PCIe GPU (PB-11133-001, 2022); data sheet for the arithmetic, without sparsity"
 
 GPUS: dict[str, GpuSpec] = {
@@ -45,8 +47,8 @@ GPUS: dict[str, GpuSpec] = {
         _sheet("h100-pcie", 2000, 756.5, 81559, 114, _H100_PCIE),
         _sheet("h100-nvl", 3938, 835.5, 95830, 132, _H100),
         _sheet("l40s", 864, 362, 46068, 142, "data sheet, NVIDIA L40S (2023), without sparsity"),
-        _sheet("l4", 300, 121, 23034, 58, "data sheet, NVIDIA L4 (2023), without sparsity"),
-        _sheet("a10g", 600, 70, 23028, 80, "data sheet, NVIDIA A10G for AWS G5 (2021), without sparsity"),
+        _sheet("l4", 300, 121, 23034, 58, "data sheet, NVIDIA L4 (2023), half of that with sparsity"),
+        _sheet("a10g", 600, 70, 23028, 80, _A10G),
         _sheet("rtx-4090", 1008, 165.2, 24564, 128, "NVIDIA Ada GPU architecture white paper (2023), fp32 sums"),
         _sheet("b200", 8000, 2250, 183359, 148, "data sheet, NVIDIA HGX B200 (2025), without sparsity"),
     )

@@ -17,6 +17,7 @@ from pdvsim.sim.core import Pair
 LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
 DraftProbs = Literal["none", "bf16", "fp32"]
 
+# there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
 _NCCL = "latency as NCCL reckons with it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
 
 
@@ -30,7 +31,7 @@ class LinkSpec:
 
 
 LINKS: dict[LinkName, LinkSpec] = {
-    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 900 GB/s both ways; {_NCCL}"),
+    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}"),
     "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}"),
     "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}"),
     "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}"),
