@@ -51,7 +51,7 @@ class AdviseOptions:
     drafter_card: str | None = None
     """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
+    """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5. One GPU alone competes, then."""
     attainment: float = 0.9
     """Share of the requests that should meet every service level of --goodput."""
     objective: Objective | None = None
@@ -94,7 +94,8 @@ class AdviseOptions:
     def fleets(self) -> tuple[Fleet, ...]:
         """Ways to use several GPUs; none where there is one."""
         if self.gpus > 1:
-            return fleets(self.question().base, self.archs, self.gpus, self.drafter_card)
+            alone = bool(self.card_hour_usd)
+            return fleets(self.question().base, self.archs, self.gpus, self.drafter_card, alone)
         if self.drafter_card or self.card_hour_usd:
             raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
         return ()

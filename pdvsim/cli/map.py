@@ -55,7 +55,7 @@ class MapOptions:
     card_hour_usd: tuple[str, ...] = ()
     """Price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
     per_dollar: bool = False
-    """With --gpus: best by the dollar, or by the GPU where no prices are given."""
+    """With --gpus: best by the dollar, or by the GPU where no prices are given; one GPU alone competes, too."""
     y: Axis = "acceptance"
     """The second axis: acceptance, or size (pairs by the ratio of their parameters)."""
     concurrency: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ class MapOptions:
             self.warmup_share,
             self.family,
             self.indifference,
-            fleets(base, archs, self.gpus, self.drafter_card) if self.gpus > 1 else (),
+            fleets(base, archs, self.gpus, self.drafter_card, self.per_dollar) if self.gpus > 1 else (),
             prices(self.card_hour_usd),
             self.per_dollar,
         )

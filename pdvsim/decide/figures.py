@@ -187,7 +187,7 @@ def map_figure(found: WinnerMap) -> Figure:
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
         run_seeds(grid.base.traffic.seed, grid.num_runs),
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
-        card=f"{len(grid.fleets[0].cards(grid.base))} GPUs ({grid.base.hardware.gpu})" if grid.fleets else None,
+        card=f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})" if grid.fleets else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its own best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
@@ -195,7 +195,7 @@ def map_figure(found: WinnerMap) -> Figure:
     note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     if found.borders:
-        note += " Black: where replicas begin to lead over lanes on several GPUs."
+        note += " Black: where servers of one GPU begin to lead over lanes on several."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -244,11 +244,11 @@ def _fleet_colour(fleet: Fleet) -> str:
 
 
 def _draw_border(axes: Axes, found: WinnerMap) -> None:
-    """A line through the rows, at the load where replicas begin to lead; at the map's edge where they do not."""
+    """A line through the rows, at the load where servers of one GPU begin to lead; at the edge where they do not."""
     loads, places = found.grid.loads, list(reversed(found.grid.places))
     points = []
     for border in found.borders:
-        low, high = border.split_leads, border.replicas_lead
+        low, high = border.split_leads, border.whole_lead
         if low is None:
             x = 0.0
         elif high is None:

@@ -2,7 +2,7 @@
 
 A fleet is a number of GPUs, an architecture, and who is where. Fleets of the same size compete, each at its own best
 settings (`tune`), on the same requests: so a lane that gets a GPU of its own is held against a second server. Prices of
-cards make it a contest by the dollar; without them every GPU costs the same.
+cards make it a contest by the dollar; without them every GPU costs the same. By the dollar one GPU alone competes, too.
 
 Not among them: tensor parallelism, which is not modelled.
 """
@@ -47,11 +47,13 @@ class Fleet:
         return bool(self.hardware.place)
 
 
-def fleets(base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str | None = None) -> tuple[Fleet, ...]:
+def fleets(
+    base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str | None = None, alone: bool = False
+) -> tuple[Fleet, ...]:
     """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
 
     An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs; one that drafts
-    ahead is not replicated, as on one GPU it has nothing to gain.
+    ahead is not replicated, as on one GPU it has nothing to gain. Where cost counts, one GPU `alone` competes too.
     """
     given = base.hardware
     if gpus < 2:
@@ -69,6 +71,8 @@ def fleets(base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str
     for arch in archs:
         kind = kin(arch)
         if kind != "pdv-ahead":
+            if alone:
+                found.append(Fleet(f"1x {arch}", arch, given))
             found.append(Fleet(f"{gpus}x {arch}", arch, copies(given, gpus)))
         if kind not in PLACED or gpus % 2:
             continue

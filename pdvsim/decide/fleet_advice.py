@@ -108,7 +108,7 @@ def fleet_text(advice: FleetAdvice) -> str:
         body.append([name, ", ".join(settings_text(advice.best[name])), positive(value), behind, *cost, state, mark])
     per_token = "$ per million tokens" if advice.usd else "GPU-hours per million tokens"
     head = ["fleet", "at its best", NAMES[ask.goal.objective], f"{held.best} ahead by", f"{unit}/h", per_token, "", ""]
-    gpus = len(advice.fleets[0].cards(ask.base))
+    gpus = len(advice.fleets[-1].cards(ask.base))
     will = "" if advice.does(best) else ", the least bad: none will do"
     title = f"{best} for {ask.base.server.pair}, {gpus} GPUs at {rate:g} req/s{will}"
     lines = [title, "-" * len(title), grid(head, body)]

@@ -7,8 +7,8 @@ alike by the cell's seeds and the indifference, the simplest of them is taken, a
 who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
 
 With `fleets`, ways to use the same number of GPUs compete in place of architectures, and the border is found up to
-which a server with its lanes on several GPUs leads over replicas: by bisection between the loads of the map, on the
-means, each at its best at every load that is looked at.
+which a server with its lanes on several GPUs leads over servers of one: by bisection between the loads of the map, on
+the means, each at its best at every load that is looked at.
 
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
 """
@@ -166,11 +166,11 @@ class Cell:
 
 @dataclass(frozen=True)
 class Border:
-    """At one place, the loads between which replicas begin to lead over lanes on several GPUs; None: not on the map."""
+    """At one place, the loads between which servers of one GPU begin to lead over lanes on several; None: not there."""
 
     place: Place
-    split_leads: float | None  # the highest load, by the means
-    replicas_lead: float | None  # the lowest
+    split_leads: float | None  # the highest load of the map, by the means
+    whole_lead: float | None  # the lowest beyond that
 
 
 @dataclass(repr=False)
@@ -253,7 +253,7 @@ def _between(grid: Grid, low: float, high: float) -> float:
 
 
 def _split_lead(grid: Grid, cell: Cell) -> float:
-    """By how much the best fleet with lanes on several GPUs is above the best of replicas, in the goal's direction."""
+    """By how much the best fleet with lanes on several GPUs is above the best without, in the goal's direction."""
     if cell.contest is None:
         return 0.0
     means = {name: grid.goal.sign * value.mean for name, value in cell.contest.values.items()}
@@ -358,12 +358,14 @@ def map_table(found: WinnerMap) -> str:
 
 
 def border_text(border: Border) -> str:
-    """Where replicas begin to lead."""
-    low, high = border.split_leads, border.replicas_lead
+    """Where servers of one GPU begin to lead."""
+    low, high = border.split_leads, border.whole_lead
     at = f"{place_text(border.place)}: lanes on several GPUs "
     if low is None:
         return at + "lead nowhere"
-    return at + (f"lead up to {low:g}, replicas from {high:g}" if high is not None else f"lead up to {low:g}, the last")
+    return at + (
+        f"lead up to {low:g}, servers of one from {high:g}" if high is not None else f"lead up to {low:g}, the last"
+    )
 
 
 def place_text(place: Place) -> str:

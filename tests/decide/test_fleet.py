@@ -80,13 +80,14 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 def drawn() -> WinnerMap:
     options = MapOptions(
         ("colocated", "pdv-ahead"), 2, concurrency=(1, 8, 64), acceptances=(0.5, 0.9), num_runs=2, jobs=1,
-        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64), per_dollar=True,
+        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
     )  # fmt: skip
     return draw_map(options.grid(), Bench(1))
 
 
 def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:
     """At one request at a time a second server is idle; at many it doubles what is served."""
+    assert drawn.grid.archs == ("2x colocated", "pdv-ahead on 1+1")
     for place in (0.5, 0.9):
         few, many = drawn.cell(1, place), drawn.cell(64, place)
         assert few is not None
@@ -98,7 +99,7 @@ def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
     """Both loads are neighbours, and what is led at each was simulated there."""
     assert [border.place for border in drawn.borders] == [0.5, 0.9]
     for border in drawn.borders:
-        low, high = border.split_leads, border.replicas_lead
+        low, high = border.split_leads, border.whole_lead
         assert low is not None
         assert high is not None
         assert 1 <= low < high <= 64
@@ -110,7 +111,7 @@ def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
 
 def test_the_map_says_who_where_and_by_what(drawn: WinnerMap) -> None:
     text, document = map_table(drawn), map_document(drawn)
-    assert "best output throughput (tok/s) per GPU" in text
+    assert "best output throughput (tok/s) and its lead" in text
     assert text.count("lanes on several GPUs lead up to") == 2
     assert [border["place"] for border in document["borders"]] == [0.5, 0.9]
     assert set(drawn.points["fleet"]) == {"2x colocated", "pdv-ahead on 1+1"}
@@ -126,9 +127,9 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost() -> None:
     advice = options.answer(Bench(1))
     assert isinstance(advice, FleetAdvice)
     assert advice.recommended == "pdv-ahead on 1+1"
-    assert advice.cheapest == "pdv-ahead on l4+1"
+    assert advice.cheapest == "1x colocated"
     text, document = fleet_text(advice), fleet_document(advice)
-    assert "Cheapest that will do: pdv-ahead on l4+1." in text
+    assert "Cheapest that will do: 1x colocated." in text
     assert "Tensor parallelism is not modelled" in text
     assert document["recommendation"] == advice.recommended
     for fleet in document["fleets"]:
@@ -142,3 +143,22 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     ways: dict[str, Fleet] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
     off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["pdv-ahead on l4+1"]
+
+
+def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
+    """One request at a time leaves a second server idle, so one GPU alone gives the most for each."""
+    options = MapOptions(
+        ("colocated", "pdv-ahead"), 2, concurrency=(1, 64), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
+        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
+    )  # fmt: skip
+    grid = options.grid()
+    assert grid.archs == ("1x colocated", "2x colocated", "pdv-ahead on 1+1")
+    assert grid.objective == "output throughput (tok/s) per GPU"
+    found = draw_map(grid, Bench(1))
+    cell = found.cell(1, 0.8)
+    assert cell is not None
+    assert cell.winner == "1x colocated"
+    assert cell.contest is not None
+    values = {name: value.mean for name, value in cell.contest.values.items()}
+    assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
+    assert found.borders[0].split_leads is None
