@@ -119,10 +119,14 @@ def hourly(fleet: Fleet, place: Experiment, usd: Mapping[str, float]) -> float:
 def tuned_fleets(
     search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
 ) -> list[dict[str, Experiment]]:
-    """For each place every fleet at its own best settings, by name."""
+    """For each place every fleet at its own best settings, by name; what is left of a budget is shared out evenly."""
     found: list[dict[str, Experiment]] = [{} for _ in places]
-    for fleet in ways:
-        mine = replace(search, space=replace(search.space, archs=(fleet.arch,)), figures={}, peaks={}, skipped=0)
+    for at, fleet in enumerate(ways):
+        budget = search.budget
+        if budget is not None:
+            budget = bench.runs + max(0, budget - bench.runs) // (len(ways) - at)
+        space = replace(search.space, archs=(fleet.arch,))
+        mine = Search(search.goal, space, search.warmup_share, search.indifference, budget)
         for here, best in zip(found, tuned(mine, [fleet.of(place) for place in places], bench), strict=True):
             here[fleet.name] = best[fleet.arch]
         search.skipped += mine.skipped

@@ -100,7 +100,7 @@ def fleet_text(advice: FleetAdvice) -> str:
     order = [*held.values, *(name for name in advice.rows if name not in held.values)]
     body = []
     for name in order:
-        behind = "" if name in (held.best, *(n for n in order if n not in held.values)) else lead_text(held, name)
+        behind = lead_text(held, name) if name in held.behind else ""
         state = "not told apart" if name in held.unsure else "" if advice.does(name) else "will not do"
         value = held.values.get(name) or interval(map(ask.goal.value, advice.rows[name]))
         cost = [f"{advice.hourly(name):.3g}", positive(advice.per_million(name))]

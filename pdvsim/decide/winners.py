@@ -363,9 +363,8 @@ def border_text(border: Border) -> str:
     at = f"{place_text(border.place)}: lanes on several GPUs "
     if low is None:
         return at + "lead nowhere"
-    return at + (
-        f"lead up to {low:g}, servers of one from {high:g}" if high is not None else f"lead up to {low:g}, the last"
-    )
+    end = "the last of the map" if high is None else f"servers of one from {high:g}"
+    return f"{at}lead up to {low:g}, {end}"
 
 
 def place_text(place: Place) -> str:

@@ -11,12 +11,15 @@ from pdvsim.cli.advise import AdviseOptions, AskedTraffic
 from pdvsim.cli.map import MapOptions, MapTraffic
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
-from pdvsim.decide.fleet import ARCHS, Fleet, fleets, hourly, prices
+from pdvsim.decide.fleet import ARCHS, Fleet, fleets, hourly, prices, tuned_fleets
 from pdvsim.decide.fleet_advice import FleetAdvice, fleet_document, fleet_text
+from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import TunedServer
 from pdvsim.decide.runs import Bench
+from pdvsim.decide.space import Space
+from pdvsim.decide.tune import Search
 from pdvsim.decide.winners import WinnerMap, draw_map, map_document, map_table
-from pdvsim.sim.config import Acceptance, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
 from pdvsim.sim.run import simulate
 
 ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
@@ -162,3 +165,17 @@ def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
     values = {name: value.mean for name, value in cell.contest.values.items()}
     assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
     assert found.borders[0].split_leads is None
+
+
+def test_a_budget_is_shared_by_the_fleets() -> None:
+    """The last is tried as often as the first."""
+    ways = fleets(Experiment(), ("colocated", "pd"), 2)
+    place = Experiment(traffic=Traffic("random", num_prompts=20, max_concurrency=2, input_len=32, output_len=16))
+    bench = Bench(1)
+    search = Search(Goal("throughput"), Space(max_num_seqs=(32,), max_num_batched_tokens=(512,)), 0.0, budget=18)
+    [best] = tuned_fleets(search, ways, [place], bench)
+    tried = [sum(e.hardware == fleet.hardware and e.arch == fleet.arch for e in search.figures) for fleet in ways]
+    assert list(best) == [fleet.name for fleet in ways]
+    assert tried == [3, 3, 3]
+    assert bench.runs <= 18
+    assert search.skipped > 0

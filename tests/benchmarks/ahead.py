@@ -1,0 +1,69 @@
+"""How much drafting ahead rests on what is assumed of its guesses: `python tests/benchmarks/ahead.py --picture a.png`.
+
+A drafter with a GPU of its own against two servers of colocated batches, over the requests at once, for a chain and for
+several exponents of `--ahead-exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
+from pdvsim.view.figure import DPI, new_figure, styled
+from pdvsim.view.style import GREY, paler
+
+PAIR, RATE, TOKENS = "tinyllama-1.1b:llama-2-7b", 0.8, 128
+AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
+LENGTHS = (2, 3, 4)
+WAYS: dict[str, dict[str, Any]] = {
+    "chain": {"ahead_fan": 0},
+    **{f"r = {r:g}": {"ahead_exponent": r} for r in (0.25, 0.5, 1.0, 2.0)},
+}
+COLOUR = "#7a5195"
+SHADES = (0.75, 0.55, 0.0, 0.35)  # darkest: what is assumed
+
+
+def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
+    """Output tokens a second at the best of the draft lengths."""
+    traffic = Traffic("random", num_prompts=max(40, 3 * at_once), input_len=TOKENS, output_len=TOKENS,
+                      max_concurrency=at_once)  # fmt: skip
+    runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)
+    return max(float(summarise(simulate(suited(run)))["output_throughput"]) for run in runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--picture", type=Path, required=True, help="draw it here")
+    arguments = parser.parse_args()
+    two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in AT_ONCE}
+    caption = (
+        f"{PAIR}, two H200s, {TOKENS} in, {TOKENS} out, acceptance {RATE}, best k of {LENGTHS[0]} to {LENGTHS[-1]}. "
+        "r: --ahead-exponent, of which 1 is assumed. One seed. Simulated."
+    )
+    with styled():
+        figure = new_figure(8, 4.6, caption)
+        axes = figure.subplots()
+        for (name, way), shade in zip(WAYS.items(), (None, *SHADES), strict=True):
+            apart = Hardware(verify_gpu=1, band=False)
+            gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in AT_ONCE]
+            print(name, " ".join(f"{gain:.2f}" for gain in gains))
+            colour = GREY if shade is None else paler(COLOUR, shade)
+            axes.plot(AT_ONCE, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name)
+        axes.axhline(1, color="0.3", linewidth=1.2)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(AT_ONCE, list(map(str, AT_ONCE)))
+        axes.minorticks_off()
+        axes.set_xlabel("Concurrent requests")
+        axes.set_ylabel("Output throughput over that of two servers")
+        axes.set_title("Drafting ahead on a second GPU, by how well it guesses", loc="left", fontweight="bold")
+        axes.legend(frameon=False, ncols=2)
+        figure.savefig(arguments.picture, dpi=DPI)
+
+
+if __name__ == "__main__":
+    main()
