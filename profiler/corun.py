@@ -24,7 +24,7 @@ from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
 from pdvsim.realrun.engine.engine import Engine, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
@@ -83,7 +83,8 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 found.append((start, end, cached))
             if now < seconds and len(queue) < DEPTH:
                 start = perf_counter() - begin
-                ticket, cached = launch()
+                ticket, drawn = launch()
+                cached = drawn.context_total
                 if launch.lane.gpu:
                     queue.append((ticket, cached))
                 else:
@@ -123,6 +124,7 @@ class Duo:
         fit = int(free // (CAPACITY * sum(s.kv_bytes_per_token for s in specs))) - 1 - PROMPT_SLOTS
         self.rows = max(0, min(MAX_ROWS, fit // 2))
         sequences = Sequences(2 * self.rows + PROMPT_SLOTS, CAPACITY, device)
+        sequences.deal(range(sequences.slots), CAPACITY // PAGE, self.rng)
         sequences.tokens.random_(0, min(s.vocab for s in specs))
         self.engines: dict[str, Engine] = {}
         for arch, roles in ((draft, ("draft",)), (target, ("verify", "prefill", "mixed"))):

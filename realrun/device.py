@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
@@ -65,7 +65,9 @@ class ServingRig:
         """Capture everything and run it once."""
         vocab = min(model.arch.spec.vocab for model in models.values())
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
-        sequences = Sequences(needs.slots, needs.capacity, models["target"].device)
+        # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
+        slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
+        sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
         engines = {
             role: Engine(model, sequences, seed=seed, row_buckets=rows, chunk_buckets=chunks)
@@ -191,6 +193,11 @@ class CudaGPU:
         lane = self.lanes[work.lane, work.role]
         chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
         slots = self.slots.of(work.rows)
+        ahead = work.tokens if work.role == "target" else work.steps + 1
+        lane.new_pages += self.slots.grown(
+            [*slots, *(chunk.slot for chunk in chunks)],
+            [*(row.context + ahead for row in work.rows), *(chunk.start + chunk.tokens for chunk in chunks)],
+        )
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
         if not slots:
@@ -219,7 +226,7 @@ class CudaGPU:
             slot, prompt = self.slots.take(request), self.prompts[request.id]
             with lane.on_stream():
                 lane.engine.sequences.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
-        final = role == "target" and chunk.start + chunk.tokens == request.prompt_tokens
+        final = role == "target" and chunk.start + chunk.tokens == request.to_read
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
     def _price(self, work: Work) -> tuple[float, float, float]:

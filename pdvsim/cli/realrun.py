@@ -73,9 +73,9 @@ def _run(argv: list[str]) -> int:
     print(document if args.json else run.table())
     if files.paths:
         _say(f"saved {', '.join(map(str, files.paths))}")
-    held, wanted = result.meta["kv_slots"], result.meta["kv_slots_wanted"]
+    held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
     if held < wanted:
-        _say(f"memory held {held} requests at once, not {wanted}: others waited")
+        _say(f"the KV cache holds {held:,} tokens, all requests in flight may want {wanted:,}: some may have waited")
     if asked is not None:
         _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
     return 130 if asked is not None else 0

@@ -3,8 +3,10 @@
 """Attention on the GPU: a few new tokens per row over ragged cached contexts, and prompt chunks over theirs.
 
 Decode: the query heads that share a kv head, and a row's new tokens, are packed into one tile, so each key is read
-once; a row's context is cut into a fixed number of splits, sized on the device from its length, whose results a
-second kernel combines. The kernel also turns q and k and writes the cache: each split writes the positions it owns.
+once. Contexts are cut into stretches of about the same length, so that a long row takes more programs and not more
+time: who reads what is planned once a forward, for all layers. The last program of a row to finish joins what the
+others found. The kernel also turns q and k and writes the cache: each program writes the positions it owns. Where a
+position lies is read from the page table.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
 from pdvsim.realrun.engine.buckets import PROGRAMS_PER_SM, query_tile
-from pdvsim.realrun.engine.kernels import card, overlapping, take_turn
+from pdvsim.realrun.engine.cache import PAGE
+from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
 from pdvsim.sim.hardware.latency import cuts
 
+BLOCK = 64  # positions that a program reads at once; half as many of long heads
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
@@ -28,9 +32,8 @@ LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 class AttentionTuning:
     """How decode attention runs; one object so that a benchmark can try others."""
 
-    programs_per_sm: int = PROGRAMS_PER_SM  # splits are added until about this many programs per multiprocessor
-    block: int = 64
-    stages: int = 3
+    programs_per_sm: int = PROGRAMS_PER_SM  # contexts are cut until about this many programs per multiprocessor read
+    stages: int = 5  # looking up pages takes some of them
     warps: int = 4
     prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
 
@@ -48,131 +51,192 @@ def _turned(base, row, d, c, s, inside, DIM: tl.constexpr):
 
 
 @triton.jit
-def _decode(
-    qkv_ptr, kv_ptr, row_slots_ptr, positions_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, lse_ptr,
-    heads, kv_heads, capacity, value_offset, scale, splits,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK: tl.constexpr, SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    split, head, r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    width = (heads + 2 * kv_heads) * DIM
-    slot = tl.load(row_slots_ptr + r).to(tl.int64)
-    first = tl.load(positions_ptr + r * TOKENS)
-    total = first + TOKENS
-    span = tl.cdiv(tl.cdiv(total, splits), BLOCK) * BLOCK
-    begin = split * span
-    end = tl.minimum(begin + span, total)
-    d = tl.arange(0, DIM)[None, :]
-    keys = kv_ptr + (slot * kv_heads + head) * capacity * DIM
-    values = keys + value_offset
-    half = d % (DIM // 2)
-    tokens = qkv_ptr + r.to(tl.int64) * TOKENS * width
-
-    # positions and angles may be read before the turn: the kernel ahead makes only q, k and v
-    i = tl.arange(0, BLOCK_Q)
-    query = first + i // GROUP
-    real = i < TOKENS * GROUP
-    c = tl.load(cos_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
-    s = tl.load(sin_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
-    take_turn(OVERLAP)
-    if end > first:
-        t = tl.arange(0, BLOCK_T)[:, None]
-        mine = (t < TOKENS) & (first + t >= begin) & (first + t < end)
-        c_new = tl.load(cos_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
-        s_new = tl.load(sin_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
-        new_key = _turned(tokens, t * width + (heads + head) * DIM, d, c_new, s_new, mine, DIM)
-        new_value = tl.load(tokens + t * width + (heads + kv_heads + head) * DIM + d, mask=mine, other=0.0)
-        tl.store(keys + (first + t) * DIM + d, new_key.to(kv_ptr.dtype.element_ty), mask=mine)
-        tl.store(values + (first + t) * DIM + d, new_value, mask=mine)
-        tl.debug_barrier()  # the loop below reads these positions back through other threads
-    at = (i // GROUP) * width + (head * GROUP + i % GROUP) * DIM
-    q = _turned(tokens, at[:, None], d, c, s, real[:, None], DIM).to(kv_ptr.dtype.element_ty)
-
-    top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    total_weight = tl.zeros((BLOCK_Q,), tl.float32)
-    acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
-    j = tl.arange(0, BLOCK)
-    for start in range(begin, end, BLOCK):
-        position = start + j
-        inside = position < end
-        k = tl.load(keys + position[None, :] * DIM + tl.arange(0, DIM)[:, None], mask=inside[None, :], other=0.0)
-        score = tl.dot(q, k, input_precision="ieee") * scale
-        seen = inside[None, :] & (position[None, :] <= query[:, None])
-        score = tl.where(seen, score, float("-inf"))
-        new_top = tl.maximum(top, tl.max(score, 1))
-        safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(score - safe_top[:, None])
-        shrink = tl.exp2(top - safe_top)
-        v = tl.load(values + position[:, None] * DIM + d, mask=inside[:, None], other=0.0)
-        total_weight = total_weight * shrink + tl.sum(weight, 1)
-        acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
-        top = new_top
-
-    safe_weight = tl.where(total_weight == 0.0, 1.0, total_weight)
-    acc = acc / safe_weight[:, None]
-    if SPLIT:
-        row = ((r.to(tl.int64) * kv_heads + head) * splits + split) * (TOKENS * GROUP) + i
-        tl.store(part_ptr + row[:, None] * DIM + d, acc, mask=real[:, None])
-        lse = tl.where(total_weight == 0.0, float("-inf"), top + tl.log2(safe_weight))
-        tl.store(lse_ptr + row, lse, mask=real)
-    else:
-        token = r.to(tl.int64) * TOKENS + i // GROUP
-        out = out_ptr + (token * heads + head * GROUP + i % GROUP)[:, None] * DIM + d
-        tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
+def _places(pages, position, inside, head, kv_heads, PAGE: tl.constexpr):
+    """Rows of a cache that hold a slot's positions: its `pages`, then the head, then the place in the page."""
+    page = tl.load(pages + position // PAGE, mask=inside, other=0)
+    return (page * kv_heads + head) * PAGE + position % PAGE
 
 
 @triton.jit
-def _combine(
-    part_ptr, lse_ptr, out_ptr, heads, kv_heads, splits,
-    TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    i, head, r = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+def _block_places(pages, start, head, kv_heads, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """The same of a block of positions from `start`, a multiple of its length: few pages, each looked up once."""
+    j = tl.arange(0, BLOCK)
+    page = tl.zeros((BLOCK,), tl.int32) + tl.load(pages + start // PAGE)
+    for n in tl.static_range(1, BLOCK // PAGE):
+        page = tl.where(j >= n * PAGE, tl.load(pages + start // PAGE + n), page)
+    return (page * kv_heads + head) * PAGE + (start + j) % PAGE
+
+
+@triton.jit
+def _plan(positions_ptr, plan_ptr, rows, cuts, programs, TOKENS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+          PROGRAMS: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
     take_turn(OVERLAP)
-    s = tl.arange(0, BLOCK_S)
-    d = tl.arange(0, DIM)[None, :]
-    row = ((r * kv_heads + head) * splits + s) * (TOKENS * GROUP) + i
-    lse = tl.load(lse_ptr + row, mask=s < splits, other=float("-inf"))
-    weight = tl.exp2(lse - tl.max(lse, 0))
-    used = (weight > 0.0)[:, None]
-    part = tl.load(part_ptr + row[:, None] * DIM + d, mask=used, other=0.0)
-    out = tl.sum(part * weight[:, None], 0) / tl.sum(weight, 0)
-    token = r * TOKENS + i // GROUP
-    at = out_ptr + (token * heads + head * GROUP + i % GROUP) * DIM + tl.arange(0, DIM)
-    tl.store(at, out.to(out_ptr.dtype.element_ty))
+    r = tl.arange(0, ROWS)
+    total = tl.load(positions_ptr + r * TOKENS, mask=r < rows, other=-TOKENS) + TOKENS
+    span = tl.cdiv(tl.cdiv(tl.sum(total, 0) * 5, rows * cuts * 4), BLOCK) * BLOCK
+    parts = tl.cdiv(total, span)
+    begin = tl.cumsum(parts, 0) - parts
+    p = tl.arange(0, PROGRAMS)
+    tl.store(plan_ptr + 1 + p, tl.full((PROGRAMS,), -1, tl.int32), mask=p < programs)
+    tl.debug_barrier()  # other threads overwrite these
+    tl.store(plan_ptr, span)
+    for part in range(tl.max(parts, 0)):
+        tl.store(plan_ptr + 1 + begin + part, part * rows + r, mask=part < parts)
+
+
+def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:
+    """Who reads what in the rows' attention: the length of a stretch, then each program's stretch and row, or -1."""
+    rows = batch.rows
+    even = cuts(rows * kv_heads, TUNING.programs_per_sm * card(positions.device)[0])
+    programs = most_programs(rows, even)
+    planned = positions.new_empty(1 + programs)
+    _plan[(1,)](
+        positions, planned, rows, even, programs, TOKENS=batch.tokens_per_row, BLOCK=BLOCK,
+        ROWS=triton.next_power_of_2(rows), PROGRAMS=triton.next_power_of_2(programs), num_warps=4,
+        **overlapping(positions.device),
+    )  # fmt: skip
+    return planned
+
+
+def most_programs(rows: int, even: int) -> int:
+    """Stretches that rows may be cut into: a fair share each and a bit, and what is left over in every row."""
+    return rows + 4 * rows * even // 5
+
+
+@triton.jit
+def _joined(part_ptr, lse_ptr, first, parts, i, d, real, apart, DIM: tl.constexpr, BLOCK_Q: tl.constexpr):
+    """What the programs of one row's head found, weighted by the sums of their weights."""
+    top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+    total_weight = tl.zeros((BLOCK_Q,), tl.float32)
+    acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
+    for part in range(parts):
+        row = first + part * apart + i
+        # past the multiprocessor's own cache: others wrote these
+        lse = tl.load(lse_ptr + row, mask=real, other=float("-inf"), cache_modifier=".cg")
+        found = tl.load(part_ptr + row[:, None] * DIM + d, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, lse)
+        safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink, weight = tl.exp2(top - safe_top), tl.exp2(lse - safe_top)
+        total_weight = total_weight * shrink + weight
+        acc = acc * shrink[:, None] + found * weight[:, None]
+        top = new_top
+    return acc / tl.where(total_weight == 0.0, 1.0, total_weight)[:, None]
+
+
+@triton.jit
+def _decode(
+    qkv_ptr, kv_ptr, pages_ptr, row_slots_ptr, positions_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, lse_ptr, done_ptr,
+    plan_ptr, rows, heads, kv_heads, pages_width, value_offset, scale,
+    PAGE: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    # the plan and all it needs may be read before the turn: the kernel ahead makes only q, k and v
+    head, program = tl.program_id(0), tl.program_id(1)
+    item = tl.load(plan_ptr + 1 + program)
+    if item >= 0:
+        r, split, span = item % rows, item // rows, tl.load(plan_ptr)
+        first = tl.load(positions_ptr + r * TOKENS)
+        total = first + TOKENS
+        begin = split * span
+        end = tl.minimum(begin + span, total)
+        width = (heads + 2 * kv_heads) * DIM
+        pages = pages_ptr + tl.load(row_slots_ptr + r) * pages_width
+        d = tl.arange(0, DIM)[None, :]
+        values_ptr = kv_ptr + value_offset
+        half = d % (DIM // 2)
+        tokens = qkv_ptr + r.to(tl.int64) * TOKENS * width
+        i = tl.arange(0, BLOCK_Q)
+        query = first + i // GROUP
+        real = i < TOKENS * GROUP
+        c = tl.load(cos_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
+        s = tl.load(sin_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
+        take_turn(OVERLAP)
+        if end > first:
+            t = tl.arange(0, BLOCK_T)[:, None]
+            mine = (t < TOKENS) & (first + t >= begin) & (first + t < end)
+            c_new = tl.load(cos_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
+            s_new = tl.load(sin_ptr + (first + t) * (DIM // 2) + half, mask=mine, other=0.0)
+            new_key = _turned(tokens, t * width + (heads + head) * DIM, d, c_new, s_new, mine, DIM)
+            new_value = tl.load(tokens + t * width + (heads + kv_heads + head) * DIM + d, mask=mine, other=0.0)
+            new_at = _places(pages, first + t, mine, head, kv_heads, PAGE) * DIM + d
+            tl.store(kv_ptr + new_at, new_key.to(kv_ptr.dtype.element_ty), mask=mine)
+            tl.store(values_ptr + new_at, new_value, mask=mine)
+            tl.debug_barrier()  # the loop below reads these positions back through other threads
+        at = (i // GROUP) * width + (head * GROUP + i % GROUP) * DIM
+        q = _turned(tokens, at[:, None], d, c, s, real[:, None], DIM).to(kv_ptr.dtype.element_ty)
+
+        top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
+        total_weight = tl.zeros((BLOCK_Q,), tl.float32)
+        acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
+        j = tl.arange(0, BLOCK)
+        for start in range(begin, end, BLOCK):
+            position = start + j
+            inside = position < end
+            place = _block_places(pages, start, head, kv_heads, PAGE, BLOCK) * DIM
+            k = tl.load(kv_ptr + place[None, :] + tl.arange(0, DIM)[:, None], mask=inside[None, :], other=0.0)
+            score = tl.dot(q, k, input_precision="ieee") * scale
+            seen = inside[None, :] & (position[None, :] <= query[:, None])
+            score = tl.where(seen, score, float("-inf"))
+            new_top = tl.maximum(top, tl.max(score, 1))
+            safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(score - safe_top[:, None])
+            shrink = tl.exp2(top - safe_top)
+            v = tl.load(values_ptr + place[:, None] + d, mask=inside[:, None], other=0.0)
+            total_weight = total_weight * shrink + tl.sum(weight, 1)
+            acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
+            top = new_top
+
+        token = r.to(tl.int64) * TOKENS + i // GROUP
+        out = out_ptr + (token * heads + head * GROUP + i % GROUP)[:, None] * DIM + d
+        safe_weight = tl.where(total_weight == 0.0, 1.0, total_weight)
+        acc = acc / safe_weight[:, None]
+        parts = tl.cdiv(total, span)
+        if parts == 1:
+            tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
+        else:
+            # parts of a row lie behind each other, as its programs do
+            mine_first = ((program - split).to(tl.int64) * kv_heads + head) * (TOKENS * GROUP)
+            row = mine_first + split * (kv_heads * (TOKENS * GROUP)) + i
+            tl.store(part_ptr + row[:, None] * DIM + d, acc, mask=real[:, None])
+            lse = tl.where(total_weight == 0.0, float("-inf"), top + tl.log2(safe_weight))
+            tl.store(lse_ptr + row, lse, mask=real)
+            tl.debug_barrier()  # all threads have written before one of them says so
+            done = done_ptr + r * kv_heads + head
+            if tl.atomic_add(done, 1, sem="acq_rel") == parts - 1:
+                tl.store(done, 0)  # for the next layer
+                apart = kv_heads * (TOKENS * GROUP)
+                joined = _joined(part_ptr, lse_ptr, mine_first, parts, i, d, real, apart, DIM, BLOCK_Q)
+                tl.store(out, joined.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
 def decode_attention(
-    qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor, tuning: AttentionTuning = TUNING
+    qkv: Tensor, kv: Tensor, batch: Batch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
     """Attention of a few new tokens a row over its cache."""
-    _, _, kv_heads, capacity, dim = kv.shape
+    kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows
     out = qkv.new_empty(rows * tokens, heads * dim)
-    splits = cuts(rows * kv_heads, tuning.programs_per_sm * card(qkv.device)[0])
-    part = qkv.new_empty((rows * kv_heads * splits * tokens * group, dim), dtype=torch.float32) if splits > 1 else out
+    programs = planned.shape[0] - 1
+    part = qkv.new_empty((programs * kv_heads * tokens * group, dim), dtype=torch.float32)
     lse = part.new_empty(part.shape[0], dtype=torch.float32)
-    launch = overlapping(qkv.device)
-    block = max(16, tuning.block * 256 // max(256, dim * kv.element_size()))  # long heads take shorter blocks
-    _decode[(splits, kv_heads, rows)](
-        qkv, kv, batch.row_slots, positions, cos, sin, out, part, lse,
-        heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * LOG2_E, splits,
-        TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
-        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=block, SPLIT=splits > 1,
-        num_warps=tuning.warps, num_stages=tuning.stages, **launch,
+    # in the order of the plan, whose empty places come last
+    _decode[(kv_heads, programs)](
+        qkv, kv, batch.pages, batch.row_slots, positions, cos, sin, out, part, lse, counters(qkv.device),
+        planned, rows, heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E,
+        PAGE=PAGE, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
+        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=BLOCK if dim * kv.element_size() <= 256 else BLOCK // 2,
+        num_warps=TUNING.warps, num_stages=TUNING.stages, **overlapping(qkv.device),
     )  # fmt: skip
-    if splits > 1:
-        _combine[(tokens * group, kv_heads, rows)](
-            part, lse, out, heads, kv_heads, splits, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_S=splits,
-            num_warps=2, **launch,
-        )  # fmt: skip
     return out
 
 
 @triton.jit
 def _prefill(
-    qkv_ptr, kv_ptr, slots_ptr, starts_ptr, bounds_ptr, out_ptr, heads, kv_heads, capacity, value_offset, scale,
-    GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    qkv_ptr, kv_ptr, pages_ptr, slots_ptr, starts_ptr, bounds_ptr, out_ptr,
+    heads, kv_heads, pages_width, value_offset, scale,
+    PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     # the blocks with the longest contexts go first, so that short ones fill the end
     block, head, stretch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -180,7 +244,7 @@ def _prefill(
     low = tl.load(bounds_ptr + stretch)
     count = tl.load(bounds_ptr + stretch + 1) - low
     if block * BLOCK_Q < count:
-        slot = tl.load(slots_ptr + stretch).to(tl.int64)
+        pages = pages_ptr + tl.load(slots_ptr + stretch) * pages_width
         first = tl.load(starts_ptr + stretch) + block * BLOCK_Q
         i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
         d = tl.arange(0, DIM)
@@ -190,33 +254,35 @@ def _prefill(
         q = tl.load(qkv_ptr + q_rows, mask=real, other=0.0)
         query = first + tl.arange(0, BLOCK_Q)
         j = tl.arange(0, BLOCK)
-        keys = kv_ptr + (slot * kv_heads + head // GROUP) * capacity * DIM
-        k = keys + j[None, :] * DIM + d[:, None]
-        v = keys + value_offset + j[:, None] * DIM + d[None, :]
+        values_ptr = kv_ptr + value_offset
         top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         total_weight = tl.zeros((BLOCK_Q,), tl.float32)
         acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
         seen_by_all = (first + 1) // BLOCK * BLOCK
         end = tl.minimum(first + BLOCK_Q, first - block * BLOCK_Q + count)
         for start in range(0, seen_by_all, BLOCK):
-            score = tl.dot(q, tl.load(k + start * DIM), input_precision="ieee") * scale
+            place = _block_places(pages, start, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            k = tl.load(kv_ptr + place[None, :] + d[:, None])
+            score = tl.dot(q, k, input_precision="ieee") * scale
             new_top = tl.maximum(top, tl.max(score, 1))
             weight = tl.exp2(score - new_top[:, None])
             shrink = tl.exp2(top - new_top)
             total_weight = total_weight * shrink + tl.sum(weight, 1)
-            values = tl.load(v + start * DIM)
+            values = tl.load(values_ptr + place[:, None] + d[None, :])
             acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             top = new_top
         for start in range(seen_by_all, end, BLOCK):
             inside = start + j < end
-            score = tl.dot(q, tl.load(k + start * DIM, mask=inside[None, :], other=0.0), input_precision="ieee")
+            place = _block_places(pages, start, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            k = tl.load(kv_ptr + place[None, :] + d[:, None], mask=inside[None, :], other=0.0)
+            score = tl.dot(q, k, input_precision="ieee")
             score = tl.where((start + j)[None, :] <= query[:, None], score * scale, float("-inf"))
             new_top = tl.maximum(top, tl.max(score, 1))
             safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(score - safe_top[:, None])
             shrink = tl.exp2(top - safe_top)
             total_weight = total_weight * shrink + tl.sum(weight, 1)
-            values = tl.load(v + start * DIM, mask=inside[:, None], other=0.0)
+            values = tl.load(values_ptr + place[:, None] + d[None, :], mask=inside[:, None], other=0.0)
             acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             top = new_top
         out = out_ptr + (token * heads + head)[:, None] * DIM + d[None, :]
@@ -225,7 +291,7 @@ def _prefill(
 
 def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
     """Attention of the chunk part, already rotated and written; padding tokens are left unset."""
-    _, _, kv_heads, capacity, dim = kv.shape
+    kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = qkv.new_empty(batch.chunk, heads * dim)
     half = kv.element_size() == 2
@@ -234,9 +300,9 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, posi
         block_q, block = min(block_q, 64), min(block, 32)
     block_q = min(block_q, max(16, triton.next_power_of_2(batch.chunk)))
     _prefill[(triton.cdiv(batch.chunk, block_q), heads, MAX_CHUNKS)](
-        qkv, kv, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
-        heads, kv_heads, capacity, kv.stride(0), dim**-0.5 * LOG2_E,
-        GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,
+        qkv, kv, batch.pages, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
+        heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E,
+        PAGE=PAGE, GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,
         num_warps=warps, num_stages=3 if dim <= 128 else 2, **overlapping(qkv.device),
     )  # fmt: skip
     return out
