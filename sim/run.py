@@ -267,7 +267,7 @@ class Site:
         gpus = [
             SimulatedGPU(
                 env, host, planner.models, planner.sharing, self.log.launches, verdict, planner.peak,
-                replica, gpu, hardware.transfer_s if gpu else 0.0,
+                replica, gpu, hardware.transfer_s if gpu else 0.0, profile.power,
             )
             for gpu in range(1 + hardware.verify_gpu)
         ]  # fmt: skip

@@ -13,6 +13,7 @@ from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
+from pdvsim.calibration.fit.power import Heated, fit_power
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
@@ -33,6 +34,7 @@ class Calibration:
     profile: Profile
     solos: dict[str, Solo]
     corun: Corun | None
+    heated: Heated | None
 
     def document(self) -> dict[str, Any]:
         """All errors, as one document."""
@@ -41,6 +43,7 @@ class Calibration:
             "foundation": self.profile.foundation,
             "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
             "corun": corun_errors(self.corun) if self.corun else None,
+            "power": power_errors(self.heated) if self.heated else None,
             "contention": asdict(self.profile.contention),
             "host": asdict(self.profile.host),
         }
@@ -117,7 +120,9 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
         raise ValueError("samples hold no model measured alone: --models measures them")
     todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
-    corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
+    models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
+    heated = fit_power(frame, gpu, models)
+    corun = fit_corun(frame, gpu, models, progress)
     header = samples.header
     profile = Profile(
         schema_version=SCHEMA,
@@ -127,6 +132,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
         models={model: solo.fit for model, solo in solos.items()},
         host=host,
         contention=corun.fit if corun else ContentionFit(),
+        power=heated.fit if heated else None,
         provenance={
             "device": header.device.name,
             "software": header.software,
@@ -135,10 +141,11 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
             **({"probe": header.probe} if header.probe else {}),
             "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
             "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
+            "power_error": power_errors(heated) if heated else "a clock that stays, assumed",
         },
         **ranges(frame),
     )
-    return Calibration(profile, solos, corun)
+    return Calibration(profile, solos, corun, heated)
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:
@@ -165,6 +172,14 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
             if len(errors):
                 found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
     return found
+
+
+def power_errors(heated: Heated) -> dict[str, Any]:
+    """How far the power read is off, and the times of launches in runs without a pause."""
+    return {
+        "watts": middle(heated.power_error),
+        "seconds": {"runs": len(heated.time_error), **middle(heated.time_error)},
+    }
 
 
 def save(profile: Profile, path: str | Path) -> None:

@@ -17,6 +17,7 @@ from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
@@ -50,6 +51,15 @@ PROFILE_RANGES: dict[str, Range] = {
     "hold_bandwidth": Range(0, 10),
     "efficiency": Range(0.01, 1),
     "partition_bandwidth_reach": Range(0.01, 100),
+    # PowerFit
+    "rest_w": Range(0, 1e5),
+    "weight_j": Range(0, 1e-6),
+    "cache_j": Range(0, 1e-6),
+    "flop_j": Range(0, 1e-9),
+    "limit_w": Range(1, 1e6),
+    "slope": Range(0, 10),
+    "calm": Range(0, 1),
+    "settle_s": Range(1e-4, 60),
     # Reach
     "rows": _SIZE,
     "k": _SIZE,
@@ -127,6 +137,7 @@ class Profile:
     models: dict[str, ForwardFit]
     host: HostCost
     contention: ContentionFit = field(default_factory=ContentionFit)
+    power: PowerFit | None = None  # absent: the clock is taken to stay where it was when forwards were measured
     provenance: dict[str, Any] = field(default_factory=dict)
     # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
     uncertainty: dict[str, float] = field(default_factory=dict)
@@ -236,6 +247,8 @@ def _load(path: str | Path) -> Profile:
     parts |= {f"measured.{name}.": (data["measured"][name], reach) for name, reach in profile.measured.items()}
     if profile.measured_together is not None:
         parts["measured_together."] = (data["measured_together"], profile.measured_together)
+    if profile.power is not None:
+        parts["power."] = (data["power"], profile.power)
     if "contention" in data:
         parts["contention."] = (data["contention"], profile.contention)
     for where, (given, read) in parts.items():
@@ -287,7 +300,13 @@ def builtin(gpu_name: str) -> Profile:
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
-    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "measured_together": Reach}
+    parts = {
+        "gpu": GpuSpec,
+        "host": HostCost,
+        "contention": ContentionFit,
+        "power": PowerFit,
+        "measured_together": Reach,
+    }
     read = {k: parts[k](**v) if k in parts and v is not None else v for k, v in data.items()}
     return Profile(models=models, measured=measured, **read)
 
