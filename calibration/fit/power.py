@@ -96,7 +96,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     if not runs:
         return None
     highest = max(launch.mhz for run in runs for launch in run)
-    light = [late for run in runs if len({l.flops for l in run}) == 1 and (late := _full_clock(run, highest))]
+    light = [late for run in runs if len({launch.flops for launch in run}) == 1 and (late := _full_clock(run, highest))]
     if len(light) < 4:
         return None
     rates = np.array(
@@ -113,7 +113,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     def residuals(values: Floats) -> Floats:
         power = Power(fitted(values), gpu.bandwidth_bytes_per_s)
         return np.concatenate(
-            [np.log(_predicted(run, power) / [l.seconds for l in run]) / len(run) ** 0.5 for run in runs]
+            [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
         )
 
     bounds = ([1.0, 0.0, 0.0, 1e-3], [1e5, 10.0, 1.0, 10.0])
