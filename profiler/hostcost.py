@@ -2,7 +2,7 @@
 
 `launch_idle` and `launch_busy` time the launch call with nothing and with work ahead of it; `poll` one question that
 is answered no; `outcome` reading a finished result; `turnaround` all the time from call to noticing that is not the
-device's own. On the CPU a launch does the work itself, and none of these mean anything beyond being positive.
+device's own; `handoff` one hand-over between two lanes' workers. On the CPU a launch does the work itself, and none of these mean anything beyond being positive.
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from time import perf_counter_ns
 from pdvsim.profiler import grid
 from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.rig import Launcher, settle
+from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.engine import LaunchShape
+from pdvsim.realrun.host import RealHost
+from pdvsim.sim.core import Request
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.policies.base import Process
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
@@ -21,24 +26,51 @@ AHEAD = 2  # launches that keep the device busy
 WARM_UP = 3
 
 
-def host_points(rows: int) -> list[GridPoint]:
-    """The works whose launches are timed, up to so many rows."""
+def host_points() -> list[GridPoint]:
+    """The works whose launches are timed."""
     points = [grid.prefill(n) for n in (128, 512)]
-    for r in (r for r in ROWS if r <= rows):
+    for r in ROWS:
         points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
     return points
 
 
 def host_costs(
-    rows: int, launcher: Callable[[GridPoint], Launcher], repeats: int
+    fits: Callable[[GridPoint], bool], launcher: Callable[[GridPoint], Launcher], repeats: int
 ) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
-    """(point, shape, what, repeat, seconds) of every kind of work's calls, up to so many rows."""
-    for point in host_points(rows):
+    """(point, shape, what, repeat, seconds) of every kind of work's calls, as far as they fit, and of a hand-over."""
+    shape: LaunchShape | None = None
+    for point in filter(fits, host_points()):
         launch = launcher(point)
         shape = launch.fire(launch.draw()).shape
         for what, repeat, seconds in timings(launch, repeats):
             yield point, shape, what, repeat, seconds
         settle(launch.lane)
+    if shape is not None:
+        for repeat in range(repeats):
+            yield point, shape, "handoff", repeat, handoff_s()
+
+
+def handoff_s(times: int = 2000) -> float:
+    """Seconds of one hand-over between two lanes, as policies make it: two workers that wake each other in turn."""
+    env = WallClock()
+    lanes = [Lane(env, RealHost(), name) for name in ("decode", "verify")]
+    request = Request(0, 0.0, 1, 1, b"")
+    over = env.event()
+
+    def worker(mine: Lane, other: Lane, rounds: int) -> Process:
+        for _ in range(rounds):
+            if not mine:
+                yield mine.wait()
+            other.put(mine.take(1))
+        if not over.triggered:
+            over.succeed()
+
+    for mine, other in (lanes, lanes[::-1]):
+        env.process(worker(mine, other, times // 2))
+    lanes[0].queue.append(request)
+    begin = perf_counter_ns()
+    env.run_to(over)
+    return (perf_counter_ns() - begin) / 1e9 / times
 
 
 def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:

@@ -21,7 +21,7 @@ from pdvsim.sim.reading import check_file, parse_json, said
 
 SCHEMA = 2
 SECTIONS = ("solo", "heat", "corun", "host")
-WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround")
+WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "handoff")
 
 # name, dtype, value where it does not apply
 COLUMNS: tuple[tuple[str, str, Any], ...] = (

@@ -64,8 +64,8 @@ def read(path: str | Path) -> Samples:
 def host_cost(frame: pd.DataFrame) -> HostCost:
     """Medians over kinds and sizes: a launch as the server makes it, and noticing and reading a completion.
 
-    A hand-over between lanes is a few queue operations of the same thread; it is not measured apart, and taken as a
-    tenth of a launch.
+    A hand-over between lanes is a few queue operations of the same thread, measured apart; samples without it are taken
+    to have spent a tenth of a launch.
     """
     host = frame[frame["section"] == "host"]
     by = host.groupby("what", observed=True)["seconds"].median()
@@ -73,7 +73,8 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
     if missing:
         raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
     launch = float(by["launch_idle"])
-    return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
+    handoff = float(by["handoff"]) if "handoff" in by else launch / 10
+    return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=handoff)
 
 
 def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:

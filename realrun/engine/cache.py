@@ -68,11 +68,14 @@ class Sequences:
         self.proposals: Tensor | None = None
         self._streams = 0
 
-    def deal(self, slots: range, each: int, rng: np.random.Generator) -> None:
-        """Give every slot of a range `each` of the pool's pages, which lie about as they do after long service."""
-        pages = rng.permutation(self.pool - SCRATCH_PAGES)[: len(slots) * each] + SCRATCH_PAGES
+    def deal(self, slots: range, each: int, rng: np.random.Generator, among: range | None = None) -> None:
+        """Give every slot of a range `each` pages of the pool or of some, which lie about as after long service."""
+        among = among or range(SCRATCH_PAGES, self.pool)
+        pages = among.start + rng.permutation(len(among))[: len(slots) * each]
         dealt = torch.from_numpy(pages.astype(np.int32)).view(len(slots), each)
         self.pages[slots.start : slots.stop, :each] = dealt.to(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # lanes' streams do not wait for this one
 
     def keep_proposals(self, drafts: int, vocab: int, dtype: torch.dtype) -> None:
         """Make room for the drafter's logits behind each draft, which judging sampled drafts needs."""
