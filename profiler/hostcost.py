@@ -2,7 +2,8 @@
 
 `launch_idle` and `launch_busy` time the launch call with nothing and with work ahead of it; `poll` one question that
 is answered no; `outcome` reading a finished result; `turnaround` all the time from call to noticing that is not the
-device's own; `handoff` one hand-over between two lanes' workers. On the CPU a launch does the work itself, and none of these mean anything beyond being positive.
+device's own; `handoff` one hand-over between two lanes' workers. On the CPU a launch does the work itself, and none
+of these mean anything beyond being positive.
 """
 
 from __future__ import annotations

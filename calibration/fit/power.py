@@ -27,7 +27,7 @@ START = (700.0, 0.4, 0.5, 0.04)  # limit_w, slope, calm, settle_s
 
 
 @dataclass(frozen=True)
-class Launch:
+class HeatedLaunch:
     """One launch of a run without a pause: its time on a card at rest, what it reads and computes, when it began."""
 
     cold_s: float
@@ -40,7 +40,7 @@ class Launch:
     watts: float
 
 
-def runs_of(frame: pd.DataFrame, models: dict[str, Latency]) -> list[list[Launch]]:
+def runs_of(frame: pd.DataFrame, models: dict[str, Latency]) -> list[list[HeatedLaunch]]:
     """The heat section's groups, each in the order of its launches."""
     heat = frame[(frame["section"] == "heat") & frame["sm_mhz"].notna()]
     runs = []
@@ -52,7 +52,7 @@ def runs_of(frame: pd.DataFrame, models: dict[str, Latency]) -> list[list[Launch
     return runs
 
 
-def _launches(part: pd.DataFrame, model: Latency) -> Iterator[Launch]:
+def _launches(part: pd.DataFrame, model: Latency) -> Iterator[HeatedLaunch]:
     part = part.sort_values("repeat")
     seconds = part["seconds"].to_numpy(float)
     before_s = np.cumsum(seconds) - seconds
@@ -61,7 +61,7 @@ def _launches(part: pd.DataFrame, model: Latency) -> Iterator[Launch]:
     weights, cache, flops = demands(part.iloc[0], context, model)
     columns = (part[name].to_numpy(float) for name in ("seconds", "start_s", "sm_mhz", "power_w"))
     for took_s, start_s, mhz, watts in zip(*columns, strict=True):
-        yield Launch(cold_s, float(took_s), float(start_s), weights, cache, flops, float(mhz), float(watts))
+        yield HeatedLaunch(cold_s, float(took_s), float(start_s), weights, cache, flops, float(mhz), float(watts))
 
 
 def demands(row: pd.Series, context: float, model: Latency) -> tuple[float, float, float]:
@@ -129,13 +129,13 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     return Heated(fit, rates @ draw / read_w - 1, np.array(late))
 
 
-def _full_clock(run: Sequence[Launch], highest: float) -> list[Launch]:
+def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:
     """The settled launches of a run that never left the highest clock, else none."""
     late = [launch for launch in run if launch.start_s > SETTLED_S]
     return late if late and min(launch.mhz for launch in late) >= FULL * highest else []
 
 
-def _predicted(run: Sequence[Launch], power: Power) -> Floats:
+def _predicted(run: Sequence[HeatedLaunch], power: Power) -> Floats:
     """Each launch's time, from those before it."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
     for i, launch in enumerate(run):

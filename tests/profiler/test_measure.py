@@ -213,7 +213,7 @@ def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) 
             return False
 
     monkeypatch.setattr(launch.lane, "gpu", True)
-    monkeypatch.setattr(Launcher, "__call__", lambda self: (Never(), 1))
+    monkeypatch.setattr(Launcher, "__call__", lambda self: (Never(), launch.draw()))
     monkeypatch.setattr(corun, "_common_start", lambda lanes: None)
     with pytest.raises(TimeoutError, match="not finished"):
         corun.side_by_side([launch], 0.01, stalled_s=0.05)
