@@ -13,7 +13,7 @@ from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
-from pdvsim.calibration.fit.power import Heated, fit_power
+from pdvsim.calibration.fit.power import PowerCalibration, fit_power
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
@@ -34,7 +34,7 @@ class Calibration:
     profile: Profile
     solos: dict[str, Solo]
     corun: Corun | None
-    heated: Heated | None
+    heated: PowerCalibration | None
 
     def document(self) -> dict[str, Any]:
         """All errors, as one document."""
@@ -175,7 +175,7 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
     return found
 
 
-def power_errors(heated: Heated) -> dict[str, Any]:
+def power_errors(heated: PowerCalibration) -> dict[str, Any]:
     """How far the power read is off, and the times of launches in runs without a pause."""
     return {
         "watts": middle(heated.power_error),

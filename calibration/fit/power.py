@@ -80,7 +80,7 @@ def demands(row: pd.Series, context: float, model: Latency) -> tuple[float, floa
 
 
 @dataclass(frozen=True)
-class Heated:
+class PowerCalibration:
     """The fitted figures, how far the power read is off the draw, and how far settled launches are off their times."""
 
     fit: PowerFit
@@ -88,7 +88,7 @@ class Heated:
     time_error: Floats
 
 
-def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> Heated | None:
+def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> PowerCalibration | None:
     """The card's power, where samples tell of it."""
     from scipy.optimize import least_squares, nnls
 
@@ -126,7 +126,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
         predicted = _predicted(run, power)
         if settled:
             late.append(predicted[settled].sum() / sum(run[i].seconds for i in settled) - 1)
-    return Heated(fit, rates @ draw / read_w - 1, np.array(late))
+    return PowerCalibration(fit, rates @ draw / read_w - 1, np.array(late))
 
 
 def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:

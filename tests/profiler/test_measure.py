@@ -58,7 +58,7 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
     assert (solo["context_total"] >= 0.9 * solo["rows"] * solo["context"] - solo["rows"]).all()
 
     host = frame[frame["section"] == "host"]
-    assert set(host["what"]) == {"launch_idle", "launch_busy", "poll", "outcome"}
+    assert set(host["what"]) == {"launch_idle", "launch_busy", "poll", "outcome", "handoff"}
     assert set(host["kind"]) == {"draft", "verify", "prefill", "mixed"}
     assert set(host["rows"]) == {0, *hostcost.ROWS}
     assert (host["seconds"] > 0).all()
