@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 PointKind = Literal["decode", "verify", "draft", "prefill", "mixed"]
-Lengths = Literal["even", "chat", "tailed"]
+Unevenness = Literal["even", "chat", "tailed"]
 
 KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
@@ -29,7 +29,7 @@ CARRIED = (
     (1, 5, 1024), (8, 2, 1024), (32, 3, 1024),
 )  # fmt: skip
 SPREAD = 0.1  # contexts of an even batch lie within this share of the nominal one
-SIGMAS: dict[Lengths, float] = {"chat": 0.9, "tailed": 1.5}  # of the logarithms of an uneven one's, at the same mean
+SIGMAS: dict[Unevenness, float] = {"chat": 0.9, "tailed": 1.5}  # of the logarithms of an uneven one's, at the same mean
 LONGEST = 3200  # of an uneven batch
 HOT_TOKENS = 64  # a forward of so many tokens draws the power that makes the card lower its clock
 SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
@@ -53,7 +53,7 @@ class GridPoint:
     chunk_start: int = 0
     chunks: int = 0
     emits: bool = False
-    lengths: Lengths = "even"
+    lengths: Unevenness = "even"
 
     @property
     def hot(self) -> bool:
@@ -88,12 +88,12 @@ class GridPoint:
         return asdict(self)
 
 
-def decode(rows: int, tokens: int, context: int, lengths: Lengths = "even") -> GridPoint:
+def decode(rows: int, tokens: int, context: int, lengths: Unevenness = "even") -> GridPoint:
     """One forward of `tokens` new tokens a row: plain decoding for one, a verify for more."""
     return GridPoint("decode" if tokens == 1 else "verify", rows, tokens, context=context, lengths=lengths)
 
 
-def draft(rows: int, steps: int, context: int, catch_up: bool = False, lengths: Lengths = "even") -> GridPoint:
+def draft(rows: int, steps: int, context: int, catch_up: bool = False, lengths: Unevenness = "even") -> GridPoint:
     """A k-step draft graph."""
     return GridPoint("draft", rows, 2 if catch_up else 1, steps, catch_up, context, lengths=lengths)
 

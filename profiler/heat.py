@@ -24,8 +24,8 @@ RUN_S = 0.6  # well past the time a clock takes to settle
 QUEUED = 4  # launches, so that the card never waits for the host
 HEAVY_S = 0.012  # of heavy work, then as much of the light one
 
-Reading = tuple[float, float]  # MHz, watts
-Heated = tuple[Ticket, Drawn, Reading, float]
+CardReading = tuple[float, float]  # MHz, watts
+Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
 def heat_points(drafter: bool) -> list[GridPoint]:
@@ -64,7 +64,7 @@ def heat(rig: Rig, add: Callable[..., None], drafter: bool) -> None:
         free(rig.lane)
 
 
-def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], Reading]) -> list[list[Heated]]:
+def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading]) -> list[list[Heated]]:
     """The launches of each point, in turn where there are two, without a pause."""
     launchers = [_ready(rig, point) for point in points]
     each = [1] * len(points)
@@ -106,7 +106,7 @@ def seconds_of(ticket: Ticket) -> float:
     return float("nan") if ticket.span is None else ticket.gpu_s()
 
 
-def card_reader(device: torch.device) -> Callable[[], Reading]:
+def card_reader(device: torch.device) -> Callable[[], CardReading]:
     """What reads the card's clock and power of this moment; not numbers where it cannot be asked."""
     nothing = float("nan"), float("nan")
     if device.type != "cuda":
@@ -118,7 +118,7 @@ def card_reader(device: torch.device) -> Callable[[], Reading]:
         uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
         handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
-        def read() -> Reading:
+        def read() -> CardReading:
             [power] = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
             return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 

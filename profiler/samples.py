@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import numpy as np
 
 from pdvsim.common.files import write_all
-from pdvsim.profiler.grid import KINDS, Lengths
+from pdvsim.profiler.grid import KINDS, Unevenness
 from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
 from pdvsim.sim.reading import read_table, said
@@ -76,7 +76,7 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
         if name not in _SOMETIMES and frame[name].isna().any():
             raise refusal(path, name, f"is empty in row {int(frame[name].isna().to_numpy().argmax())}")
     allowed = {
-        "section": SECTIONS, "kind": KINDS, "what": WHATS, "lengths": get_args(Lengths), "model": tuple(header.specs()),
+        "section": SECTIONS, "kind": KINDS, "what": WHATS, "lengths": get_args(Unevenness), "model": tuple(header.specs()),
     }  # fmt: skip
     for name, known in allowed.items():
         unknown = set(frame[name]) - set(known)
