@@ -76,7 +76,8 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
         if name not in _SOMETIMES and frame[name].isna().any():
             raise refusal(path, name, f"is empty in row {int(frame[name].isna().to_numpy().argmax())}")
     allowed = {
-        "section": SECTIONS, "kind": KINDS, "what": WHATS, "lengths": get_args(Unevenness), "model": tuple(header.specs()),
+        "section": SECTIONS, "kind": KINDS, "what": WHATS, "lengths": get_args(Unevenness),
+        "model": tuple(header.specs()),
     }  # fmt: skip
     for name, known in allowed.items():
         unknown = set(frame[name]) - set(known)
