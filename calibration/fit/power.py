@@ -6,7 +6,7 @@ of the same launches grow, each predicted from the draw of those before it. Noth
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -107,7 +107,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     draw = nnls(rates / scale, read_w)[0] / scale
     base = dict(zip(("rest_w", "weight_j", "cache_j", "flop_j"), draw.tolist(), strict=True))
 
-    def fitted(values: Sequence[float]) -> PowerFit:
+    def fitted(values: Iterable[float]) -> PowerFit:
         return PowerFit(**base, **dict(zip(("limit_w", "slope", "calm", "settle_s"), map(float, values), strict=True)))
 
     def residuals(values: Floats) -> Floats:
@@ -117,7 +117,9 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
         )
 
     bounds = ([1.0, 0.0, 0.0, 1e-3], [1e5, 10.0, 1.0, 10.0])
-    found = least_squares(residuals, START, bounds=bounds, x_scale=START, loss="soft_l1", f_scale=0.01, diff_step=1e-3)
+    found = least_squares(
+        residuals, START, bounds=bounds, x_scale=START, loss="soft_l1", f_scale=0.01, diff_step=[1e-3] * len(START)
+    )
     fit = fitted(found.x)
     power = Power(fit, gpu.bandwidth_bytes_per_s)
     late = []
