@@ -141,12 +141,14 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
     }
     for family, (config, model_class, extra) in families.items():
         torch.manual_seed(1)
-        reference = model_class(config(**shape, **extra)).eval().to(DEVICE).to(torch.bfloat16)
         tokens = torch.randint(0, 4096, (300,))
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            reference.save_pretrained(folder)
-            theirs = reference(tokens[None].to(DEVICE)).logits[0]
-            exact = reference.float()(tokens[None].to(DEVICE)).logits[0]
+            model_class(config(**shape, **extra)).to(torch.bfloat16).save_pretrained(folder)
+            # loaded, not cast: a cast would round the angles of the positions too
+            theirs, exact = (
+                model_class.from_pretrained(folder, dtype=dtype).eval().to(DEVICE)(tokens[None].to(DEVICE)).logits[0]
+                for dtype in (torch.bfloat16, torch.float32)
+            )
             model = Transformer.load(folder, 384, DEVICE, torch.bfloat16)
         sequences = Sequences(2, 384, DEVICE)
         cache = model.new_cache(sequences.pool)
