@@ -4,9 +4,9 @@
 
 Decode: the query heads that share a kv head, and a row's new tokens, are packed into one tile, so each key is read
 once. Contexts are cut into stretches of about the same length, so that a long row takes more programs and not more
-time: who reads what is planned once a forward, for all layers. The last program of a row to finish joins what the
-others found. The kernel also turns q and k and writes the cache: each program writes the positions it owns. Where a
-position lies is read from the page table.
+time: who reads what is planned once a forward, for all layers. Where rows have few programs, the last to finish joins
+what the others found; where they have many, a second kernel does. The kernel also turns q and k and writes the cache:
+each program writes the positions it owns. Where a position lies is read from the page table.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
 from pdvsim.sim.hardware.latency import cuts
 
+ENTRY = 8  # figures of a program in the plan
 BLOCK = 64  # positions that a program reads at once; half as many of long heads
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
@@ -34,6 +35,7 @@ class AttentionTuning:
 
     programs_per_sm: int = PROGRAMS_PER_SM  # contexts are cut until about this many programs per multiprocessor read
     stages: int = 5  # looking up pages takes some of them
+    join_alone: int = 2  # with more programs a row, a kernel of its own joins what they found
     warps: int = 4
     prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
 
@@ -68,39 +70,64 @@ def _block_places(pages, start, head, kv_heads, PAGE: tl.constexpr, BLOCK: tl.co
 
 
 @triton.jit
-def _plan(positions_ptr, plan_ptr, rows, cuts, programs, TOKENS: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-          PROGRAMS: tl.constexpr, OVERLAP: tl.constexpr):  # fmt: skip
+def _plan(
+    positions_ptr, row_slots_ptr, plan_ptr, rows, cuts, programs, pages_width,
+    TOKENS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):  # fmt: skip
     take_turn(OVERLAP)
     r = tl.arange(0, ROWS)
-    total = tl.load(positions_ptr + r * TOKENS, mask=r < rows, other=-TOKENS) + TOKENS
-    span = tl.cdiv(tl.cdiv(tl.sum(total, 0) * 5, rows * cuts * 4), BLOCK) * BLOCK
-    parts = tl.cdiv(total, span)
-    begin = tl.cumsum(parts, 0) - parts
+    first = tl.load(positions_ptr + r * TOKENS, mask=r < rows, other=-TOKENS)
+    total = first + TOKENS
+    share = tl.cdiv(tl.cdiv(tl.sum(total, 0) * 5, rows * cuts * 4), BLOCK) * BLOCK
+    parts = tl.cdiv(total, share)
+    span = tl.cdiv(tl.cdiv(total, tl.maximum(parts, 1)), BLOCK) * BLOCK
+    program = tl.cumsum(parts, 0) - parts
+    tl.store(plan_ptr + r, program, mask=r < rows)
+    tl.store(plan_ptr + rows + r, parts, mask=r < rows)
+    entries_ptr = plan_ptr + tl.cdiv(2 * rows, ENTRY) * ENTRY
     p = tl.arange(0, PROGRAMS)
-    tl.store(plan_ptr + 1 + p, tl.full((PROGRAMS,), -1, tl.int32), mask=p < programs)
+    tl.store(entries_ptr + p * ENTRY, tl.full((PROGRAMS,), -1, tl.int32), mask=p < programs)
     tl.debug_barrier()  # other threads overwrite these
-    tl.store(plan_ptr, span)
+    pages = tl.load(row_slots_ptr + r, mask=r < rows, other=0) * pages_width
     for part in range(tl.max(parts, 0)):
-        tl.store(plan_ptr + 1 + begin + part, part * rows + r, mask=part < parts)
+        here = part < parts
+        entry = entries_ptr + (program + part) * ENTRY
+        tl.store(entry, r, mask=here)
+        tl.store(entry + 1, first, mask=here)
+        tl.store(entry + 2, part * span, mask=here)
+        tl.store(entry + 3, tl.minimum(part * span + span, total), mask=here)
+        tl.store(entry + 4, pages, mask=here)
+        tl.store(entry + 5, parts, mask=here)
+        tl.store(entry + 6, program, mask=here)
 
 
-def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:
-    """Who reads what in the rows' attention: the length of a stretch, then each program's stretch and row, or -1."""
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """Who reads what in the rows' attention.
+
+    `table` holds each row's first program, each row's number of programs, then an entry a program: row, first new
+    position, where its stretch begins and ends, where the row's pages stand in their table, the row's number of
+    programs and its first. The row is -1 where there is nothing to do.
+    """
+
+    table: Tensor
+    programs: int
+    even: int  # programs a row would have if all were as long
+
+
+def plan(batch: Batch, positions: Tensor, kv_heads: int) -> AttentionPlan:
+    """Cut the rows' contexts into stretches of about the same length."""
     rows = batch.rows
     even = cuts(rows * kv_heads, TUNING.programs_per_sm * card(positions.device)[0])
-    programs = most_programs(rows, even)
-    planned = positions.new_empty(1 + programs)
+    programs = rows + 4 * rows * even // 5  # a fair share and a bit each, and what is left over in every row
+    table = positions.new_empty(-(-2 * rows // ENTRY) * ENTRY + programs * ENTRY)
     _plan[(1,)](
-        positions, planned, rows, even, programs, TOKENS=batch.tokens_per_row, BLOCK=BLOCK,
-        ROWS=triton.next_power_of_2(rows), PROGRAMS=triton.next_power_of_2(programs), num_warps=4,
-        **overlapping(positions.device),
+        positions, batch.row_slots, table, rows, even, programs, batch.pages.shape[1], TOKENS=batch.tokens_per_row,
+        BLOCK=BLOCK, ENTRY=ENTRY, ROWS=triton.next_power_of_2(rows), PROGRAMS=triton.next_power_of_2(programs),
+        num_warps=4, **overlapping(positions.device),
     )  # fmt: skip
-    return planned
-
-
-def most_programs(rows: int, even: int) -> int:
-    """Stretches that rows may be cut into: a fair share each and a bit, and what is left over in every row."""
-    return rows + 4 * rows * even // 5
+    return AttentionPlan(table, programs, even)
 
 
 @triton.jit
@@ -125,22 +152,21 @@ def _joined(part_ptr, lse_ptr, first, parts, i, d, real, apart, DIM: tl.constexp
 
 @triton.jit
 def _decode(
-    qkv_ptr, kv_ptr, pages_ptr, row_slots_ptr, positions_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, lse_ptr, done_ptr,
-    plan_ptr, rows, heads, kv_heads, pages_width, value_offset, scale,
-    PAGE: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+    qkv_ptr, kv_ptr, pages_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, lse_ptr, done_ptr, plan_ptr,
+    rows, heads, kv_heads, value_offset, scale,
+    PAGE: tl.constexpr, ENTRY: tl.constexpr, TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK: tl.constexpr, JOIN: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     # the plan and all it needs may be read before the turn: the kernel ahead makes only q, k and v
     head, program = tl.program_id(0), tl.program_id(1)
-    item = tl.load(plan_ptr + 1 + program)
-    if item >= 0:
-        r, split, span = item % rows, item // rows, tl.load(plan_ptr)
-        first = tl.load(positions_ptr + r * TOKENS)
-        total = first + TOKENS
-        begin = split * span
-        end = tl.minimum(begin + span, total)
+    entry = plan_ptr + tl.cdiv(2 * rows, ENTRY) * ENTRY + program * ENTRY
+    r = tl.load(entry)
+    if r >= 0:
+        first = tl.load(entry + 1)
+        begin, end = tl.load(entry + 2), tl.load(entry + 3)
+        pages = pages_ptr + tl.load(entry + 4)
+        parts, first_program = tl.load(entry + 5), tl.load(entry + 6)
         width = (heads + 2 * kv_heads) * DIM
-        pages = pages_ptr + tl.load(row_slots_ptr + r) * pages_width
         d = tl.arange(0, DIM)[None, :]
         values_ptr = kv_ptr + value_offset
         half = d % (DIM // 2)
@@ -190,44 +216,76 @@ def _decode(
         out = out_ptr + (token * heads + head * GROUP + i % GROUP)[:, None] * DIM + d
         safe_weight = tl.where(total_weight == 0.0, 1.0, total_weight)
         acc = acc / safe_weight[:, None]
-        parts = tl.cdiv(total, span)
         if parts == 1:
             tl.store(out, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
         else:
-            # parts of a row lie behind each other, as its programs do
-            mine_first = ((program - split).to(tl.int64) * kv_heads + head) * (TOKENS * GROUP)
-            row = mine_first + split * (kv_heads * (TOKENS * GROUP)) + i
+            row = (program.to(tl.int64) * kv_heads + head) * (TOKENS * GROUP) + i
             tl.store(part_ptr + row[:, None] * DIM + d, acc, mask=real[:, None])
             lse = tl.where(total_weight == 0.0, float("-inf"), top + tl.log2(safe_weight))
             tl.store(lse_ptr + row, lse, mask=real)
-            tl.debug_barrier()  # all threads have written before one of them says so
-            done = done_ptr + r * kv_heads + head
-            if tl.atomic_add(done, 1, sem="acq_rel") == parts - 1:
-                tl.store(done, 0)  # for the next layer
-                apart = kv_heads * (TOKENS * GROUP)
-                joined = _joined(part_ptr, lse_ptr, mine_first, parts, i, d, real, apart, DIM, BLOCK_Q)
-                tl.store(out, joined.to(out_ptr.dtype.element_ty), mask=real[:, None])
+            if JOIN:
+                tl.debug_barrier()  # all threads have written before one of them says so
+                done = done_ptr + r * kv_heads + head
+                if tl.atomic_add(done, 1, sem="acq_rel") == parts - 1:
+                    tl.store(done, 0)  # for the next layer
+                    row_first = (first_program.to(tl.int64) * kv_heads + head) * (TOKENS * GROUP)
+                    apart = kv_heads * (TOKENS * GROUP)
+                    joined = _joined(part_ptr, lse_ptr, row_first, parts, i, d, real, apart, DIM, BLOCK_Q)
+                    tl.store(out, joined.to(out_ptr.dtype.element_ty), mask=real[:, None])
+
+
+@triton.jit
+def _join(
+    part_ptr, lse_ptr, plan_ptr, out_ptr, rows, heads, kv_heads,
+    TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    i, head, r = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    first, parts = tl.load(plan_ptr + r).to(tl.int64), tl.load(plan_ptr + rows + r)
+    take_turn(OVERLAP)
+    if parts > 1:
+        s = tl.arange(0, BLOCK)
+        d = tl.arange(0, DIM)
+        top = tl.full((1,), float("-inf"), tl.float32)
+        total_weight = tl.zeros((1,), tl.float32)
+        acc = tl.zeros((DIM,), tl.float32)
+        for start in range(0, parts, BLOCK):
+            row = ((first + start + s) * kv_heads + head) * (TOKENS * GROUP) + i
+            lse = tl.load(lse_ptr + row, mask=start + s < parts, other=float("-inf"))
+            new_top = tl.maximum(top, tl.max(lse, 0))  # finite: all see the first position
+            shrink, weight = tl.exp2(top - new_top), tl.exp2(lse - new_top)
+            found = tl.load(part_ptr + row[:, None] * DIM + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
+            total_weight = total_weight * shrink + tl.sum(weight, 0)
+            acc = acc * shrink + tl.sum(found * weight[:, None], 0)
+            top = new_top
+        token = r.to(tl.int64) * TOKENS + i // GROUP
+        at = out_ptr + (token * heads + head * GROUP + i % GROUP) * DIM + d
+        tl.store(at, (acc / total_weight).to(out_ptr.dtype.element_ty))
 
 
 def decode_attention(
-    qkv: Tensor, kv: Tensor, batch: Batch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+    qkv: Tensor, kv: Tensor, batch: Batch, planned: AttentionPlan, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
     """Attention of a few new tokens a row over its cache."""
     kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows
     out = qkv.new_empty(rows * tokens, heads * dim)
-    programs = planned.shape[0] - 1
-    part = qkv.new_empty((programs * kv_heads * tokens * group, dim), dtype=torch.float32)
+    part = qkv.new_empty((planned.programs * kv_heads * tokens * group, dim), dtype=torch.float32)
     lse = part.new_empty(part.shape[0], dtype=torch.float32)
+    few, launch = planned.even <= TUNING.join_alone, overlapping(qkv.device)
     # in the order of the plan, whose empty places come last
-    _decode[(kv_heads, programs)](
-        qkv, kv, batch.pages, batch.row_slots, positions, cos, sin, out, part, lse, counters(qkv.device),
-        planned, rows, heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E,
-        PAGE=PAGE, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
+    _decode[(kv_heads, planned.programs)](
+        qkv, kv, batch.pages, cos, sin, out, part, lse, counters(qkv.device), planned.table,
+        rows, heads, kv_heads, kv.stride(0), dim**-0.5 * LOG2_E,
+        PAGE=PAGE, ENTRY=ENTRY, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
         BLOCK_T=triton.next_power_of_2(tokens), BLOCK=BLOCK if dim * kv.element_size() <= 256 else BLOCK // 2,
-        num_warps=TUNING.warps, num_stages=TUNING.stages, **overlapping(qkv.device),
+        JOIN=few, num_warps=TUNING.warps, num_stages=TUNING.stages, **launch,
     )  # fmt: skip
+    if not few:
+        _join[(tokens * group, kv_heads, rows)](
+            part, lse, planned.table, out, rows, heads, kv_heads, TOKENS=tokens, GROUP=group, DIM=dim,
+            BLOCK=min(32, triton.next_power_of_2(planned.programs)), num_warps=2, **launch,
+        )  # fmt: skip
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from unittest import mock
 
 import numpy as np
@@ -162,10 +163,13 @@ def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int],
     with mock.patch.object(attention, "BLOCK", 16), mock.patch.object(attention.TUNING, "programs_per_sm", programs):
         planned = attention.plan(batch, positions, kv_heads)
         got = attention.decode_attention(got_qkv, got_kv, batch, planned, positions, *tables(dim))
-    stretches = sorted(planned[1:].tolist())
-    parts = [-(-(first + width) // int(planned[0])) for first in firsts]
-    wanted = sorted(part * rows + r for r, count in enumerate(parts) for part in range(count))
-    assert stretches == [-1] * (len(stretches) - len(wanted)) + wanted
+    entries = planned.table[-planned.programs * attention.ENTRY :].view(-1, attention.ENTRY).tolist()
+    stretches = sorted((row, begin, end) for row, _, begin, end, *_ in entries if row >= 0 and begin < end)
+    for r, first in enumerate(firsts):  # each row is read once, from its first position to its last
+        edges = [(begin, end) for row, begin, end in stretches if row == r]
+        assert edges[0][0] == 0
+        assert edges[-1][1] == first + width
+        assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(edges))
     expected = twins.decode_attention(qkv, kv, batch, positions, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
