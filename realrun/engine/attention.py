@@ -25,7 +25,7 @@ from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
 from pdvsim.sim.hardware.latency import cuts
 
 ENTRY = 8  # figures of a program in the plan
-BLOCK = 64  # positions that a program reads at once; half as many of long heads
+BLOCK = 64  # positions that a program reads at once, two or four pages; half as many of long heads
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
@@ -34,7 +34,7 @@ class AttentionTuning:
     """How decode attention runs; one object so that a benchmark can try others."""
 
     programs_per_sm: int = PROGRAMS_PER_SM  # contexts are cut until about this many programs per multiprocessor read
-    stages: int = 5  # looking up pages takes some of them
+    stages: int = 3
     join_alone: int = 2  # with more programs a row, a kernel of its own joins what they found
     warps: int = 4
     prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
@@ -60,13 +60,24 @@ def _places(pages, position, inside, head, kv_heads, PAGE: tl.constexpr):
 
 
 @triton.jit
-def _block_places(pages, start, head, kv_heads, PAGE: tl.constexpr, BLOCK: tl.constexpr):
-    """The same of a block of positions from `start`, a multiple of its length: few pages, each looked up once."""
+def _pages_of(pages, start, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """The pages of a block of positions from `start`, a multiple of its length: two or four."""
+    at = pages + start // PAGE
+    p0, p1 = tl.load(at), tl.load(at + 1)
+    p2, p3 = p0, p1
+    if BLOCK > 2 * PAGE:
+        p2, p3 = tl.load(at + 2), tl.load(at + 3)
+    return p0, p1, p2, p3
+
+
+@triton.jit
+def _block_places(p0, p1, p2, p3, head, kv_heads, PAGE: tl.constexpr, BLOCK: tl.constexpr):
+    """Rows of a cache that hold a block whose pages are these."""
     j = tl.arange(0, BLOCK)
-    page = tl.zeros((BLOCK,), tl.int32) + tl.load(pages + start // PAGE)
-    for n in tl.static_range(1, BLOCK // PAGE):
-        page = tl.where(j >= n * PAGE, tl.load(pages + start // PAGE + n), page)
-    return (page * kv_heads + head) * PAGE + (start + j) % PAGE
+    page = tl.where(j < PAGE, p0, p1)
+    if BLOCK > 2 * PAGE:
+        page = tl.where(j < 2 * PAGE, page, tl.where(j < 3 * PAGE, p2, p3))
+    return (page * kv_heads + head) * PAGE + j % PAGE
 
 
 @triton.jit
@@ -195,10 +206,13 @@ def _decode(
         total_weight = tl.zeros((BLOCK_Q,), tl.float32)
         acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
         j = tl.arange(0, BLOCK)
+        # a block's pages are looked up while the one before is worked on
+        p0, p1, p2, p3 = _pages_of(pages, begin, PAGE, BLOCK)
         for start in range(begin, end, BLOCK):
             position = start + j
             inside = position < end
-            place = _block_places(pages, start, head, kv_heads, PAGE, BLOCK) * DIM
+            place = _block_places(p0, p1, p2, p3, head, kv_heads, PAGE, BLOCK) * DIM
+            p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + tl.arange(0, DIM)[:, None], mask=inside[None, :], other=0.0)
             score = tl.dot(q, k, input_precision="ieee") * scale
             seen = inside[None, :] & (position[None, :] <= query[:, None])
@@ -318,8 +332,10 @@ def _prefill(
         acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
         seen_by_all = (first + 1) // BLOCK * BLOCK
         end = tl.minimum(first + BLOCK_Q, first - block * BLOCK_Q + count)
+        p0, p1, p2, p3 = _pages_of(pages, 0, PAGE, BLOCK)
         for start in range(0, seen_by_all, BLOCK):
-            place = _block_places(pages, start, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            place = _block_places(p0, p1, p2, p3, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + d[:, None])
             score = tl.dot(q, k, input_precision="ieee") * scale
             new_top = tl.maximum(top, tl.max(score, 1))
@@ -331,7 +347,8 @@ def _prefill(
             top = new_top
         for start in range(seen_by_all, end, BLOCK):
             inside = start + j < end
-            place = _block_places(pages, start, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            place = _block_places(p0, p1, p2, p3, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
+            p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + d[:, None], mask=inside[None, :], other=0.0)
             score = tl.dot(q, k, input_precision="ieee")
             score = tl.where((start + j)[None, :] <= query[:, None], score * scale, float("-inf"))
