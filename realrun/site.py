@@ -26,7 +26,7 @@ from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
-from pdvsim.sim.config import BESIDE, Experiment
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
@@ -145,8 +145,7 @@ class RealSite:
         fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
         latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        shares = dict(zip(BESIDE, settings.partition, strict=True))
-        sharing = Sharing("fluid", settings.priority, profile.contention, shares)
+        sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)

@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import BESIDE, ONE_LANE, Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -173,11 +173,15 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
 def make_planner(experiment: Experiment, profile: Profile) -> Planner:
     """The latency model of an experiment's GPU, to plan with."""
     pair, settings = named_pair(experiment.server.pair), experiment.server
+    if settings.priority == "partition":
+        raise ValueError(
+            "--priority partition is not simulated: how kernels slow down on a part of the card was not measured; "
+            "realrun serves with it"
+        )
     models: dict[Role, Latency] = {"target": Latency(pair.target, profile.fit(pair.target))}
     if experiment.speculates:
         models["draft"] = Latency(pair.draft, profile.fit(pair.draft))
-    shares = dict(zip(BESIDE, settings.partition, strict=True))
-    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
+    sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     return Planner(models, sharing, peak, host_times(experiment, profile), policy_of(experiment.arch).hands_over)
 

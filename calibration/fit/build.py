@@ -18,7 +18,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, share_of_small
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
@@ -62,19 +62,20 @@ def read(path: str | Path) -> Samples:
 
 
 def host_cost(frame: pd.DataFrame) -> HostCost:
-    """Medians over kinds and sizes: a launch as the server makes it, and noticing and reading a completion.
+    """Medians over kinds and sizes: what a launch costs the device, and what reading its result costs.
 
-    A hand-over between lanes is a few queue operations of the same thread, measured apart; samples without it are taken
-    to have spent a tenth of a launch.
+    A launch is the time from the call to noticing its end that is not the device's own: the device begins before the
+    call returns, so the whole call would be too much. A hand-over between lanes is a few queue operations of the same
+    thread, measured apart; samples without it are taken to have spent a tenth of a launch.
     """
     host = frame[frame["section"] == "host"]
     by = host.groupby("what", observed=True)["seconds"].median()
-    missing = [what for what in ("launch_idle", "poll", "outcome") if what not in by]
+    missing = [what for what in ("turnaround", "outcome") if what not in by]
     if missing:
         raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
-    launch = float(by["launch_idle"])
+    launch = float(by["turnaround"])
     handoff = float(by["handoff"]) if "handoff" in by else launch / 10
-    return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=handoff)
+    return HostCost(launch_s=launch, completion_s=float(by["outcome"]), handoff_s=handoff)
 
 
 def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
@@ -96,11 +97,9 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
 
 def kernels(header: SamplesHeader, spec: ModelSpec) -> Kernels:
     """How the engine that was measured runs a model on this card."""
-    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
-    # up to so many tokens its own small kernels do all of a model's products; the library's fill the card
-    nimble_tokens = SMALL_TOKENS if largest <= SMALL_BYTES else 0
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
-    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, nimble_tokens)
+    # up to so many tokens its own small kernels do a model's small products; the library's fill the card
+    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, share_of_small(spec, SMALL_BYTES))
 
 
 def parts(samples: Samples) -> int:
@@ -123,7 +122,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
     heated = fit_power(frame, gpu, models)
-    corun = fit_corun(frame, gpu, models, progress)
+    corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
     header = samples.header
     profile = Profile(
         schema_version=SCHEMA,

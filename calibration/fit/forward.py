@@ -44,6 +44,7 @@ class Kernels:
     chunk_buckets: tuple[int, ...]
     programs: int  # that attention wants at work at once
     nimble_tokens: int = 0  # up to which kernels leave room beside them
+    nimble_share: float = 1.0  # of a layer's weights
 
 
 class Model:
@@ -150,6 +151,7 @@ class Model:
             row_s=other["row"],
             mixed_s=other["mixed"],
             nimble_tokens=self.kernels.nimble_tokens,
+            nimble_share=self.kernels.nimble_share,
             draft_ratio=other["draft"],
             row_buckets=self.kernels.row_buckets,
             chunk_buckets=self.kernels.chunk_buckets,

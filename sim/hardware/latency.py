@@ -52,7 +52,8 @@ class ForwardFit:
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
-    nimble_tokens: int = 0  # up to so many tokens a forward's kernels are small enough to run beside another's
+    nimble_tokens: int = 0  # up to so many tokens a forward's kernels are small enough to run beside another's,
+    nimble_share: float = 1.0  # this share of its layers' weights
     draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
     chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
@@ -168,9 +169,9 @@ class Latency:
         priced = [self.carrying(0, 0, 1, group, False) for group in groups]
         return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
 
-    def nimble(self, rows: int, tokens: int, prompt: int) -> bool:
-        """Whether a forward's kernels leave room beside them."""
-        return self._padded(rows) * tokens + prompt <= self.fit.nimble_tokens
+    def nimble(self, rows: int, tokens: int, prompt: int) -> float:
+        """Share of a forward's kernels that leave room beside them."""
+        return self.fit.nimble_share if self._padded(rows) * tokens + prompt <= self.fit.nimble_tokens else 0.0
 
     def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
@@ -234,6 +235,14 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+def share_of_small(spec: ModelSpec, most_bytes: float) -> float:
+    """Share of a layer's weights that stand in products of at most so many bytes; gate and up are one product."""
+    attended, mlp = spec.heads * spec.head_dim, spec.intermediate
+    outputs_of_hidden = (attended + 2 * spec.kv_heads * spec.head_dim, attended, 2 * mlp, mlp)
+    small = sum(n for n in outputs_of_hidden if spec.hidden * n * spec.dtype_bytes <= most_bytes)
+    return small / sum(outputs_of_hidden)
 
 
 def cuts(programs: int, wanted: int) -> int:

@@ -50,7 +50,6 @@ PROFILE_RANGES: dict[str, Range] = {
     "hold_compute": Range(0, 10),
     "hold_bandwidth": Range(0, 10),
     "efficiency": Range(0.01, 1),
-    "partition_bandwidth_reach": Range(0.01, 100),
     # PowerFit
     "rest_w": Range(0, 1e5),
     "weight_j": Range(0, 1e-6),
@@ -83,6 +82,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "sharpness": Range(1, 100),
     "programs": Range(0, 1_000_000),
     "nimble_tokens": Range(0, MAX_TOKENS),
+    "nimble_share": Range(0, 1),
     "draft_ratio": Range(0.01, 10),
     "row_buckets": Range(1, 65_536),
     "chunk_buckets": Range(1, MAX_TOKENS),
@@ -123,7 +123,6 @@ class ContentionFit:
     hold_bandwidth: float = 0.0
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
-    partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
 
 
 @dataclass(frozen=True)

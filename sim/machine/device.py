@@ -47,7 +47,7 @@ class Job(Completion):
     priority: int
     compute: float
     bandwidth: float
-    nimble: bool
+    nimble: float
     turn_s = -1.0
     share = 0.0
     draw: Draw  # where the card's power is modelled
@@ -126,7 +126,7 @@ class SimulatedGPU:
         """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
         fresh = self.fresh
         final = fresh[-1]
-        if final is not last or self.running or self.coming or not self.sharing.alone_is_full:
+        if final is not last or self.running or self.coming:
             return None
         end, mean_w, power = self.time_s, self.mean_w, self.power
         lane = final.work.lane
@@ -211,7 +211,7 @@ class SimulatedGPU:
     def _share(self) -> None:
         """What runs has changed: set the rates anew."""
         running = self.running
-        if len(running) == 1 and self.sharing.alone_is_full:
+        if len(running) == 1:
             running[0].rate = 1.0
         elif running:
             for job in running:
@@ -232,7 +232,7 @@ class SimulatedGPU:
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
         model = self.books.models[work.role]
         job.turn_s = solo / (work.steps * model.spec.layers)
-        job.nimble = False
+        job.nimble = 0.0
         if model.fit.nimble_tokens:
             width = work.tokens if work.steps == 1 else 1
             job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))

@@ -21,7 +21,7 @@ class _Demand:
     bandwidth: float
     solo_s: float
     turn_s: float
-    nimble: bool
+    nimble: float
     share: float = 0.0
     rate: float = 0.0
 
@@ -109,5 +109,6 @@ class Planner:
         moved = shape.bytes_0 + shape.bytes_1 * context
         compute = min(1.0, flops / (solo * self.flops_per_s)) if solo else 0.0
         bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
-        turn_s, nimble = solo / (steps * model.spec.layers), width <= model.fit.nimble_tokens
+        turn_s = solo / (steps * model.spec.layers)
+        nimble = model.fit.nimble_share if width <= model.fit.nimble_tokens else 0.0
         return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble)

@@ -215,14 +215,15 @@ def test_as_many_pages_are_taken_as_fit_and_one_request_must() -> None:
 
 
 def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
-    slots = Slots(Sequences(3, 64, torch.device("cpu"), SCRATCH_PAGES + 5))
+    sequences = Sequences(3, 64, torch.device("cpu"), SCRATCH_PAGES + 5)
+    slots, wide = Slots(sequences), sequences.pages.shape[1]
     a, b = (Request(i, 0.0, 10, 10, b"") for i in range(2))
     first, second = slots.take(a), slots.take(b)
-    assert slots.grown([first, second], [17, 1]) == [(4 * first, 4), (4 * first + 1, 5), (4 * second, 6)]
+    assert slots.grown([first, second], [17, 1]) == [(wide * first, 4), (wide * first + 1, 5), (wide * second, 6)]
     assert slots.grown([first, second], [32, 16]) == []
     slots.check_integrity()
     slots.release_pages(a)
-    assert slots.grown([second], [64]) == [(4 * second + i, page) for i, page in ((1, 7), (2, 8), (3, 4))]
+    assert slots.grown([second], [64]) == [(wide * second + i, page) for i, page in ((1, 7), (2, 8), (3, 4))]
     slots.release_pages(b)
     for request in (a, b):
         slots.release(request)
