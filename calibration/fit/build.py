@@ -17,8 +17,8 @@ from pdvsim.calibration.fit.power import PowerCalibration, fit_power
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import Latency, share_of_small
+from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
@@ -95,11 +95,11 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
     )
 
 
-def kernels(header: SamplesHeader, spec: ModelSpec) -> Kernels:
-    """How the engine that was measured runs a model on this card."""
+def kernels(header: SamplesHeader) -> Kernels:
+    """How the engine that was measured runs models on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
     # up to so many tokens its own small kernels do a model's small products; the library's fill the card
-    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, share_of_small(spec, SMALL_BYTES))
+    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
 
 
 def parts(samples: Samples) -> int:
@@ -118,7 +118,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     measured = {str(model): medians(rows) for model, rows in alone}
     if not measured:
         raise ValueError("samples hold no model measured alone: --models measures them")
-    todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
+    todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
     heated = fit_power(frame, gpu, models)

@@ -1,9 +1,10 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
 All figures but one are fitted on pairs; how much priority counts among three, where alone there is a choice of who goes
-next, on triples. Works side by side are measured in a row, hot, and alone at rest: what the card's power limit takes
-is taken out first, as the simulator adds it again. Errors are told of what the fit has not seen: shapes side by side (whatever models and priorities),
-where several pairs of models were measured those models, and triples with a fit on pairs alone.
+next, on triples. Works side by side are measured in a row, hot, and alone at rest: what the card's power limit takes is
+taken out first, as the simulator adds it again. Errors are told of what the fit has not seen: shapes side by side
+(whatever models and priorities), where several pairs of models were measured those models, and triples with a fit on
+pairs alone.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ def _member(
         compute=min(1.0, flops / (solo_s * gpu.flops_per_s)),
         bandwidth=min(1.0, moved / (solo_s * gpu.bandwidth_bytes_per_s)),
         turn_s=solo_s / (steps * spec.layers),
-        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt),
+        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt, solo_s / steps),
         measured=rate,
         solo_s=solo_s,
         draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,

@@ -82,7 +82,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "sharpness": Range(1, 100),
     "programs": Range(0, 1_000_000),
     "nimble_tokens": Range(0, MAX_TOKENS),
-    "nimble_share": Range(0, 1),
+    "large_s": _TIME_S,
     "draft_ratio": Range(0.01, 10),
     "row_buckets": Range(1, 65_536),
     "chunk_buckets": Range(1, MAX_TOKENS),

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, share_of_small
+from pdvsim.sim.hardware.latency import ForwardFit, large_products_s
 
 Floats = NDArray[np.float64]
 
@@ -240,7 +240,7 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
         row_s=float(prices.row()),
         mixed_s=float(prices.mixed()),
         nimble_tokens=engine.small_tokens,
-        nimble_share=share_of_small(spec, engine.small_bytes),
+        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
         draft_ratio=prices.c.draft_ratio,
         row_buckets=engine.row_buckets,
         chunk_buckets=engine.chunk_buckets,

@@ -235,7 +235,8 @@ class SimulatedGPU:
         job.nimble = 0.0
         if model.fit.nimble_tokens:
             width = work.tokens if work.steps == 1 else 1
-            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
+            prompt = sum(chunk.tokens for chunk in work.chunks)
+            job.nimble = model.nimble(len(work.rows), width, prompt, solo / work.steps)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""

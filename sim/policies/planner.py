@@ -110,5 +110,5 @@ class Planner:
         compute = min(1.0, flops / (solo * self.flops_per_s)) if solo else 0.0
         bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
         turn_s = solo / (steps * model.spec.layers)
-        nimble = model.fit.nimble_share if width <= model.fit.nimble_tokens else 0.0
+        nimble = model.nimble(0, 0, width, solo / steps)
         return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble)

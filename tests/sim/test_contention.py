@@ -494,9 +494,8 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
         assert job.nimble == nimble
         assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
     assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
-    # of a large model's products only attention's output is small
-    verify = beside_others(gpu, Work("verify", "target", "verify", rows, 1))
-    assert verify.nimble == pytest.approx(4096 / (3 * 4096 + 4096 + 3 * 11008))
+    # a large model's products take most of its time
+    assert not beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble
 
 
 def test_a_lane_hands_out_each_request_once_in_order() -> None:
