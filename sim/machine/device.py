@@ -129,17 +129,18 @@ class SimulatedGPU:
         if final is not last or self.running or self.coming:
             return None
         end, mean_w, power = self.time_s, self.mean_w, self.power
+        rest_w = power.fit.rest_w if power is not None else 0.0
         lane = final.work.lane
         for job in fresh:
             if job is not final and (job.work.watched or job.work.lane != lane):
                 return None
             job.begins_s = start = job.ready_s if job.ready_s > end else end
-            taken_s = job.solo_s
-            if power is not None:
-                mean_w = power.mean_w(mean_w, start - end, power.fit.rest_w)
-                taken_s = power.taken_s(mean_w, job.draw, taken_s)
-                mean_w = power.mean_w(mean_w, taken_s, job.draw.watts)
-            job.ends_s = end = start + taken_s
+            if power is None:
+                job.ends_s = end = start + job.solo_s
+            else:  # to the last bit as `_warm` does it
+                mean_w = power.mean_w(mean_w, start - end, rest_w)
+                job.ends_s = end = start + power.taken_s(mean_w, job.draw, job.solo_s)
+                mean_w = power.mean_w(mean_w, end - start, rest_w + (job.draw.watts - rest_w))
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
