@@ -1,0 +1,141 @@
+"""A session: one to four architectures serve the same requests in step, and what is turned is turned for all.
+
+A session is a function of its experiments and its tape, however it was driven from one time to the next: so what was
+seen on the page can be run again, with every record kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pdvsim.live.arrivals import Arrivals
+from pdvsim.live.gauge import SLOT_S, Gauge
+from pdvsim.live.knobs import BURST, Act, Knobs, Setup
+from pdvsim.live.station import Station
+from pdvsim.sim.records import Keeper, Log, Reader, Result
+from pdvsim.sim.run import Site, no_collector
+
+
+class Session:
+    """Stations in step on one simulated time."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.tape: list[Act] = []
+        self.now_s = 0.0
+        self.them = Stations(setup, _gauge)
+        self.them.check(self.knobs)
+        self._slots = 0
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time, with every architecture, and take in what happened."""
+        while self.now_s < time_s:
+            boundary_s = (self._slots + 1) * SLOT_S
+            self.now_s = to_s = min(time_s, boundary_s)
+            self.them.run_to(to_s)
+            self._slots += to_s == boundary_s
+            for station, gauge in self._gauged():
+                gauge.take(to_s)
+                state = station.in_system, station.kv_share, station.queues(), station.controller()
+                gauge.noted(*state)
+                if to_s == boundary_s:
+                    gauge.next_slot()
+                    gauge.noted(*state)
+
+    def turn(self, knobs: Knobs) -> None:
+        """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
+        if knobs != self.knobs:
+            self.them.check(knobs)
+            self._do(Act(self.now_s, "turn", knobs))
+            self.knobs = knobs
+
+    def burst(self) -> None:
+        """Send many requests at once."""
+        self._do(Act(self.now_s, "burst"))
+
+    def drop(self) -> None:
+        """Let acceptance fall to a share of itself for a while."""
+        self._do(Act(self.now_s, "drop"))
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+        dropped = self.now_s < self.them.stations[0].dropped_until_s
+        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self._gauged()]
+
+    def _do(self, act: Act) -> None:
+        self.them.do(act)
+        self.tape.append(act)
+
+    def _gauged(self) -> list[tuple[Station, Gauge]]:
+        return [(s, s.reader) for s in self.them.stations if isinstance(s.reader, Gauge)]
+
+
+class Stations:
+    """The stations of a setup, and the one source of their requests."""
+
+    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
+        self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
+
+    def run_to(self, time_s: float) -> None:
+        """Let everything happen that happens before a time, everywhere."""
+        coming = self.arrivals.until(time_s)
+        for station in self.stations:
+            station.send(coming)
+            station.run_to(time_s)
+
+    def do(self, act: Act) -> None:
+        """Do to every station, and to the source, what was done."""
+        if act.what == "burst":
+            crowd = self.arrivals.burst(BURST, act.at_s)
+            for station in self.stations:
+                station.send(crowd)
+        elif act.what == "drop":
+            for station in self.stations:
+                station.drop()
+        elif act.knobs is not None:
+            old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
+            if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
+                self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
+            for station, experiment in zip(self.stations, self.setup.experiments(act.knobs), strict=True):
+                station.turn(experiment)
+            self.knobs = act.knobs
+
+    def check(self, knobs: Knobs) -> None:
+        """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
+        turned = knobs.turned(self.setup.base)
+        largest = Arrivals(turned.traffic, turned.acceptance).largest()
+        for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
+            station.site.check([largest])
+
+
+def replay(setup: Setup, tape: Sequence[Act], until_s: float, traced: bool = True) -> list[Result]:
+    """A session run again with every record kept, and all who came by `until_s` served to their end."""
+    them = Stations(setup, lambda log, site: Keeper(log), traced)
+    with no_collector():
+        for act in tape:
+            them.run_to(act.at_s)
+            them.do(act)
+        them.run_to(until_s)
+        return [_finished(station, them.arrivals.sent) for station in them.stations]
+
+
+def _finished(station: Station, sent: int) -> Result:
+    """The result of an ordinary run of so many requests."""
+    station.finish()
+    keeper, log = station.reader, station.log
+    assert isinstance(keeper, Keeper)
+    keeper.take(station.env.now)
+    traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
+    tables = (keeper.requests(), keeper.deliveries, keeper.launches)
+    made = replace(station.experiment, traffic=traffic)
+    return Result(made, *tables, station.site.meta(), None, log.launches.carried, log.host)
+
+
+def _gauge(log: Log, site: Site) -> Gauge:
+    hardware, scoring = site.experiment.hardware, site.experiment.scoring
+    gpus = hardware.replicas * (1 + hardware.verify_gpu)
+    return Gauge(log, scoring.slo(), site.profile.gpu.bandwidth_bytes_per_s, gpus)
