@@ -163,7 +163,7 @@ class Gauge(Reader):
     def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
         """How the server stands now."""
         slot = self.slots[-1]
-        slot.in_system, slot.kv_share, slot.k = in_system, kv_share, float(controller["k"])
+        slot.in_system, slot.kv_share, slot.k = in_system, kv_share, float(controller.get("k", 0))
         self.queues, self.controller = queues, controller
 
     def next_slot(self) -> None:

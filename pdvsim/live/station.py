@@ -145,8 +145,10 @@ def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
 def seen_by(server: Policy) -> dict[str, Any]:
     """The draft length that a server uses, and what its controller goes by."""
     controller = server.controller
-    found: dict[str, Any] = {"k": controller.k if server.speculates else 0}
-    if server.speculates and isinstance(controller, Learner):
+    if not server.speculates:
+        return {}
+    found: dict[str, Any] = {"k": controller.k}
+    if isinstance(controller, Learner):
         found["acceptance seen"] = controller.estimate.rate
         if isinstance(controller, Feedback):
             found["longest allowed"] = controller.cap

@@ -1,0 +1,148 @@
+"""A session in step with the wall clock, in a process of its own: the page never waits for it, nor it for the page.
+
+Orders come in over a pipe, and what is shown goes out. Where the simulator cannot keep up with the speed that is asked
+for, it goes as fast as it can, and the page says how fast that is.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from threading import Thread
+from time import perf_counter
+from typing import Any
+
+from pdvsim.live.gauge import KEPT_S
+from pdvsim.live.knobs import Act, Knobs, Setup
+from pdvsim.live.session import Session
+
+TICK_S = 0.12  # from one picture to the next
+MOST_S = 0.5  # of time that has passed is made up for: after a longer pause of the machine time has stood still
+SLICE_S = 0.05  # of simulated time, before the wall clock is looked at again
+SPEEDS = (1.0, 10.0, 100.0, float("inf"))
+WINDOWS_S = (10.0, 30.0, KEPT_S)
+
+
+@dataclass
+class Shown:
+    """What a page is told, several times a second."""
+
+    archs: tuple[str, ...]
+    now_s: float
+    knobs: Knobs
+    figures: list[dict[str, Any]]
+    running: bool
+    speed: float
+    went: float  # simulated seconds a second, lately
+    window_s: float
+    tape: list[Act] = field(default_factory=list)
+    orders: int = 0  # obeyed or refused so far
+    refusal: str = ""  # of the last order, in one line
+    restarts: int = 0
+
+
+class Pacer:
+    """Drives a session, and obeys."""
+
+    def __init__(self, setup: Setup, speed: float, window_s: float) -> None:
+        self.setup, self.speed, self.window_s = setup, speed, window_s
+        self.session, self.running = Session(setup), True
+        self.orders = self.restarts = 0
+        self.refusal = ""
+        self._went = 0.0
+        self._last = perf_counter()
+
+    def obey(self, order: str, value: Any = None) -> None:
+        """Do what a page asks; what cannot be done is said there."""
+        self.orders, self.refusal = self.orders + 1, ""
+        try:
+            if order == "turn":
+                self.session.turn(value)
+            elif order in ("burst", "drop"):
+                getattr(self.session, order)()
+            elif order == "on":
+                self.session.advance(self.session.now_s + value)
+            elif order == "restart":
+                self.session, self.restarts = Session(self.setup), self.restarts + 1
+            elif order in ("running", "speed", "window_s"):
+                setattr(self, order, value)
+        except ValueError as error:
+            self.refusal = str(error)
+
+    def tick(self) -> None:
+        """Go on by the time that has passed, times the speed; no longer than a tick."""
+        began, session = perf_counter(), self.session
+        passed_s, self._last = began - self._last, began
+        if not self.running:
+            self._went = 0.0
+            return
+        from_s = session.now_s
+        to_s = from_s + min(passed_s, MOST_S) * self.speed
+        while session.now_s < to_s and perf_counter() - began < TICK_S:
+            session.advance(min(to_s, session.now_s + SLICE_S))
+        went = (session.now_s - from_s) / max(passed_s, 1e-6)
+        self._went += 0.2 * (went - self._went)
+
+    def shown(self) -> Shown:
+        """What there is to show now."""
+        session = self.session
+        return Shown(
+            self.setup.archs, session.now_s, session.knobs, session.figures(self.window_s), self.running, self.speed,
+            self._went, self.window_s, list(session.tape), self.orders, self.refusal, self.restarts,
+        )  # fmt: skip
+
+
+def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
+    """Pace a session until the other end of the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
+    pacer = Pacer(setup, speed, window_s)
+    try:
+        while True:
+            began = perf_counter()
+            pacer.tick()
+            pipe.send(pacer.shown())
+            while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
+                pacer.obey(*pipe.recv())
+                began = 0.0  # an order is shown at once
+    except (EOFError, OSError):
+        return
+
+
+class Feed:
+    """The latest of what a process shows, and the way to give it orders."""
+
+    def __init__(self, setup: Setup, speed: float = 1.0, window_s: float = 30.0) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=drive, args=(theirs, setup, speed, window_s), daemon=True)
+        self._process.start()
+        theirs.close()
+        self.setup = setup
+        self.latest: Shown | None = None
+        self.pictures = 0
+        Thread(target=self._listen, daemon=True).start()
+
+    def order(self, what: str, value: Any = None) -> None:
+        """Ask for something; what comes of it is shown soon."""
+        self._pipe.send((what, value))
+
+    @property
+    def alive(self) -> bool:
+        return self._process.is_alive()
+
+    def close(self) -> None:
+        """End the process."""
+        self._pipe.close()
+        self._process.join(2)
+        if self._process.is_alive():
+            self._process.terminate()
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                self.latest = self._pipe.recv()
+                self.pictures += 1
+        except (EOFError, OSError):
+            return
