@@ -23,6 +23,8 @@ SERIES = {
     "draft_length": "Draft length",
     "acceptance": "Drafts accepted, of those judged",
 }
+FAST = ("tokens_per_s", "in_system")
+RARELY = 3  # pictures, for the other charts
 DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told apart by these
 
 
@@ -32,10 +34,12 @@ class Charts:
     def __init__(self, archs: Sequence[str], names: Sequence[str]) -> None:
         self.archs, self.names = archs, names
         self._series = [ColumnDataSource(_no_series()) for _ in archs]
+        self._slow = [ColumnDataSource(_no_series()) for _ in archs]
+        self._turn = 0
         self._spreads = [ColumnDataSource(_no_spreads()) for _ in archs]
         self._strips = [ColumnDataSource(_no_strip()) for _ in archs]
         self.roots: list[Any] = []
-        for column in ("tokens_per_s", "in_system"):
+        for column in FAST:
             self._add(self._over_time(column), f"chart_{column}")
         for draw, what in ((self._strip, "strip"), (self._queues, "queues")):
             for at, arch in enumerate(archs):
@@ -46,10 +50,16 @@ class Charts:
             self._add(self._over_time(column), f"chart_{column}")
 
     def show(self, figures: Sequence[dict[str, Any]]) -> None:
-        """Draw the latest."""
+        """Draw the latest; what moves slowly is drawn more rarely."""
+        self._turn = (self._turn + 1) % RARELY
+        for at, shown in enumerate(figures):
+            self._series[at].data = {name: shown["series"][name] for name in ("time_s", *FAST)}
+            self._strips[at].data = _strip_data(shown["strip"], shown["now_s"])
+        if self._turn != 1:
+            return
         edges = {metric: _edges([f["spreads"][metric][0] for f in figures]) for metric in LATENCIES}
         for at, shown in enumerate(figures):
-            self._series[at].data = dict(shown["series"])
+            self._slow[at].data = {name: column for name, column in shown["series"].items() if name not in FAST}
             spreads: dict[str, Array] = {}
             for metric in LATENCIES:
                 values, counts = shown["spreads"][metric]
@@ -57,7 +67,6 @@ class Charts:
                 spreads[metric] = np.append(heights / max(1, counts.sum()), 0.0)
                 spreads[f"{metric}_ms"] = edges[metric]
             self._spreads[at].data = spreads
-            self._strips[at].data = _strip_data(shown["strip"], shown["now_s"])
 
     def _add(self, plot: Any, name: str) -> None:
         plot.name = name
@@ -69,7 +78,8 @@ class Charts:
     def _over_time(self, column: str) -> Any:
         plot = _plot(SERIES[column], x_axis_label="seconds")
         plot.y_range = DataRange1d(start=0) if column != "acceptance" else Range1d(0, 1)
-        for arch, name, source, dash in zip(self.archs, self.names, self._series, DASHES, strict=False):
+        sources = self._series if column in FAST else self._slow
+        for arch, name, source, dash in zip(self.archs, self.names, sources, DASHES, strict=False):
             style = {"color": arch_colour(arch), "line_width": 2, "line_dash": dash if self._twins(arch) else "solid"}
             legend = {"legend_label": name} if column == "tokens_per_s" else {}
             plot.line("time_s", column, source=source, **style, **legend)
@@ -95,7 +105,7 @@ class Charts:
         plot.y_range = DataRange1d(start=0)
         for lane in lanes_of(arch):
             plot.line(
-                "time_s", f"queue_{lane}", source=self._series[at], color=LANE_COLOURS[lane], line_width=2,
+                "time_s", f"queue_{lane}", source=self._slow[at], color=LANE_COLOURS[lane], line_width=2,
                 legend_label=lane,
             )  # fmt: skip
         _legend_below(plot)

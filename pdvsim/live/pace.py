@@ -7,6 +7,7 @@ for, it goes as fast as it can, and the page says how fast that is.
 from __future__ import annotations
 
 import signal
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -40,7 +41,6 @@ class Shown:
     tape: list[Act] = field(default_factory=list)
     orders: int = 0  # obeyed or refused so far
     refusal: str = ""  # of the last order, in one line
-    restarts: int = 0
 
 
 class Pacer:
@@ -49,7 +49,7 @@ class Pacer:
     def __init__(self, setup: Setup, speed: float, window_s: float) -> None:
         self.setup, self.speed, self.window_s = setup, speed, window_s
         self.session, self.running = Session(setup), True
-        self.orders = self.restarts = 0
+        self.orders = 0
         self.refusal = ""
         self._went = 0.0
         self._last = perf_counter()
@@ -65,7 +65,7 @@ class Pacer:
             elif order == "on":
                 self.session.advance(self.session.now_s + value)
             elif order == "restart":
-                self.session, self.restarts = Session(self.setup), self.restarts + 1
+                self.session = Session(self.setup)
             elif order in ("running", "speed", "window_s"):
                 setattr(self, order, value)
         except ValueError as error:
@@ -90,12 +90,12 @@ class Pacer:
         session = self.session
         return Shown(
             self.setup.archs, session.now_s, session.knobs, session.figures(self.window_s), self.running, self.speed,
-            self._went, self.window_s, list(session.tape), self.orders, self.refusal, self.restarts,
+            self._went, self.window_s, list(session.tape), self.orders, self.refusal,
         )  # fmt: skip
 
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
-    """Pace a session until the other end of the pipe is closed."""
+    """Pace a session until it is told to end, or the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
     pacer = Pacer(setup, speed, window_s)
     try:
@@ -104,7 +104,10 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
             pacer.tick()
             pipe.send(pacer.shown())
             while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
-                pacer.obey(*pipe.recv())
+                order, value = pipe.recv()
+                if order == "end":
+                    return
+                pacer.obey(order, value)
                 began = 0.0  # an order is shown at once
     except (EOFError, OSError):
         return
@@ -121,11 +124,12 @@ class Feed:
         theirs.close()
         self.setup = setup
         self.latest: Shown | None = None
-        self.pictures = 0
+        self.pictures = self.ordered = 0
         Thread(target=self._listen, daemon=True).start()
 
     def order(self, what: str, value: Any = None) -> None:
         """Ask for something; what comes of it is shown soon."""
+        self.ordered += 1
         self._pipe.send((what, value))
 
     @property
@@ -134,7 +138,8 @@ class Feed:
 
     def close(self) -> None:
         """End the process."""
-        self._pipe.close()
+        with suppress(OSError):
+            self.order("end")
         self._process.join(2)
         if self._process.is_alive():
             self._process.terminate()

@@ -43,9 +43,9 @@ class Dashboard:
         self.document, self.feed, self.save = document, feed, save
         self.archs, self.names = feed.setup.archs, names
         self._pictures = self._orders = -1
-        self._restarts = 0
         self._syncing = False
         self._saving: Saving | None = None
+        self._save_from: int | None = None  # orders that must have been obeyed before it is saved
         self.charts = Charts(self.archs, names)
         self.status = Div(text="starting …", name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
@@ -123,10 +123,9 @@ class Dashboard:
             self.feed.order(what, value)
 
     def _save(self) -> None:
-        if self._saving is None and self.feed.latest is not None:
-            self.keep.disabled = True
+        if self._saving is None and self._save_from is None:
+            self.keep.disabled, self._save_from = True, self.feed.ordered
             self.saved.text = "saving: the session is run again, with every record kept …"
-            self._saving = self.save(self.feed.latest)
 
     # what is shown ----------------------------------------------------------------------------------------------------
 
@@ -138,6 +137,8 @@ class Dashboard:
         shown = self.feed.latest
         if not self.feed.alive:
             self.status.text = "<b>the session has ended</b>"
+        elif shown is not None and self._save_from is not None and shown.orders >= self._save_from:
+            self._saving, self._save_from = self.save(shown), None
         elif shown is not None and self.feed.pictures != self._pictures:
             self._pictures = self.feed.pictures
             if shown.orders != self._orders:

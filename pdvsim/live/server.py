@@ -74,18 +74,20 @@ class PageServer:
     def __init__(self, make: Callable[[Document], None], host: str | None, port: int, token: str | None) -> None:
         for name in ("bokeh", "tornado.access"):  # who opens and closes the page is no news
             logging.getLogger(name).setLevel(logging.ERROR)
+        for name in ("bokeh.server.protocol_handler", "bokeh.server.views.ws"):  # a page closed as it spoke; a stranger
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         address = host or LOOPBACK
         self.token = (token or secrets.token_urlsafe(24)) if token or address != LOOPBACK else None
         shown = socket.gethostname() if address in ("0.0.0.0", "::", "") else address
-        hosts = {address, shown, *(("localhost",) if address == LOOPBACK else ())}  # with the server's port
+        hosts = {address, shown, *(("localhost",) if address == LOOPBACK else ())}
+        port = port or _free_port(address)
         more = {"auth_provider": TokenOnly(self.token)} if self.token else {}
         self._server = Server(
             {"/": Application(FunctionHandler(make))}, address=address, port=port,
-            allow_websocket_origin=sorted(hosts), keep_alive_milliseconds=10_000,
+            allow_websocket_origin=[f"{name}:{port}" for name in sorted(hosts)], keep_alive_milliseconds=10_000,
             unused_session_lifetime_milliseconds=10_000, check_unused_sessions_milliseconds=5_000, **more,
         )  # fmt: skip
-        self.port: int = self._server.port or port
-        self.url = f"http://{shown}:{self.port}/" + (f"?{urlencode({'token': self.token})}" if self.token else "")
+        self.url = f"http://{shown}:{port}/" + (f"?{urlencode({'token': self.token})}" if self.token else "")
 
     def run(self) -> None:
         """Serve until Ctrl-C or a request to end."""
@@ -102,3 +104,10 @@ class PageServer:
             self._server.stop()
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _free_port(address: str) -> int:
+    """A port that nobody listens on: which pages may connect is said before the server has one."""
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
