@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pdvsim.common.progress import Progress
-from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.clock import EventSource, WallClock
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, preset
 from pdvsim.realrun.engine.model import Transformer
@@ -241,12 +241,13 @@ def serve(
     rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
     traced: bool = False,
+    watched_by: Callable[[RealSite, Client], EventSource] | None = None,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.
 
     `outputs` is filled with each request's tokens, which makes the host wait for the device. `traced` keeps whom each
-    launch carried. A ValueError says in one
-    line what cannot be done, before the first request; Ctrl-C raises Interrupted.
+    launch carried. `watched_by` makes what looks on, in moments when nothing is due. A ValueError says in one line what
+    cannot be done, before the first request; Ctrl-C raises Interrupted.
     """
     refuse(experiment, machine)
     experiment = as_served(experiment)
@@ -269,6 +270,8 @@ def serve(
     with Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
+        if watched_by is not None:
+            env.sources.append(watched_by(site, client))
         stopped = False
         try:
             client.run()

@@ -102,6 +102,11 @@ class Launches:
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize
 
+    def since(self, first: int) -> Columns:
+        """The rows from one on as columns; they stay."""
+        rows = np.frombuffer(bytes(self._packed[first * _ROW.itemsize :]), _ROW)
+        return {name: rows[name] for name in LAUNCH_DTYPES}
+
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""
         rows = np.frombuffer(bytes(self._packed), _ROW)
@@ -136,6 +141,14 @@ class Deliveries:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def since(self, first: int) -> Columns:
+        """The rows from one on as columns; they stay."""
+        parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
+        return {
+            name: np.array(values[first:], dtype)
+            for (name, dtype), values in zip(DELIVERY_DTYPES.items(), parts, strict=True)
+        }
 
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""

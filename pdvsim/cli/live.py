@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import webbrowser
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -12,6 +12,7 @@ from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
 
@@ -44,6 +45,8 @@ class LiveCommand:
 
     arch: tuple[Arch, ...] = ("pdv", "colocated")
     """Serving architectures, one to four; differences are against the first."""
+    beside: Literal["real"] | None = None
+    """real: show the run of `realrun --live` on this machine, and the same run simulated, metric by metric."""
     speed: float = 1.0
     """Simulated seconds a second at the start: 1, 10, 100, or inf for as fast as it goes."""
     port: int = 5006
@@ -83,21 +86,28 @@ class LiveCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(LiveCommand, argv, "pdvsim live")
-    setup = args.setup()
     try:
         from pdvsim.live.page import Dashboard
         from pdvsim.live.server import PageServer
     except ImportError:
         raise ValueError(EXTRA) from None
     from pdvsim.cli.livefiles import SavedSession
-    from pdvsim.live.pace import Feed, Pacer
+    from pdvsim.live.pace import WINDOW_S, Feed, drive, drive_beside, setup_beside
+    from pdvsim.live.session import Session
 
-    Pacer(setup, 1.0, 10.0)  # what cannot be served is refused here, in one line
+    setup = setup_beside(*_heard(args)) if args.beside else args.setup()
+    Session(setup)  # what cannot be served is refused here, in one line
     names = [named(arch).rpartition(":")[2] for arch in setup.archs]
-    feed = Feed(setup, args.speed)
+    if args.beside:
+        [name] = names
+        archs, names, shown = setup.archs * 2, [f"{name} (real)", f"{name} (simulated)"], None
+        feed = Feed(drive_beside, _heard(args)[1], WINDOW_S)
+    else:
+        archs, shown = setup.archs, setup
+        feed = Feed(drive, setup, args.speed, WINDOW_S)
 
     def made(document: Any) -> None:
-        Dashboard(document, feed, lambda shown: SavedSession(setup, shown), names)
+        Dashboard(document, feed, archs, names, shown, lambda saved: SavedSession(setup, saved))
 
     try:
         page = PageServer(made, args.host, args.port, args.token)
@@ -109,3 +119,18 @@ def main(argv: list[str]) -> int:
         feed.close()
     say("pdvsim", "live ended")
     return 0
+
+
+def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
+    """The experiment of the real run under way, and the pair to simulate it with where its own is known to nobody."""
+    from pdvsim.live.wire import Heard, socket_path
+
+    try:
+        experiment = Heard(socket_path()).experiment
+    except OSError:
+        raise ValueError("no real run to show: start realrun --live on this machine first") from None
+    try:
+        named_pair(experiment.server.pair)
+    except ValueError:
+        return experiment, args.server.pair
+    return experiment, None

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
-from pdvsim.common.files import write_whole
+from pdvsim.common.files import whole, write_whole
 from pdvsim.live.knobs import Act, Knobs, Setup
-from pdvsim.live.session import replay
+from pdvsim.live.session import TAIL_S, replay
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.timeline import trace
 from pdvsim.study import output
 from pdvsim.study.results import load
 from pdvsim.view.report import page
@@ -69,16 +70,18 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     """Write table, records, timeline and page of each architecture, and one report of all; returns what to say."""
     output.check_folder(folder)
     date, made, paths, tables = output.now(), [], [], []
-    for result in replay(setup, tape, now_s):
+    for result, tail in replay(setup, tape, now_s):
         if not len(result.requests["id"]):
             raise ValueError("nobody has come yet: there is nothing to save")
         name = result.experiment.arch.rpartition(":")[2]
         stem = folder / name
         details = {detail: stem.with_name(f"{name}.{detail}.parquet") for detail in output.DETAILS}
         pages = (folder / f"{name}.html",)
-        written = RunFiles("live", date, (folder / f"{name}.json",), details, (folder / f"{name}.trace.json",), pages)
+        written = RunFiles("live", date, (folder / f"{name}.json",), details, (), pages)
         run = Run(result)
         written.write(run)
+        with whole(folder / f"{name}.trace.json") as file:
+            file.writelines(trace(tail))
         made.append(result.experiment)
         paths.append(written.results[0])
         tables.append(run.table())
@@ -89,7 +92,8 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}
     document["tape"] = [output.settings(act) for act in tape]
     write_whole(folder / "session.json", (output.dumps(document) + "\n").encode())
-    return f"saved {folder}: report.html, session.txt, and a result, records and a timeline of each\n{lines}"
+    each = f"of each a result, records, a page and a timeline of the last {TAIL_S:g} s"
+    return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
 
 
 class SavedSession:

@@ -21,8 +21,8 @@ SEEDS = 1 << 53
 class Arrivals:
     """Who comes when, numbered from 0; every architecture gets copies of its own."""
 
-    def __init__(self, traffic: Traffic, acceptance: Acceptance) -> None:
-        self.sent = 0
+    def __init__(self, traffic: Traffic, acceptance: Acceptance, most: int | None = None) -> None:
+        self.sent, self._most = 0, most
         self._draws = 0
         self.turn(traffic, acceptance, 0.0)
 
@@ -40,7 +40,7 @@ class Arrivals:
     def until(self, time_s: float) -> list[Request]:
         """Those that come up to a time, in their order; who has been given out is not given again."""
         found: list[Request] = []
-        while self._next.arrival_s <= time_s:
+        while self._next.arrival_s <= time_s and self.sent != self._most:
             found.append(self._numbered(self._next))
             self._next = self._drawn()
         return found
@@ -60,7 +60,7 @@ class Arrivals:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
         self._draws += draws
-        return Workload(replace(traffic, num_prompts=AHEAD, seed=seed), acceptance, CHUNK)
+        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, CHUNK)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)

@@ -12,9 +12,9 @@ from bokeh.plotting import figure
 
 from pdvsim.live.gauge import LATENCIES, STRIP_S
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.policies import ARCHITECTURES, kin
+from pdvsim.sim.policies import ARCHITECTURES, kin, policy_of
 from pdvsim.sim.records import LANES, Array
-from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour
+from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
 
 BINS = 36
 SERIES = {
@@ -29,9 +29,12 @@ DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told 
 
 
 class Charts:
-    """Charts over the architectures, in the order of `archs`; `names` are what they are called on the page."""
+    """Charts over the architectures, in the order of `archs`; `names` are what they are called on the page.
 
-    def __init__(self, archs: Sequence[str], names: Sequence[str]) -> None:
+    `errors` are the metrics whose error is drawn, where a simulation stands beside a real run.
+    """
+
+    def __init__(self, archs: Sequence[str], names: Sequence[str], errors: Sequence[str] = ()) -> None:
         self.archs, self.names = archs, names
         self._series = [ColumnDataSource(_no_series()) for _ in archs]
         self._slow = [ColumnDataSource(_no_series()) for _ in archs]
@@ -39,6 +42,9 @@ class Charts:
         self._spreads = [ColumnDataSource(_no_spreads()) for _ in archs]
         self._strips = [ColumnDataSource(_no_strip()) for _ in archs]
         self.roots: list[Any] = []
+        self._errors = ColumnDataSource({name: [] for name in ("time_s", *errors)})
+        if errors:
+            self._add(self._error(errors), "chart_errors")
         for column in FAST:
             self._add(self._over_time(column), f"chart_{column}")
         for draw, what in ((self._strip, "strip"), (self._queues, "queues")):
@@ -57,6 +63,8 @@ class Charts:
             self._strips[at].data = _strip_data(shown["strip"], shown["now_s"])
         if self._turn != 1:
             return
+        if "errors" in figures[-1]:
+            self._errors.data = figures[-1]["errors"]
         edges = {metric: _edges([f["spreads"][metric][0] for f in figures]) for metric in LATENCIES}
         for at, shown in enumerate(figures):
             self._slow[at].data = {name: column for name, column in shown["series"].items() if name not in FAST}
@@ -82,9 +90,18 @@ class Charts:
         for arch, name, source, dash in zip(self.archs, self.names, sources, DASHES, strict=False):
             style = {"color": arch_colour(arch), "line_width": 2, "line_dash": dash if self._twins(arch) else "solid"}
             legend = {"legend_label": name} if column == "tokens_per_s" else {}
+            if column not in FAST and not policy_of(arch).speculates:
+                continue
             plot.line("time_s", column, source=source, **style, **legend)
         if column == "tokens_per_s":
             _legend_below(plot)
+        return plot
+
+    def _error(self, errors: Sequence[str]) -> Any:
+        plot = _plot("Error of the simulation (%)", x_axis_label="seconds")
+        for name, colour in zip(errors, RAMP, strict=False):
+            plot.line("time_s", name, source=self._errors, color=colour, line_width=2, legend_label=name)
+        _legend_below(plot)
         return plot
 
     def _spread(self, metric: str) -> Any:

@@ -249,7 +249,7 @@ class Gauge(Reader):
             ),
         }
         for at, lane in enumerate(LANES):
-            columns[f"queue_{lane}"] = np.array([_mean(s.lanes[at, 3], s.lanes[at, 2]) for s in over])
+            columns[f"queue_{lane}"] = np.array([s.lanes[at, 3] / max(1.0, s.lanes[at, 2]) for s in over])
         return columns
 
     def _launches(self) -> Columns:

@@ -57,6 +57,7 @@ class Setup:
 
     archs: tuple[Arch, ...]
     base: Experiment
+    most: int | None = None  # requests in all; without it they go on coming
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
@@ -64,9 +65,9 @@ class Setup:
                 f"arch takes one to {MOST} architectures, each once, got {', '.join(self.archs) or 'none'}"
             )
         traffic, server = self.base.traffic, self.base.server
-        if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:
+        if self.most is None and (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps):
             raise ValueError("live draws arrivals as time goes: give a finite --request-rate")
-        if not server.longest_draft:
+        if self.most is None and not server.longest_draft:
             raise ValueError("start with a draft length of 1 or more: 0 can be chosen on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 

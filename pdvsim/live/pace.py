@@ -6,24 +6,31 @@ for, it goes as fast as it can, and the page says how fast that is.
 
 from __future__ import annotations
 
+import math
 import signal
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from pdvsim.live.gauge import KEPT_S
+from pdvsim.live.gauge import KEPT_S, LATENCIES
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
+from pdvsim.live.wire import Heard, socket_path
+from pdvsim.sim.config import Experiment
 
 TICK_S = 0.12  # from one picture to the next
 MOST_S = 0.5  # of time that has passed is made up for: after a longer pause of the machine time has stood still
 SLICE_S = 0.05  # of simulated time, before the wall clock is looked at again
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
+WINDOW_S = 30.0
+ERRORS = ("tokens/s", *(f"{name.upper()} p50" for name in LATENCIES))
 
 
 @dataclass
@@ -113,16 +120,77 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
         return
 
 
+def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
+    """Show a real run and the same run simulated, in step with the real one's clock, until told to end."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    beside = Beside(pair, window_s)
+    with suppress(EOFError, OSError):
+        while True:
+            began = perf_counter()
+            beside.tick()
+            pipe.send(beside.shown())
+            while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
+                order, value = pipe.recv()
+                if order == "end":
+                    return
+                beside.orders += 1
+                if order == "window_s":
+                    beside.window_s = value
+
+
+class Beside:
+    """A real run that is listened to, and its simulation."""
+
+    def __init__(self, pair: str | None, window_s: float) -> None:
+        self.heard, self.window_s, self.orders = Heard(socket_path()), window_s, 0
+        self.setup = setup_beside(self.heard.experiment, pair)
+        self.session = Session(self.setup)
+        self.errors: deque[tuple[float, ...]] = deque(maxlen=2000)
+
+    def tick(self) -> None:
+        """Hear what is new, and simulate up to there."""
+        began = perf_counter()
+        self.heard.listen()
+        to_s = self.heard.gauge.now_s
+        while self.session.now_s < to_s and perf_counter() - began < TICK_S:
+            self.session.advance(min(to_s, self.session.now_s + SLICE_S))
+
+    def shown(self) -> Shown:
+        """Both; the simulation's differences to the real run are its errors."""
+        real, [simulated] = self.heard.gauge.figures(self.window_s), self.session.figures(self.window_s)
+        real["card"] = self.heard.card
+        if self.session.now_s >= self.heard.gauge.now_s - SLICE_S and not self.heard.over:
+            self.errors.append((self.session.now_s, *errors(real, simulated)))
+        columns = list(zip(*self.errors, strict=True)) or [()] * (1 + len(ERRORS))
+        simulated["errors"] = dict(zip(("time_s", *ERRORS), columns, strict=True))
+        return Shown(
+            self.setup.archs * 2, self.heard.gauge.now_s, self.session.knobs, [real, simulated], not self.heard.over,
+            1.0, 1.0, self.window_s, orders=self.orders,
+        )  # fmt: skip
+
+
+def setup_beside(experiment: Experiment, pair: str | None) -> Setup:
+    """The simulation of a real run; `pair` stands in where the real one has models that no profile knows."""
+    if pair is not None:
+        experiment = replace(experiment, server=replace(experiment.server, pair=pair))
+    return Setup((experiment.arch,), experiment, experiment.traffic.num_prompts)
+
+
+def errors(real: dict[str, Any], simulated: dict[str, Any]) -> list[float]:
+    """By how many percent the simulation is off, metric by metric, in the order of ERRORS."""
+    pairs = [(f["tokens_per_s"], *(f["marks_ms"][name][0] for name in LATENCIES)) for f in (real, simulated)]
+    return [100 * (s / r - 1) if r else math.nan for r, s in zip(*pairs, strict=True)]
+
+
 class Feed:
     """The latest of what a process shows, and the way to give it orders."""
 
-    def __init__(self, setup: Setup, speed: float = 1.0, window_s: float = 30.0) -> None:
+    def __init__(self, driver: Callable[..., None], *args: Any) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=drive, args=(theirs, setup, speed, window_s), daemon=True)
+        self._process = context.Process(target=driver, args=(theirs, *args), daemon=True)
         self._process.start()
         theirs.close()
-        self.setup = setup
         self.latest: Shown | None = None
         self.pictures = self.ordered = 0
         Thread(target=self._listen, daemon=True).start()

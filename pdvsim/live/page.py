@@ -14,12 +14,14 @@ from bokeh.layouts import column, row
 from bokeh.models import Button, Div, RadioButtonGroup, Select, Slider
 
 from pdvsim.live.charts import Charts
-from pdvsim.live.knobs import BURST, DROP_S
-from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
+from pdvsim.live.knobs import BURST, DROP_S, Setup
+from pdvsim.live.pace import ERRORS, SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html
+from pdvsim.sim.config import Experiment
 
 UPDATE_MS = 150
 OWN = "data set's"
+BESIDE = "A real run, and the same run simulated. The small figures are the simulation's error."
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
@@ -39,19 +41,31 @@ Save = Callable[[Shown], Saving]
 class Dashboard:
     """What one browser shows, and its way to the session that all browsers share."""
 
-    def __init__(self, document: Document, feed: Feed, save: Save, names: Sequence[str]) -> None:
+    def __init__(
+        self,
+        document: Document,
+        feed: Feed,
+        archs: Sequence[str],
+        names: Sequence[str],
+        setup: Setup | None,
+        save: Save,
+    ) -> None:
+        """`setup` is what can be turned; without one a real run is shown, and nothing can."""
         self.document, self.feed, self.save = document, feed, save
-        self.archs, self.names = feed.setup.archs, names
+        self.archs, self.names, self.setup = archs, names, setup
         self._pictures = self._orders = -1
         self._syncing = False
         self._saving: Saving | None = None
         self._save_from: int | None = None  # orders that must have been obeyed before it is saved
-        self.charts = Charts(self.archs, names)
+        self.charts = Charts(self.archs, names, () if setup else ERRORS)
         self.status = Div(text="starting …", name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
         self.saved = Div(**WHOLE)
+        self.widgets: dict[str, Any] = {}
         self._pace_widgets()
-        self._knob_widgets()
+        self.knobs = column(Div(text=BESIDE, **WHOLE), name="knobs", **WHOLE)
+        if setup is not None:
+            self._knob_widgets(setup.base)
         for root in (self.status, self.pace, self.knobs, self.table, *self.charts.roots):
             document.add_root(root)
         document.title = f"pdvsim live: {', '.join(names)}"
@@ -81,16 +95,15 @@ class Dashboard:
             made[-1].on_click(lambda order=order: self.feed.order(*order))
         self.keep = Button(label="Save", width=80, name="save")
         self.keep.on_click(self._save)
-        every = (self.pause, self.speed, *made, self.keep, self.window)
+        every = (self.pause, self.speed, *made, self.keep, self.window) if self.setup else (self.window,)
         line = row(*every, styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
         self.pace = column(line, self.saved, name="pace", **WHOLE)
 
-    def _knob_widgets(self) -> None:
-        knobs = self.feed.setup.base
+    def _knob_widgets(self, knobs: Experiment) -> None:
         rate, k = knobs.traffic.request_rate, knobs.server.longest_draft
         top = max(64.0, 4 * rate)
         datasets = dict.fromkeys((knobs.traffic.dataset_name, "sharegpt", "random"))
-        self.widgets: dict[str, Any] = {
+        self.widgets = {
             "request_rate": Slider(title="Requests a second", start=0.5, end=top, step=0.5, value=rate),
             "burstiness": Slider(title="Burstiness (1: Poisson, less: burstier)", start=0.1, end=4, step=0.1, value=1),
             "dataset_name": Select(title="Data set", options=list(datasets)),
@@ -150,8 +163,9 @@ class Dashboard:
 
     def _status(self, shown: Shown) -> str:
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
-        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace, f"figures of the last {shown.window_s:g} s"]
-        if shown.figures[0].get("dropped"):
+        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown)]
+        parts += [f"figures of the last {shown.window_s:g} s"]
+        if shown.figures[-1].get("dropped"):
             parts.append("<b>acceptance is halved</b>")
         if shown.refusal:
             parts.append(f'<span style="color:#b00020">{html.escape(shown.refusal)}</span>')
@@ -179,6 +193,11 @@ class Dashboard:
 
 def _with(choices: Sequence[int], value: int | None) -> list[str]:
     return [str(choice) for choice in sorted({*choices, *([] if value is None else [value])})]
+
+
+def _real(shown: Shown) -> str:
+    ended = "" if shown.running else ", the run is over"
+    return f"<b>{shown.now_s:.1f} s</b> of the real run{ended}"
 
 
 def _times(speed: float) -> str:

@@ -6,16 +6,20 @@ seen on the page can be run again, with every record kept.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from pdvsim.live.arrivals import Arrivals
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
-from pdvsim.sim.records import Keeper, Log, Reader, Result
+from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
 from pdvsim.sim.run import Site, no_collector
+
+TAIL_S = 5.0  # of a session that is run again, for its timeline
+STEP_S = 1.0  # at a time
 
 
 class Session:
@@ -77,7 +81,7 @@ class Stations:
 
     def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
-        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
+        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
         self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
@@ -107,32 +111,59 @@ class Stations:
     def check(self, knobs: Knobs) -> None:
         """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
-        largest = Arrivals(turned.traffic, turned.acceptance).largest()
+        largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
             station.site.check([largest])
 
 
-def replay(setup: Setup, tape: Sequence[Act], until_s: float, traced: bool = True) -> list[Result]:
+class Kept(NamedTuple):
+    """A session run again: an ordinary result, and the tail of it as a timeline shows it."""
+
+    result: Result
+    tail: Result
+
+
+def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TAIL_S) -> list[Kept]:
     """A session run again with every record kept, and all who came by `until_s` served to their end."""
-    them = Stations(setup, lambda log, site: Keeper(log), traced)
+    them = Stations(setup, lambda log, site: Keeper(log), tail_s > 0)
+    untraced = [0] * len(them.stations)  # launches before the tail: what they carried is forgotten
     with no_collector():
-        for act in tape:
-            them.run_to(act.at_s)
-            them.do(act)
-        them.run_to(until_s)
-        return [_finished(station, them.arrivals.sent) for station in them.stations]
+        now_s, acts = 0.0, deque(tape)
+        while True:
+            while acts and acts[0].at_s <= now_s:
+                them.do(acts.popleft())
+            if now_s >= until_s:
+                break
+            now_s = min(until_s, now_s + STEP_S, *(act.at_s for act in [*acts][:1]))
+            them.run_to(now_s)
+            if now_s <= until_s - tail_s:
+                untraced = [n + _forgotten(station.log) for n, station in zip(untraced, them.stations, strict=True)]
+        cut_s = until_s - tail_s
+        return [_kept(s, them.arrivals.sent, n, cut_s) for n, s in zip(untraced, them.stations, strict=True)]
 
 
-def _finished(station: Station, sent: int) -> Result:
-    """The result of an ordinary run of so many requests."""
+def _forgotten(log: Log) -> int:
+    """Forget whom the launches so far carried, and what the host did; how many launches that were."""
+    count = len(log.launches.carried or ())
+    for kept in (log.launches.carried, log.host):
+        if kept is not None:
+            kept.clear()
+    return count
+
+
+def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
+    """The result of an ordinary run of so many requests, and who and what is of it behind the cut."""
     station.finish()
     keeper, log = station.reader, station.log
     assert isinstance(keeper, Keeper)
     keeper.take(station.env.now)
     traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
-    tables = (keeper.requests(), keeper.deliveries, keeper.launches)
-    made = replace(station.experiment, traffic=traffic)
-    return Result(made, *tables, station.site.meta(), None, log.launches.carried, log.host)
+    made, meta = replace(station.experiment, traffic=traffic), station.site.meta()
+    requests = keeper.requests()
+    late = rows_of(requests, requests["finish_s"] >= cut_s)
+    launches = {name: column[untraced:] for name, column in keeper.launches.items()}
+    tail = Result(made, late, keeper.deliveries, launches, meta, None, log.launches.carried, log.host)
+    return Kept(Result(made, requests, keeper.deliveries, keeper.launches, meta), tail)
 
 
 def _gauge(log: Log, site: Site) -> Gauge:

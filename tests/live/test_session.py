@@ -32,13 +32,18 @@ def same(one: Result, other: Result) -> None:
 def test_a_session_left_alone_is_an_ordinary_run(arch: str) -> None:
     """The same requests, and the same rows to the last bit, with and without a trace."""
     setup = Setup((arch,), BASE if arch != "autoregressive" else replace(BASE, server=Server()))
-    [result] = replay(setup, [], 4.0, traced=False)
+    [(result, _)] = replay(setup, [], 4.0, 0.0)
     assert len(result.requests["id"]) > 40
     same(result, simulate(result.experiment))
-    [traced] = replay(setup, [], 1.0)
+    [(traced, tail)] = replay(setup, [], 2.5, 0.5)
     again = simulate(traced.experiment, traced=True)
     same(traced, again)
-    assert traced.carried == again.carried
+    assert again.carried is not None
+    assert tail.carried is not None
+    assert 0 < len(tail.carried) < len(again.carried)
+    assert list(again.carried)[-len(tail.carried) :] == list(tail.carried)
+    assert len(tail.launches["kind"]) == len(tail.carried)
+    assert (tail.launches["start_s"] < 2.0).sum() <= 4  # under way at the cut
 
 
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
@@ -67,7 +72,7 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     sessions = [driven(np.random.default_rng(seed), setup) for seed in (1, 2)]
     assert sessions[0].tape == sessions[1].tape
     assert len(sessions[0].tape) == 5
-    kept = replay(setup, sessions[0].tape, 6.0, traced=False)
+    kept = [result for result, _ in replay(setup, sessions[0].tape, 6.0, 0.0)]
     for session in sessions:
         for (_, gauge), result in zip(session._gauged(), kept, strict=True):
             assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
@@ -84,7 +89,7 @@ def test_figures_agree_with_the_records() -> None:
     setup = Setup(("pdv", "colocated"), replace(BASE, scoring=Scoring(goodput=("ttft:60", "tpot:9"))))
     session = Session(setup)
     session.advance(8.0)
-    for figures, result in zip(session.figures(KEPT_S), replay(setup, [], 8.0, traced=False), strict=True):
+    for figures, (result, _) in zip(session.figures(KEPT_S), replay(setup, [], 8.0, 0.0), strict=True):
         req = result.requests
         done = req["finish_s"] <= 8.0
         finished = {name: column[done] for name, column in req.items()}
@@ -116,7 +121,7 @@ def test_inter_token_latency_is_within_one_percent() -> None:
     setup = Setup(("pd",), replace(BASE, traffic=replace(BASE.traffic, request_rate=5.0)))
     session = Session(setup)
     session.advance(10.0)
-    [result] = replay(setup, [], 10.0, traced=False)
+    [(result, _)] = replay(setup, [], 10.0, 0.0)
     early = result.deliveries["time_s"] <= 10.0
     exact = latencies_s(result.requests, {name: result.deliveries[name][early] for name in result.deliveries}, 0)["itl"]
     marks = session.figures(KEPT_S)[0]["marks_ms"]["itl"]
