@@ -23,7 +23,7 @@ class Arrivals:
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, most: int | None = None) -> None:
         self.sent, self._most = 0, most
-        self._draws = 0
+        self._draws, self._last_s = 0, 0.0
         self.turn(traffic, acceptance, 0.0)
 
     def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:

@@ -16,7 +16,6 @@ from pdvsim.sim.policies import ARCHITECTURES, kin, policy_of
 from pdvsim.sim.records import LANES, Array
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
 
-BINS = 36
 SERIES = {
     "tokens_per_s": "Output tokens a second",
     "in_system": "Requests in system",
@@ -65,15 +64,11 @@ class Charts:
             return
         if "errors" in figures[-1]:
             self._errors.data = figures[-1]["errors"]
-        edges = {metric: _edges([f["spreads"][metric][0] for f in figures]) for metric in LATENCIES}
         for at, shown in enumerate(figures):
             self._slow[at].data = {name: column for name, column in shown["series"].items() if name not in FAST}
             spreads: dict[str, Array] = {}
-            for metric in LATENCIES:
-                values, counts = shown["spreads"][metric]
-                heights = np.histogram(values * 1e3, edges[metric], weights=counts)[0]
-                spreads[metric] = np.append(heights / max(1, counts.sum()), 0.0)
-                spreads[f"{metric}_ms"] = edges[metric]
+            for metric, (edges_ms, shares) in shown["histograms"].items():
+                spreads[f"{metric}_ms"], spreads[metric] = edges_ms, np.append(shares, 0.0)
             self._spreads[at].data = spreads
 
     def _add(self, plot: Any, name: str) -> None:
@@ -166,14 +161,6 @@ def _legend_below(plot: Any) -> None:
     )
     legend.label_text_font_size = "11px"
     plot.add_layout(legend, "below")
-
-
-def _edges(values: Sequence[Array]) -> Array:
-    """Bins that hold the values of all architectures, in milliseconds, equal steps of a logarithm."""
-    seen = np.concatenate(values)
-    seen = seen[seen > 0] * 1e3
-    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 10.0)
-    return np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, BINS + 1)
 
 
 def _strip_data(rows: dict[str, Array], now_s: float) -> dict[str, Any]:

@@ -28,6 +28,7 @@ LEAST_S, MOST_S, GROWTH = 1e-5, 1e4, 1.02  # of the bins of inter-token latency
 BINS = math.ceil(math.log(MOST_S / LEAST_S) / math.log(GROWTH)) + 1
 _EDGES = LEAST_S * GROWTH ** np.arange(-1, BINS)  # of bin i: from i to i + 1
 _MIDDLES = _EDGES[1:] / math.sqrt(GROWTH)
+SHOWN_BINS = 36  # of a histogram
 DRAFT = KINDS.index("draft")
 
 
@@ -260,6 +261,21 @@ class Gauge(Reader):
         rows = {name: np.concatenate([part[name] for part in self._strip]) for name in names}
         late = rows["end_s"] > self.now_s - STRIP_S
         return {name: column[late] for name, column in rows.items()}
+
+
+def binned(figures: Sequence[dict[str, Any]]) -> None:
+    """Put histograms in place of the values, in bins that are the same for all; edges in milliseconds, and shares."""
+    for metric in LATENCIES:
+        seen = np.concatenate([shown["spreads"][metric][0] for shown in figures])
+        seen = seen[seen > 0] * 1e3
+        low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 10.0)
+        edges_ms = np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, SHOWN_BINS + 1)
+        for shown in figures:
+            values, counts = shown["spreads"][metric]
+            heights = np.histogram(values * 1e3, edges_ms, weights=counts)[0]
+            shown.setdefault("histograms", {})[metric] = edges_ms, heights / max(1, counts.sum())
+    for shown in figures:
+        del shown["spreads"]
 
 
 def _mean(total: float, count: float) -> float:

@@ -18,7 +18,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
-from pdvsim.live.gauge import KEPT_S, LATENCIES
+from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
 from pdvsim.live.wire import Heard, socket_path
@@ -94,9 +94,10 @@ class Pacer:
 
     def shown(self) -> Shown:
         """What there is to show now."""
-        session = self.session
+        session, figures = self.session, self.session.figures(self.window_s)
+        binned(figures)
         return Shown(
-            self.setup.archs, session.now_s, session.knobs, session.figures(self.window_s), self.running, self.speed,
+            self.setup.archs, session.now_s, session.knobs, figures, self.running, self.speed,
             self._went, self.window_s, list(session.tape), self.orders, self.refusal,
         )  # fmt: skip
 
@@ -163,6 +164,7 @@ class Beside:
             self.errors.append((self.session.now_s, *errors(real, simulated)))
         columns = list(zip(*self.errors, strict=True)) or [()] * (1 + len(ERRORS))
         simulated["errors"] = dict(zip(("time_s", *ERRORS), columns, strict=True))
+        binned([real, simulated])
         return Shown(
             self.setup.archs * 2, self.heard.gauge.now_s, self.session.knobs, [real, simulated], not self.heard.over,
             1.0, 1.0, self.window_s, orders=self.orders,

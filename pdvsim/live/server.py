@@ -21,7 +21,7 @@ LOOPBACK = "127.0.0.1"
 COOKIE = "pdvsim-live"
 
 
-class TokenOnly(AuthProvider):
+class TokenOnly(AuthProvider):  # type: ignore[misc]
     """Lets in whoever has the token: in the address the first time, then in a cookie."""
 
     def __init__(self, token: str) -> None:
