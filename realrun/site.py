@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pdvsim.common.progress import Progress
-from pdvsim.realrun.clock import EventSource, WallClock
+from pdvsim.realrun.clock import WallClock, Watcher
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, preset
 from pdvsim.realrun.engine.model import Transformer
@@ -241,7 +241,7 @@ def serve(
     rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
     traced: bool = False,
-    watched_by: Callable[[RealSite, Client], EventSource] | None = None,
+    watched_by: Callable[[RealSite, Client], Watcher] | None = None,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.
 
@@ -270,14 +270,17 @@ def serve(
     with Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
-        if watched_by is not None:
-            env.sources.append(watched_by(site, client))
+        watcher = None if watched_by is None else watched_by(site, client)
+        if watcher is not None:
+            env.sources.append(watcher)
         stopped = False
         try:
             client.run()
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()
+    if watcher is not None:
+        watcher.close()
     finished = [request for request in requests if request.finish_s >= 0]
     result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
     if stopped:

@@ -123,10 +123,10 @@ def main(argv: list[str]) -> int:
 
 def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
     """The experiment of the real run under way, and the pair to simulate it with where its own is known to nobody."""
-    from pdvsim.live.wire import Heard, socket_path
+    from pdvsim.live.wire import Heard, connected
 
     try:
-        experiment = Heard(socket_path()).experiment
+        experiment = Heard(connected()).experiment
     except OSError:
         raise ValueError("no real run to show: start realrun --live on this machine first") from None
     try:

@@ -21,7 +21,7 @@ from typing import Any
 from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
-from pdvsim.live.wire import Heard, socket_path
+from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
 
 TICK_S = 0.12  # from one picture to the next
@@ -143,7 +143,7 @@ class Beside:
     """A real run that is listened to, and its simulation."""
 
     def __init__(self, pair: str | None, window_s: float) -> None:
-        self.heard, self.window_s, self.orders = Heard(socket_path()), window_s, 0
+        self.heard, self.window_s, self.orders = Heard(connected()), window_s, 0
         self.setup = setup_beside(self.heard.experiment, pair)
         self.session = Session(self.setup)
         self.errors: deque[tuple[float, ...]] = deque(maxlen=2000)

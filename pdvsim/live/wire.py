@@ -104,7 +104,7 @@ class Broadcast:
         """The run is over: tell the rest, and go."""
         self.tell()
         for listener in self._listeners:
-            listener.close()
+            listener.finish()
         self._door.close()
         socket_path().unlink(missing_ok=True)
 
@@ -167,19 +167,31 @@ class _Listener:
         if len(self._unsent) > MOST_BYTES:
             self.close()
 
+    def finish(self) -> None:
+        """Send what is unsent: there is nothing left to disturb."""
+        self._to.settimeout(2)
+        with suppress(OSError):
+            self._to.sendall(self._unsent)
+        self.close()
+
     def close(self) -> None:
         self.there = False
         self._to.close()
 
 
+def connected() -> socket.socket:
+    """A connection to the real run under way; an OSError if there is none."""
+    to = socket.socket(socket.AF_UNIX)
+    to.settimeout(10)
+    to.connect(str(socket_path()))
+    return to
+
+
 class Heard:
     """The other end: what a real run tells, as figures."""
 
-    def __init__(self, path: Path) -> None:
-        self._from = socket.socket(socket.AF_UNIX)
-        self._from.settimeout(10)
-        self._from.connect(str(path))
-        self._rest = b""
+    def __init__(self, connection: socket.socket) -> None:
+        self._from, self._rest = connection, b""
         self.over = False
         hello = json.loads(self._lines(True)[0])
         self.experiment = experiment_of(hello["config"])

@@ -1,4 +1,4 @@
-"""How smooth the live page is: `python tests/benchmarks/live.py`. Four architectures, about 100 requests in flight, 10×.
+"""How smooth the live page is: `python tests/benchmarks/live.py`. Four architectures, 100 requests in flight, 10×.
 
 Prints pictures a second, the speed that was reached, and the processor time of the simulating process and of the page's
 server with one headless browser; then how much memory a session holds after 10 and after 60 simulated minutes.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import socket
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from pdvsim.live import wire
 from pdvsim.live.gauge import KEPT_S
 from pdvsim.live.pace import ERRORS, errors, setup_beside
 from pdvsim.live.session import Session
-from pdvsim.live.wire import Broadcast, Heard, experiment_of, socket_path
+from pdvsim.live.wire import Broadcast, Heard, connected, experiment_of, socket_path
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
@@ -33,25 +33,15 @@ def own_folder(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_page_hears_is_what_happened() -> None:
-    told: list[Broadcast] = []
-    heard: list[Heard] = []
-    ready = threading.Event()
+    pages: list[socket.socket] = []
 
     def watched_by(site: Any, client: Any) -> Broadcast:
-        told.append(Broadcast(site, client))
-        ready.set()
-        return told[0]
+        found = Broadcast(site, client)
+        pages.append(connected())
+        return found
 
-    def listen() -> None:
-        ready.wait(60)
-        heard.append(Heard(socket_path()))
-
-    thread = threading.Thread(target=listen)
-    thread.start()
     result = serve(EXPERIMENT, Machine(device="cpu", tiny=True), watched_by=watched_by)
-    thread.join(60)
-    told[0].close()
-    [page] = heard
+    page = Heard(pages[0])
     while not page.over:
         page.listen()
     gauge = page.gauge
