@@ -25,7 +25,7 @@ class LiveTraffic(Traffic):
 
     request_rate: float = 8.0
     """Requests per second."""
-    num_prompts: tyro.conf.Suppress[int] = Traffic.num_prompts  # a session goes on
+    num_prompts: tyro.conf.Suppress[int] = 1000  # of no account: a session goes on
     use_trace_timestamps: tyro.conf.Suppress[bool] = False
 
 
