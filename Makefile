@@ -13,7 +13,7 @@ FUZZ_COUNT ?= 100000
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
 
-# The original question end to end, as one page: results/original/original.html. About a minute on two cores.
+# The original question end to end, as one page: results/original/original.html. A minute and a half of one core.
 original: $(VENV)/.installed
 	$(BIN)/python -m pdvsim.cli.original
 

@@ -416,7 +416,7 @@ def _one_line(box: str) -> str:
     lines = lines[not lines[0] :] if lines else lines
     message = " ".join(lines[: lines.index("")] if "" in lines else lines)
     message = re.sub(r"^Error parsing (\S+): (?:Error parsing \S+: )*", lambda m: _flag_only(m[1]), message)
-    message = re.sub(r"^Missing from .*: [A-Z|{},a-z_-]+ (.*) \(required\)$", r"an argument is missing: \1", message)
+    message = re.sub(r"^Missing from [^:]*: [\w|{},-]+ (.*) \(required\)$", r"an argument is missing: \1", message)
     message = re.sub(r"invalid literal for int\(\) with base 10: (.*)", r"must be a whole number, got \1", message)
     message = re.sub(r"could not convert string to float: (.*)", r"must be a number, got \1", message)
     message = re.sub(r"Could not find valid parse for arguments: (.*)", r"must be a list of numbers, got \1", message)

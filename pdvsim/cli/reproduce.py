@@ -27,8 +27,7 @@ class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
     table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison", "engines"]]
-    """The published table; model-comparison, whose figures are not known here, is predicted, with error bars;
-    engines: figures of vLLM and SGLang."""
+    """The published table; model-comparison is predicted blind, engines are vLLM and SGLang."""
     num_runs: int | None = None
     """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted; model-comparison: of
     what is assumed); default 20, 16 and 40."""

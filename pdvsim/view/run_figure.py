@@ -60,8 +60,8 @@ def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
 def _histogram(axes: Axes, values_ms: Any, name: str, colour: str, level_s: float | None) -> None:
     if len(values_ms):
         spare = max(1e-6 * float(np.abs(values_ms).max()), 1e-9)  # values that hardly differ have no width for bars
-        within = (float(values_ms.min()) - spare, float(values_ms.max()) + spare)
-        axes.hist(values_ms, HISTOGRAM, range=within, color=colour, edgecolor="white", linewidth=0.4)
+        ends = (float(values_ms.min()) - spare, float(values_ms.max()) + spare)
+        axes.hist(values_ms, HISTOGRAM, range=ends, color=colour, edgecolor="white", linewidth=0.4)
         middle = float(np.median(values_ms))
         axes.axvline(middle, color="0.2", linewidth=1.5)
         axes.annotate(f"median {middle:,.3g}", (middle, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),

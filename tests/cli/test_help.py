@@ -53,7 +53,7 @@ def test_options_are_those_of_the_dataclass() -> None:
     assert {name.replace("-", "_") for name in flags(Experiment)} == set(found)
     assert found["band"].shown() == "--no-band"
     assert found["goodput"].shown() == "--goodput TEXT,..."
-    assert found["priority"].values == ("none", "stream", "preemptive", "partition")
+    assert found["priority"].values == ("none", "stream", "dynamic", "preemptive", "partition")
     assert found["seed"].described().endswith("(default: 0)")
 
 

@@ -88,7 +88,7 @@ def test_every_figure_of_a_profile_has_a_range() -> None:
     parts = (GpuSpec, ForwardFit, Reach, profile.HostCost, profile.ContentionFit, profile.Profile)
     figures = {f.name: get_type_hints(part)[f.name] for part in parts for f in dataclasses.fields(part)}
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention"}
-    texts |= {"provenance", "measured_together"}
+    texts |= {"provenance", "measured_together", "whole_steps"}
     for name in figures:
         assert name in profile.PROFILE_RANGES or name.endswith("_knots") or name in texts, name
 
