@@ -18,12 +18,11 @@ from numpy.typing import NDArray
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.memory import LaneRole
-from pdvsim.sim.config import Server
+from pdvsim.sim.config import BESIDE, Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.policies.base import PRIORITY
 from pdvsim.sim.records import Columns
-from pdvsim.sim.run import PARTITIONED
 
 Floats = NDArray[np.float64]
 
@@ -53,7 +52,7 @@ def open_lanes(engines: dict[Role, Engine], places: Sequence[LaneRole], server: 
     device = next(iter(engines.values())).device
     streams: dict[str, torch.cuda.Stream] = {}
     if server.priority == "partition":
-        shares = dict(zip(PARTITIONED, server.partition, strict=True))
+        shares = dict(zip(BESIDE, server.partition, strict=True))
         streams = partitioned(device, {name: shares[name] for name in dict.fromkeys(lane for lane, _ in places)})
     lanes: dict[LaneRole, GraphLane] = {}
     for name, role in places:

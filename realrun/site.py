@@ -25,7 +25,7 @@ from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import BESIDE, Experiment
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
@@ -38,7 +38,6 @@ from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
 from pdvsim.sim.run import (
-    PARTITIONED,
     Client,
     check_context,
     check_kv,
@@ -146,7 +145,7 @@ class RealSite:
         fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
         latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        shares = dict(zip(PARTITIONED, settings.partition, strict=True))
+        shares = dict(zip(BESIDE, settings.partition, strict=True))
         sharing = Sharing("fluid", settings.priority, profile.contention, shares)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)

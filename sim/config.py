@@ -33,7 +33,7 @@ OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
 ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
 PAGED = ONE_LANE  # unless --kv-cache says otherwise
-LANES = ("decode", "verify", "prefill")
+BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
@@ -200,8 +200,8 @@ class Server:
         found: dict[str, float] = {}
         for text in self.lane_weights:
             lane, _, value = text.partition("=")
-            if lane not in LANES or lane in found:
-                fault = "twice" if lane in found else f"unknown; known: {', '.join(LANES)}"
+            if lane not in BESIDE or lane in found:
+                fault = "twice" if lane in found else f"unknown; known: {', '.join(BESIDE)}"
                 raise ValueError(f"lane-weights: lane {lane!r} is {fault}")
             try:
                 weight = float(value)

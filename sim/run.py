@@ -13,7 +13,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import BESIDE, ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -37,7 +37,6 @@ from pdvsim.sim.workload.acceptance import Coins, accepted_at, rate_at
 from pdvsim.sim.workload.requests import Workload
 
 STUCK_SHOWN = 10  # requests named when nothing moves any more
-PARTITIONED = ("decode", "verify", "prefill")
 
 
 def simulate(
@@ -177,7 +176,7 @@ def make_planner(experiment: Experiment, profile: Profile) -> Planner:
     models: dict[Role, Latency] = {"target": Latency(pair.target, profile.fit(pair.target))}
     if experiment.speculates:
         models["draft"] = Latency(pair.draft, profile.fit(pair.draft))
-    shares = dict(zip(PARTITIONED, settings.partition, strict=True))
+    shares = dict(zip(BESIDE, settings.partition, strict=True))
     sharing = Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     return Planner(models, sharing, peak, host_times(experiment, profile), policy_of(experiment.arch).hands_over)

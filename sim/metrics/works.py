@@ -88,11 +88,9 @@ def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
 
 def busy_share(launches: Table) -> float:
     """Share of the time from the first launch's start to the last one's end in which at least one work ran."""
-    order = np.argsort(launches["start_s"], kind="stable")
-    start_s, end_s = launches["start_s"][order], launches["end_s"][order]
+    start_s, end_s = launches["start_s"], launches["end_s"]
     if not len(start_s):
         return math.nan
-    reached_s = np.maximum.accumulate(end_s)
-    before_s = np.concatenate(([start_s[0]], reached_s[:-1]))
-    alone_s = np.maximum(0.0, end_s - np.maximum(start_s, before_s))
-    return rate(float(alone_s.sum()), float(reached_s[-1] - start_s[0]))
+    busy = Union()
+    busy.add(start_s, end_s, math.inf)
+    return rate(busy.length_s(), float(end_s.max() - start_s.min()))

@@ -70,9 +70,12 @@ def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation
     told, whole = errors_of(Hardware()), document(shipped)
     assert told is not None
     assert told.runs == len(whole["runs"])
-    assert told.bars == whole["bars"]
+    # kept to a thousandth: another processor may fall on the other side of it
+    assert told.bars.keys() == whole["bars"].keys()
+    for load, found in whole["bars"].items():
+        assert told.bars[load] == pytest.approx(found, abs=1.5e-3)
     off = {name: lead["p95"] for name, lead in whole["leads"]["by_metric"].items()}
-    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == told.leads
+    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(told.leads, abs=1.5e-3)
     assert whole["coverage"]["covered"] == pytest.approx(0.9, abs=0.03)
 
 
