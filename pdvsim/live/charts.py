@@ -23,7 +23,10 @@ SERIES = {
     "acceptance": "Drafts accepted, of those judged",
 }
 FAST = ("tokens_per_s", "in_system")
-RARELY = 3  # pictures, for the other charts
+SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
+ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
+SERIES_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
+LANE_PX = 22  # of the strip's height
 DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told apart by these
 
 
@@ -35,20 +38,21 @@ class Charts:
 
     def __init__(self, archs: Sequence[str], names: Sequence[str], errors: Sequence[str] = ()) -> None:
         self.archs, self.names = archs, names
-        self._series = [ColumnDataSource(_no_series()) for _ in archs]
-        self._slow = [ColumnDataSource(_no_series()) for _ in archs]
+        # one source for all architectures: each is a message, and each message may draw a chart anew
+        self._fast = ColumnDataSource(_joined([_no_series(FAST)] * len(archs)))
+        self._slow = ColumnDataSource(_joined([_no_series(SLOW)] * len(archs)))
+        self._spreads = ColumnDataSource(_joined([_no_spreads()] * len(archs)))
+        self._launches = ColumnDataSource(_no_strip())
         self._turn = 0
-        self._spreads = [ColumnDataSource(_no_spreads()) for _ in archs]
-        self._strips = [ColumnDataSource(_no_strip()) for _ in archs]
         self.roots: list[Any] = []
         self._errors = ColumnDataSource({name: [] for name in ("time_s", *errors)})
         if errors:
             self._add(self._error(errors), "chart_errors")
+        self._add(self._strip(), "chart_strip")
         for column in FAST:
             self._add(self._over_time(column), f"chart_{column}")
-        for draw, what in ((self._strip, "strip"), (self._queues, "queues")):
-            for at, arch in enumerate(archs):
-                self._add(draw(at, arch), f"chart_{what}_{at}")
+        for at, arch in enumerate(archs):
+            self._add(self._queues(at, arch), f"chart_queues_{at}")
         for metric in LATENCIES:
             self._add(self._spread(metric), f"chart_{metric}")
         for column in ("draft_length", "acceptance"):
@@ -56,20 +60,15 @@ class Charts:
 
     def show(self, figures: Sequence[dict[str, Any]]) -> None:
         """Draw the latest; what moves slowly is drawn more rarely."""
-        self._turn = (self._turn + 1) % RARELY
-        for at, shown in enumerate(figures):
-            self._series[at].data = {name: shown["series"][name] for name in ("time_s", *FAST)}
-            self._strips[at].data = _strip_data(shown["strip"], shown["now_s"])
-        if self._turn != 1:
-            return
-        if "errors" in figures[-1]:
-            self._errors.data = figures[-1]["errors"]
-        for at, shown in enumerate(figures):
-            self._slow[at].data = {name: column for name, column in shown["series"].items() if name not in FAST}
-            spreads: dict[str, Array] = {}
-            for metric, (edges_ms, shares) in shown["histograms"].items():
-                spreads[f"{metric}_ms"], spreads[metric] = edges_ms, np.append(shares, 0.0)
-            self._spreads[at].data = spreads
+        self._turn = (self._turn + 1) % ROUND
+        self._fast.data = _joined([_columns(shown, FAST) for shown in figures])
+        self._launches.data = _strip_data(self.names, figures)
+        if self._turn == SERIES_TURN:
+            self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])
+            if "errors" in figures[-1]:
+                self._errors.data = figures[-1]["errors"]
+        if self._turn == SPREADS_TURN:
+            self._spreads.data = _joined([_spread_columns(shown) for shown in figures])
 
     def _add(self, plot: Any, name: str) -> None:
         plot.name = name
@@ -81,13 +80,13 @@ class Charts:
     def _over_time(self, column: str) -> Any:
         plot = _plot(SERIES[column], x_axis_label="seconds")
         plot.y_range = DataRange1d(start=0) if column != "acceptance" else Range1d(0, 1)
-        sources = self._series if column in FAST else self._slow
-        for arch, name, source, dash in zip(self.archs, self.names, sources, DASHES, strict=False):
+        source = self._fast if column in FAST else self._slow
+        for at, (arch, name, dash) in enumerate(zip(self.archs, self.names, DASHES, strict=False)):
             style = {"color": arch_colour(arch), "line_width": 2, "line_dash": dash if self._twins(arch) else "solid"}
             legend = {"legend_label": name} if column == "tokens_per_s" else {}
             if column not in FAST and not policy_of(arch).speculates:
                 continue
-            plot.line("time_s", column, source=source, **style, **legend)
+            plot.line(f"time_s_{at}", f"{column}_{at}", source=source, **style, **legend)
         if column == "tokens_per_s":
             _legend_below(plot)
         return plot
@@ -103,34 +102,38 @@ class Charts:
         plot = _plot(f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}", x_axis_type="log")
         plot.xaxis.axis_label = "ms"
         plot.y_range = DataRange1d(start=0)
-        for arch, source, dash in zip(self.archs, self._spreads, DASHES, strict=False):
-            dashes = dash if self._twins(arch) else "solid"
+        for at, (arch, dash) in enumerate(zip(self.archs, DASHES, strict=False)):
             plot.step(
-                f"{metric}_ms", metric, source=source, mode="after", color=arch_colour(arch), line_width=2,
-                line_dash=dashes,
+                f"{metric}_ms_{at}", f"{metric}_{at}", source=self._spreads, mode="after", color=arch_colour(arch),
+                line_width=2, line_dash=dash if self._twins(arch) else "solid",
             )  # fmt: skip
         return plot
 
     def _queues(self, at: int, arch: str) -> Any:
         plot = _plot(f"{self.names[at]}: queue of each lane", x_axis_label="seconds")
         plot.title.text_color = arch_colour(arch)
-        plot.y_range = DataRange1d(start=0)
+        plot.y_range = DataRange1d(start=0, min_interval=4)
         for lane in lanes_of(arch):
             plot.line(
-                "time_s", f"queue_{lane}", source=self._slow[at], color=LANE_COLOURS[lane], line_width=2,
+                f"time_s_{at}", f"queue_{lane}_{at}", source=self._slow, color=LANE_COLOURS[lane], line_width=2,
                 legend_label=lane,
             )  # fmt: skip
         _legend_below(plot)
         return plot
 
-    def _strip(self, at: int, arch: str) -> Any:
-        title = f"{self.names[at]}: the last {STRIP_S * 1e3:.0f} ms"
-        plot = _plot(title, y_range=FactorRange(*reversed(lanes_of(arch))), x_range=Range1d(-STRIP_S * 1e3, 0))
-        plot.title.text_color = arch_colour(arch)
+    def _strip(self) -> Any:
+        rows = [(name, lane) for arch, name in zip(self.archs, self.names, strict=True) for lane in lanes_of(arch)]
+        plot = _plot(
+            f"The last {STRIP_S * 1e3:.0f} ms, launch by launch", height=70 + LANE_PX * (len(rows) + len(self.archs)),
+            y_range=FactorRange(*reversed(rows), group_padding=0.8), x_range=Range1d(-STRIP_S * 1e3, 0),
+        )  # fmt: skip
         plot.xaxis.axis_label = "ms from now"
+        plot.yaxis.group_label_orientation = "horizontal"
+        plot.yaxis.group_text_font_size = "12px"
+        plot.yaxis.separator_line_color = plot.ygrid.grid_line_color = None
         bars: GlyphRenderer[Any] = plot.hbar(
-            y="lane", left="start_ms", right="end_ms", height=0.8, color="colour", line_color="#ffffff",
-            source=self._strips[at],
+            y="row", left="start_ms", right="end_ms", height=0.8, color="colour", line_color="#ffffff",
+            source=self._launches,
         )  # fmt: skip
         tips = [("", "@kind"), ("rows", "@rows"), ("tokens", "@tokens"), ("took", "@took ms")]
         plot.add_tools(HoverTool(renderers=[bars], tooltips=tips))
@@ -145,8 +148,10 @@ def lanes_of(arch: str) -> tuple[str, ...]:
     return ARCHITECTURES[kin(arch)].lanes
 
 
-def _plot(title: str, **options: Any) -> Any:
-    return figure(title=title, height=200, sizing_mode="stretch_width", tools="", toolbar_location=None, **options)
+def _plot(title: str, height: int = 200, **options: Any) -> Any:
+    plot = figure(title=title, height=height, sizing_mode="stretch_width", tools="", toolbar_location=None, **options)
+    plot.axis.minor_tick_line_color = None
+    return plot
 
 
 def _legend_below(plot: Any) -> None:
@@ -163,29 +168,52 @@ def _legend_below(plot: Any) -> None:
     plot.add_layout(legend, "below")
 
 
-def _strip_data(rows: dict[str, Array], now_s: float) -> dict[str, Any]:
-    kinds = [KINDS[int(kind)] for kind in rows["kind"]]
-    start_ms = np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3)
-    end_ms = (rows["end_s"] - now_s) * 1e3
+def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The launches of all architectures, as bars on their lanes."""
+    found = _no_strip()
+    for name, shown in zip(names, figures, strict=True):
+        rows, now_s = shown["strip"], shown["now_s"]
+        kinds = [KINDS[int(kind)] for kind in rows["kind"]]
+        found["row"] += [(name, LANES[int(lane)]) for lane in rows["lane"]]
+        found["kind"] += kinds
+        found["colour"] += [KIND_COLOURS[kind] for kind in kinds]
+        found["start_ms"] += np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3).tolist()
+        found["end_ms"] += ((rows["end_s"] - now_s) * 1e3).tolist()
+        found["took"] += np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2).tolist()
+        for column in ("rows", "tokens"):
+            found[column] += rows[column].tolist()
+    return found
+
+
+def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
+    return {name: shown["series"][name] for name in ("time_s", *names)}
+
+
+def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
+    """Of each metric the bins' edges, and the share from each edge on."""
+    found: dict[str, Array] = {}
+    for metric, (edges_ms, shares) in shown["histograms"].items():
+        found[f"{metric}_ms"], found[metric] = edges_ms, np.append(shares, 0.0)
+    return found
+
+
+def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Columns of all architectures side by side; the shorter end in what is not drawn."""
+    rows = max(len(column) for part in parts for column in part.values())
     return {
-        "lane": [LANES[int(lane)] for lane in rows["lane"]],
-        "kind": kinds,
-        "colour": [KIND_COLOURS[kind] for kind in kinds],
-        "start_ms": start_ms,
-        "end_ms": end_ms,
-        "took": np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2),
-        "rows": rows["rows"],
-        "tokens": rows["tokens"],
+        f"{name}_{at}": np.pad(column.astype(float), (0, rows - len(column)), constant_values=np.nan)
+        for at, part in enumerate(parts)
+        for name, column in part.items()
     }
 
 
-def _no_series() -> dict[str, list[float]]:
-    return {name: [] for name in ("time_s", *SERIES, *(f"queue_{lane}" for lane in LANES))}
+def _no_series(names: Sequence[str]) -> dict[str, Array]:
+    return {name: np.zeros(0) for name in ("time_s", *names)}
 
 
-def _no_spreads() -> dict[str, list[float]]:
-    return {name: [] for metric in LATENCIES for name in (metric, f"{metric}_ms")}
+def _no_spreads() -> dict[str, Array]:
+    return {name: np.zeros(0) for metric in LATENCIES for name in (metric, f"{metric}_ms")}
 
 
 def _no_strip() -> dict[str, list[Any]]:
-    return {name: [] for name in ("lane", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")}
+    return {name: [] for name in ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")}

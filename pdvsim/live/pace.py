@@ -18,6 +18,7 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
@@ -26,7 +27,8 @@ from pdvsim.sim.config import Experiment
 
 TICK_S = 0.12  # from one picture to the next
 MOST_S = 0.5  # of time that has passed is made up for: after a longer pause of the machine time has stood still
-SLICE_S = 0.05  # of simulated time, before the wall clock is looked at again
+SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
+SLICES = 4  # about so many a tick
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
 WINDOW_S = 30.0
@@ -55,7 +57,8 @@ class Pacer:
 
     def __init__(self, setup: Setup, speed: float, window_s: float) -> None:
         self.setup, self.speed, self.window_s = setup, speed, window_s
-        self.session, self.running = Session(setup), True
+        self._crew, self.running = Crew(setup), True
+        self.session = Session(setup, self._crew)
         self.orders = 0
         self.refusal = ""
         self._went = 0.0
@@ -72,7 +75,8 @@ class Pacer:
             elif order == "on":
                 self.session.advance(self.session.now_s + value)
             elif order == "restart":
-                self.session = Session(self.setup)
+                self._crew.restart()
+                self.session = Session(self.setup, self._crew)
             elif order in ("running", "speed", "window_s"):
                 setattr(self, order, value)
         except ValueError as error:
@@ -87,8 +91,9 @@ class Pacer:
             return
         from_s = session.now_s
         to_s = from_s + min(passed_s, MOST_S) * self.speed
+        slice_s = max(SLICE_S, self._went * TICK_S / SLICES)
         while session.now_s < to_s and perf_counter() - began < TICK_S:
-            session.advance(min(to_s, session.now_s + SLICE_S))
+            session.advance(min(to_s, session.now_s + slice_s))
         went = (session.now_s - from_s) / max(passed_s, 1e-6)
         self._went += 0.2 * (went - self._went)
 
@@ -190,7 +195,7 @@ class Feed:
     def __init__(self, driver: Callable[..., None], *args: Any) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=driver, args=(theirs, *args), daemon=True)
+        self._process = context.Process(target=driver, args=(theirs, *args))  # no daemon: it has helpers
         self._process.start()
         theirs.close()
         self.latest: Shown | None = None

@@ -16,7 +16,7 @@ from bokeh.models import Button, Div, RadioButtonGroup, Select, Slider
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, DROP_S, Setup
 from pdvsim.live.pace import ERRORS, SPEEDS, WINDOWS_S, Feed, Shown
-from pdvsim.live.table import table_html
+from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 
 UPDATE_MS = 150
@@ -72,6 +72,7 @@ class Dashboard:
         document.template = get_env().from_string(
             files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8")
         )
+        document.template_variables["table_px"] = table_px(len(archs))  # charts are drawn anew when their width changes
         document.add_periodic_callback(self.update, UPDATE_MS)
 
     # controls ---------------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pdvsim.live.arrivals import Arrivals
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
 from pdvsim.sim.run import Site, no_collector
 
@@ -22,36 +23,42 @@ TAIL_S = 5.0  # of a session that is run again, for its timeline
 STEP_S = 1.0  # at a time
 
 
-class Session:
-    """Stations in step on one simulated time."""
-
-    def __init__(self, setup: Setup) -> None:
-        self.setup, self.knobs = setup, Knobs.of(setup.base)
-        self.tape: list[Act] = []
-        self.now_s = 0.0
-        self.them = Stations(setup, _gauge)
-        self.them.check(self.knobs)
-        self._slots = 0
+class Servers(Protocol):
+    """Architectures in step, wherever they are simulated."""
 
     def advance(self, time_s: float) -> None:
         """Go on to a time, with every architecture, and take in what happened."""
-        while self.now_s < time_s:
-            boundary_s = (self._slots + 1) * SLOT_S
-            self.now_s = to_s = min(time_s, boundary_s)
-            self.them.run_to(to_s)
-            self._slots += to_s == boundary_s
-            for station, gauge in self._gauged():
-                gauge.take(to_s)
-                state = station.in_system, station.kv_share, station.queues(), station.controller()
-                gauge.noted(*state)
-                if to_s == boundary_s:
-                    gauge.next_slot()
-                    gauge.noted(*state)
+
+    def do(self, act: Act) -> None:
+        """Do to every architecture, and to the source of requests, what was done."""
+
+    def check(self, knobs: Knobs) -> None:
+        """Refuse, with a ValueError of one line, settings that some architecture cannot have."""
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+
+
+class Session:
+    """What a page drives: architectures on one simulated time, and the tape of what was done to them."""
+
+    def __init__(self, setup: Setup, servers: Servers | None = None) -> None:
+        """`servers` are at their start; without any, they are simulated here."""
+        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.tape: list[Act] = []
+        self.now_s = 0.0
+        self.servers = GaugedStations(setup) if servers is None else servers
+        self.servers.check(self.knobs)
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time."""
+        self.servers.advance(time_s)
+        self.now_s = max(self.now_s, time_s)
 
     def turn(self, knobs: Knobs) -> None:
         """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
         if knobs != self.knobs:
-            self.them.check(knobs)
+            self.servers.check(knobs)
             self._do(Act(self.now_s, "turn", knobs))
             self.knobs = knobs
 
@@ -65,24 +72,27 @@ class Session:
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """What each architecture's last seconds were like."""
-        dropped = self.now_s < self.them.stations[0].dropped_until_s
-        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self._gauged()]
+        return self.servers.figures(window_s)
 
     def _do(self, act: Act) -> None:
-        self.them.do(act)
+        self.servers.do(act)
         self.tape.append(act)
-
-    def _gauged(self) -> list[tuple[Station, Gauge]]:
-        return [(s, s.reader) for s in self.them.stations if isinstance(s.reader, Gauge)]
 
 
 class Stations:
-    """The stations of a setup, and the one source of their requests."""
+    """The stations of a setup, or those `of` some places in it, and the one source of their requests."""
 
-    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        reader: Callable[[Log, Site], Reader],
+        traced: bool = False,
+        of: Sequence[int] | None = None,
+    ) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
         self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
-        self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
+        self._of = range(len(setup.archs)) if of is None else of
+        self.stations = [Station(e, reader, traced) for e in self._experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
         """Let everything happen that happens before a time, everywhere."""
@@ -104,7 +114,7 @@ class Stations:
             old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
             if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
                 self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
-            for station, experiment in zip(self.stations, self.setup.experiments(act.knobs), strict=True):
+            for station, experiment in zip(self.stations, self._experiments(act.knobs), strict=True):
                 station.turn(experiment)
             self.knobs = act.knobs
 
@@ -112,8 +122,45 @@ class Stations:
         """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
         largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
-        for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
+        for station, _ in zip(self.stations, self._experiments(knobs), strict=True):
             station.site.check([largest])
+
+    def _experiments(self, knobs: Knobs) -> list[Experiment]:
+        every = self.setup.experiments(knobs)
+        return [every[at] for at in self._of]
+
+
+class GaugedStations(Stations):
+    """Stations in this process, with the figures of their last seconds."""
+
+    def __init__(self, setup: Setup, of: Sequence[int] | None = None) -> None:
+        super().__init__(setup, _gauge, of=of)
+        self.now_s = 0.0
+        self._slots = 0
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time, and take in what happened."""
+        while self.now_s < time_s:
+            boundary_s = (self._slots + 1) * SLOT_S
+            self.now_s = to_s = min(time_s, boundary_s)
+            self.run_to(to_s)
+            self._slots += to_s == boundary_s
+            for station, gauge in self.gauged():
+                gauge.take(to_s)
+                state = station.in_system, station.kv_share, station.queues(), station.controller()
+                gauge.noted(*state)
+                if to_s == boundary_s:
+                    gauge.next_slot()
+                    gauge.noted(*state)
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+        dropped = self.now_s < self.stations[0].dropped_until_s
+        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self.gauged()]
+
+    def gauged(self) -> list[tuple[Station, Gauge]]:
+        """Each station, and what reads its log."""
+        return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
 
 
 class Kept(NamedTuple):

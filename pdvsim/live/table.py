@@ -13,6 +13,7 @@ from pdvsim.sim.records import LANES
 from pdvsim.view.style import KIND_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
+NAME_PX, FIGURE_PX = 168, 102
 Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
 
 
@@ -58,6 +59,11 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
     return found
 
 
+def table_px(columns: int) -> int:
+    """How wide the table is, whatever is in it."""
+    return NAME_PX + FIGURE_PX * columns
+
+
 def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> str:
     """The table as HTML; names are text."""
     heads = "".join(
@@ -74,7 +80,9 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
         f'background:{KIND_COLOURS[kind]}"></span> {kind}</span>'
         for kind in KINDS
     )
-    table = f'<table style="border-collapse:collapse;font-variant-numeric:tabular-nums"><tr><th></th>{heads}</tr>'
+    style = f"border-collapse:collapse;table-layout:fixed;width:{table_px(len(names))}px"
+    head = f'<tr><th style="width:{NAME_PX}px"></th>{heads}</tr>'
+    table = f'<table style="{style};font-variant-numeric:tabular-nums">{head}'
     against = f"Small: against {_safe(names[0])}. " if len(names) > 1 else ""
     note = f'<p style="margin:6px 0 0;color:#59636b">{against}Launches: {kinds}</p>'
     return f"{table}{''.join(rows)}</table>{note}"

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
-from pdvsim.live.session import Session, replay
+from pdvsim.live.session import GaugedStations, Session, replay
+from pdvsim.live.station import Station
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.policies import ARCHS
@@ -46,6 +48,11 @@ def test_a_session_left_alone_is_an_ordinary_run(arch: str) -> None:
     assert (tail.launches["start_s"] < 2.0).sum() <= 4  # under way at the cut
 
 
+def gauged(session: Session) -> list[tuple[Station, Gauge]]:
+    assert isinstance(session.servers, GaugedStations)
+    return session.servers.gauged()
+
+
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
     """A session of 6 s in random steps, with everything done to it."""
     session, acts = Session(setup), iter(["turn", "burst", "drop", "drafts", "controller"])
@@ -74,7 +81,7 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     assert len(sessions[0].tape) == 5
     kept = [result for result, _ in replay(setup, sessions[0].tape, 6.0, 0.0)]
     for session in sessions:
-        for (_, gauge), result in zip(session._gauged(), kept, strict=True):
+        for (_, gauge), result in zip(gauged(session), kept, strict=True):
             assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
             assert gauge.total_finished == (result.requests["finish_s"] <= 6.0).sum()
     arrivals = [result.requests["prompt_tokens"] for result in kept]
@@ -153,7 +160,7 @@ def test_a_burst_and_a_drop_show() -> None:
 def test_what_is_kept_does_not_grow() -> None:
     session = Session(Setup(("colocated",), replace(BASE, traffic=replace(BASE.traffic, request_rate=4.0))))
     session.advance(KEPT_S + 20)
-    [(station, gauge)] = session._gauged()
+    [(station, gauge)] = gauged(session)
     assert len(gauge.slots) <= KEPT_S / SLOT_S + 2
     assert len(station.log.deliveries) == len(station.log.launches) == 0
     assert len(gauge._inside) == len(station.inside) < 50
@@ -189,4 +196,26 @@ def test_a_refused_turn_changes_nothing() -> None:
 def test_an_empty_window_has_no_percentiles() -> None:
     [figures] = Session(Setup(("pd",), BASE)).figures(10.0)
     assert all(math.isnan(mark) for marks in figures["marks_ms"].values() for mark in marks)
-    assert isinstance(Session(Setup(("pd",), BASE)).them.stations[0].reader, Gauge)
+
+
+def test_a_crew_is_as_one() -> None:
+    """Two processes show what one does, refuse what one does, and begin again."""
+    setup = Setup(("pdv", "colocated", "pd"), BASE)
+    crew = Crew(setup, 2)
+    alone, together = Session(setup), Session(setup, crew)
+    for session in (alone, together):
+        session.advance(1.0)
+        session.burst()
+        session.advance(1.5)
+        with pytest.raises(ValueError, match="tokens"):
+            session.turn(replace(session.knobs, input_len=100_000))
+        session.turn(replace(session.knobs, request_rate=30.0))
+        session.advance(3.0)
+    assert together.tape == alone.tape
+    np.testing.assert_equal(together.figures(10.0), alone.figures(10.0))
+    crew.restart()
+    again = Session(setup, crew)
+    again.advance(0.5)
+    first = Session(setup)
+    first.advance(0.5)
+    np.testing.assert_equal(again.figures(10.0), first.figures(10.0))
