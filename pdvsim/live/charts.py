@@ -20,12 +20,12 @@ SERIES = {
     "tokens_per_s": "Output tokens a second",
     "in_system": "Requests in system",
     "draft_length": "Draft length",
-    "acceptance": "Drafts accepted, of those judged",
+    "acceptance": "Drafts accepted (share)",
 }
 FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
 ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
-SERIES_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
+SLOW_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
 LANE_PX = 22  # of the strip's height
 DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told apart by these
 
@@ -33,42 +33,49 @@ DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told 
 class Charts:
     """Charts over the architectures, in the order of `archs`; `names` are what they are called on the page.
 
-    `errors` are the metrics whose error is drawn, where a simulation stands beside a real run.
+    `figures` are what is shown first; where those of a simulation have errors, against a real run, they are drawn too.
     """
 
-    def __init__(self, archs: Sequence[str], names: Sequence[str], errors: Sequence[str] = ()) -> None:
+    def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
         self.archs, self.names = archs, names
         # one source for all architectures: each is a message, and each message may draw a chart anew
-        self._fast = ColumnDataSource(_joined([_no_series(FAST)] * len(archs)))
-        self._slow = ColumnDataSource(_joined([_no_series(SLOW)] * len(archs)))
-        self._spreads = ColumnDataSource(_joined([_no_spreads()] * len(archs)))
-        self._launches = ColumnDataSource(_no_strip())
+        self._fast, self._slow, self._spreads, self._launches, self._errors = (ColumnDataSource() for _ in range(5))
         self._turn = 0
+        for draw in (self._show_fast, self._show_slow, self._show_spreads):
+            draw(figures)
+        errors = [name for name in figures[-1].get("errors", ()) if name != "time_s"]
         self.roots: list[Any] = []
-        self._errors = ColumnDataSource({name: [] for name in ("time_s", *errors)})
         if errors:
-            self._add(self._error(errors), "chart_errors")
-        self._add(self._strip(), "chart_strip")
+            self._add(self._error(errors), "lead_errors")
+        self._add(self._strip(), "lead_strip")
         for column in FAST:
-            self._add(self._over_time(column), f"chart_{column}")
-        for at, arch in enumerate(archs):
-            self._add(self._queues(at, arch), f"chart_queues_{at}")
+            self._add(self._over_time(column), f"lead_{column}")
         for metric in LATENCIES:
             self._add(self._spread(metric), f"chart_{metric}")
+        for at, arch in enumerate(archs):
+            self._add(self._queues(at, arch), f"chart_queues_{at}")
         for column in ("draft_length", "acceptance"):
             self._add(self._over_time(column), f"chart_{column}")
 
     def show(self, figures: Sequence[dict[str, Any]]) -> None:
         """Draw the latest; what moves slowly is drawn more rarely."""
         self._turn = (self._turn + 1) % ROUND
+        self._show_fast(figures)
+        if self._turn == SLOW_TURN:
+            self._show_slow(figures)
+        if self._turn == SPREADS_TURN:
+            self._show_spreads(figures)
+
+    def _show_fast(self, figures: Sequence[dict[str, Any]]) -> None:
         self._fast.data = _joined([_columns(shown, FAST) for shown in figures])
         self._launches.data = _strip_data(self.names, figures)
-        if self._turn == SERIES_TURN:
-            self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])
-            if "errors" in figures[-1]:
-                self._errors.data = figures[-1]["errors"]
-        if self._turn == SPREADS_TURN:
-            self._spreads.data = _joined([_spread_columns(shown) for shown in figures])
+
+    def _show_slow(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])
+        self._errors.data = {name: _drawable(column) for name, column in figures[-1].get("errors", {}).items()}
+
+    def _show_spreads(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._spreads.data = _joined([_spread_columns(shown) for shown in figures])
 
     def _add(self, plot: Any, name: str) -> None:
         plot.name = name
@@ -110,7 +117,7 @@ class Charts:
         return plot
 
     def _queues(self, at: int, arch: str) -> Any:
-        plot = _plot(f"{self.names[at]}: queue of each lane", x_axis_label="seconds")
+        plot = _plot(f"{self.names[at]}: queues", x_axis_label="seconds")
         plot.title.text_color = arch_colour(arch)
         plot.y_range = DataRange1d(start=0, min_interval=4)
         for lane in lanes_of(arch):
@@ -124,7 +131,7 @@ class Charts:
     def _strip(self) -> Any:
         rows = [(name, lane) for arch, name in zip(self.archs, self.names, strict=True) for lane in lanes_of(arch)]
         plot = _plot(
-            f"The last {STRIP_S * 1e3:.0f} ms, launch by launch", height=70 + LANE_PX * (len(rows) + len(self.archs)),
+            f"The last {STRIP_S * 1e3:.0f} ms", height=70 + LANE_PX * (len(rows) + len(self.archs)),
             y_range=FactorRange(*reversed(rows), group_padding=0.8), x_range=Range1d(-STRIP_S * 1e3, 0),
         )  # fmt: skip
         plot.xaxis.axis_label = "ms from now"
@@ -157,20 +164,18 @@ def _plot(title: str, height: int = 200, **options: Any) -> Any:
 def _legend_below(plot: Any) -> None:
     """Names of the lines, where they hide none of them."""
     legend = plot.legend[0]
-    legend.orientation, legend.padding, legend.margin, legend.spacing, legend.border_line_color = (
-        "horizontal",
-        0,
-        0,
-        8,
-        None,
-    )
+    legend.orientation, legend.border_line_color = "horizontal", None
+    legend.padding = legend.margin = 0
+    legend.spacing, legend.label_height, legend.glyph_height = 4, 12, 12
     legend.label_text_font_size = "11px"
+    legend.ncols = 2 if len(legend.items) > 3 else "auto"  # that all fit on a telephone
     plot.add_layout(legend, "below")
 
 
 def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The launches of all architectures, as bars on their lanes."""
-    found = _no_strip()
+    names_of = ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")
+    found: dict[str, list[Any]] = {name: [] for name in names_of}
     for name, shown in zip(names, figures, strict=True):
         rows, now_s = shown["strip"], shown["now_s"]
         kinds = [KINDS[int(kind)] for kind in rows["kind"]]
@@ -199,21 +204,15 @@ def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
     """Columns of all architectures side by side; the shorter end in what is not drawn."""
-    rows = max(len(column) for part in parts for column in part.values())
+    drawn = [{name: _drawable(column) for name, column in part.items()} for part in parts]
+    rows = max(len(column) for part in drawn for column in part.values())
     return {
-        f"{name}_{at}": np.pad(column.astype(float), (0, rows - len(column)), constant_values=np.nan)
-        for at, part in enumerate(parts)
+        f"{name}_{at}": np.pad(column, (0, rows - len(column)), constant_values=np.nan)
+        for at, part in enumerate(drawn)
         for name, column in part.items()
     }
 
 
-def _no_series(names: Sequence[str]) -> dict[str, Array]:
-    return {name: np.zeros(0) for name in ("time_s", *names)}
-
-
-def _no_spreads() -> dict[str, Array]:
-    return {name: np.zeros(0) for metric in LATENCIES for name in (metric, f"{metric}_ms")}
-
-
-def _no_strip() -> dict[str, list[Any]]:
-    return {name: [] for name in ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")}
+def _drawable(column: Sequence[float] | Array) -> Array:
+    """A column as numbers; an empty one is a point at 0, as a chart of nothing has no axes."""
+    return np.asarray(column, float) if len(column) else np.zeros(1)

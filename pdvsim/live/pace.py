@@ -198,8 +198,14 @@ class Feed:
         self._process = context.Process(target=driver, args=(theirs, *args))  # no daemon: it has helpers
         self._process.start()
         theirs.close()
-        self.latest: Shown | None = None
         self.pictures = self.ordered = 0
+        try:
+            self.latest: Shown = self._pipe.recv()  # a page is never without
+        except EOFError:
+            raise ValueError("the session could not begin: its process has ended") from None
+        except KeyboardInterrupt:
+            self.close()
+            raise
         Thread(target=self._listen, daemon=True).start()
 
     def order(self, what: str, value: Any = None) -> None:

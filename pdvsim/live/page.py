@@ -15,11 +15,12 @@ from bokeh.models import Button, Div, RadioButtonGroup, Select, Slider
 
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, DROP_S, Setup
-from pdvsim.live.pace import ERRORS, SPEEDS, WINDOWS_S, Feed, Shown
+from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 
 UPDATE_MS = 150
+TABLE_EVERY = 2  # updates
 OWN = "data set's"
 BESIDE = "A real run, and the same run simulated. The small figures are the simulation's error."
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
@@ -53,19 +54,22 @@ class Dashboard:
         """`setup` is what can be turned; without one a real run is shown, and nothing can."""
         self.document, self.feed, self.save = document, feed, save
         self.archs, self.names, self.setup = archs, names, setup
-        self._pictures = self._orders = -1
+        self._pictures = self._orders = self._updates = -1
         self._syncing = False
         self._saving: Saving | None = None
         self._save_from: int | None = None  # orders that must have been obeyed before it is saved
-        self.charts = Charts(self.archs, names, () if setup else ERRORS)
-        self.status = Div(text="starting …", name="status", **WHOLE)
+        shown = feed.latest
+        self.charts = Charts(self.archs, names, shown.figures)
+        self.status = Div(text=self._status(shown), name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
-        self.saved = Div(**WHOLE)
+        self.table.text = table_html(archs, names, shown.figures)
+        self.saved = Div(visible=False, **WHOLE)
         self.widgets: dict[str, Any] = {}
         self._pace_widgets()
         self.knobs = column(Div(text=BESIDE, **WHOLE), name="knobs", **WHOLE)
         if setup is not None:
             self._knob_widgets(setup.base)
+        self._sync(shown)
         for root in (self.status, self.pace, self.knobs, self.table, *self.charts.roots):
             document.add_root(root)
         document.title = f"pdvsim live: {', '.join(names)}"
@@ -106,7 +110,7 @@ class Dashboard:
         datasets = dict.fromkeys((knobs.traffic.dataset_name, "sharegpt", "random"))
         self.widgets = {
             "request_rate": Slider(title="Requests a second", start=0.5, end=top, step=0.5, value=rate),
-            "burstiness": Slider(title="Burstiness (1: Poisson, less: burstier)", start=0.1, end=4, step=0.1, value=1),
+            "burstiness": Slider(title="Burstiness (1: Poisson)", start=0.1, end=4, step=0.1, value=1),
             "dataset_name": Select(title="Data set", options=list(datasets)),
             "input_len": Select(title="Prompt tokens"),
             "output_len": Select(title="Output tokens"),
@@ -124,7 +128,7 @@ class Dashboard:
         self.knobs = column(*self.widgets.values(), name="knobs", **WHOLE)
 
     def _turn(self, name: str, value: Any) -> None:
-        if self._syncing or self.feed.latest is None:
+        if self._syncing:
             return
         if isinstance(value, str) and name not in ("dataset_name", "controller"):
             value = None if value == OWN else int(value)
@@ -139,6 +143,7 @@ class Dashboard:
     def _save(self) -> None:
         if self._saving is None and self._save_from is None:
             self.keep.disabled, self._save_from = True, self.feed.ordered
+            self.saved.visible = True
             self.saved.text = "saving: the session is run again, with every record kept …"
 
     # what is shown ----------------------------------------------------------------------------------------------------
@@ -151,15 +156,17 @@ class Dashboard:
         shown = self.feed.latest
         if not self.feed.alive:
             self.status.text = "<b>the session has ended</b>"
-        elif shown is not None and self._save_from is not None and shown.orders >= self._save_from:
+        elif self._save_from is not None and shown.orders >= self._save_from:
             self._saving, self._save_from = self.save(shown), None
-        elif shown is not None and self.feed.pictures != self._pictures:
-            self._pictures = self.feed.pictures
-            if shown.orders != self._orders:
+        elif self.feed.pictures != self._pictures:
+            self._pictures, self._updates = self.feed.pictures, self._updates + 1
+            ordered = shown.orders != self._orders
+            if ordered:
                 self._orders = shown.orders
                 self._sync(shown)
             self.status.text = self._status(shown)
-            self.table.text = table_html(self.archs, self.names, shown.figures)
+            if ordered or self._updates % TABLE_EVERY == 0:  # nobody reads numbers faster
+                self.table.text = table_html(self.archs, self.names, shown.figures)
             self.charts.show(shown.figures)
 
     def _status(self, shown: Shown) -> str:

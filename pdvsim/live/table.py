@@ -13,7 +13,7 @@ from pdvsim.sim.records import LANES
 from pdvsim.view.style import KIND_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
-NAME_PX, FIGURE_PX = 168, 102
+NAME_PX, FIGURE_PX = 150, 98
 Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
 
 
@@ -66,15 +66,16 @@ def table_px(columns: int) -> int:
 
 def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> str:
     """The table as HTML; names are text."""
+    style = "text-align:right;padding:2px 4px;vertical-align:bottom;font-size:12px;overflow-wrap:anywhere"
     heads = "".join(
-        f'<th style="text-align:right;padding:2px 8px;border-bottom:3px solid {arch_colour(arch)}">{_safe(name)}</th>'
+        f'<th style="{style};border-bottom:3px solid {arch_colour(arch)}">{_safe(name)}</th>'
         for arch, name in zip(archs, names, strict=True)
     )
     rows = []
     for name, values in lines(figures):
         first = values[0]
         cells = [_cell(value, None if at == 0 else first, name.endswith("(%)")) for at, value in enumerate(values)]
-        rows.append(f'<tr><td style="padding:1px 8px 1px 0;white-space:nowrap">{_safe(name)}</td>{"".join(cells)}</tr>')
+        rows.append(f'<tr><td style="padding:1px 4px 1px 0;white-space:nowrap">{_safe(name)}</td>{"".join(cells)}</tr>')
     kinds = "".join(
         f'<span style="white-space:nowrap;margin-right:10px"><span style="display:inline-block;width:10px;height:10px;'
         f'background:{KIND_COLOURS[kind]}"></span> {kind}</span>'
@@ -91,13 +92,14 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
 def _cell(value: float | None, first: float | None, is_share: bool) -> str:
     """A figure and its difference to the first one, in percent; of shares in points."""
     if value is None or math.isnan(value):
-        return '<td style="text-align:right;padding:1px 8px;color:#8a949c">–</td>'
+        return '<td style="text-align:right;padding:1px 4px;color:#8a949c">–</td>'
     difference = ""
     if first is not None and not math.isnan(first) and (first or is_share):
-        by = f"{value - first:+.0f} pt" if is_share else f"{100 * (value / first - 1):+.0f}%"
+        more = value - first if is_share else 100 * (value / first - 1)
+        by = f"{round(more):+d}{' pt' if is_share else '%'}"
         difference = f' <small style="color:#59636b">{by}</small>'
-    figure = cell(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)
-    return f'<td style="text-align:right;padding:1px 8px;white-space:nowrap">{figure}{difference}</td>'
+    figure = cell(value, 0 if isinstance(value, int) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2)
+    return f'<td style="text-align:right;padding:1px 4px;white-space:nowrap">{figure}{difference}</td>'
 
 
 def _safe(text: str) -> str:

@@ -78,9 +78,8 @@ def watch(url: str, feed: Feed, found: dict[str, float]) -> None:
         page.goto(url)
         page.wait_for_function("() => window.Bokeh?.documents[0]?.get_model_by_name('table')?.text?.includes('TTFT')")
         page.wait_for_timeout(5000)
-        changed = "Bokeh.documents[0].get_model_by_name('table').properties.text.change.connect(() => window.n++)"
-        page.evaluate(f"() => {{ window.n = 0; {changed} }}")
-        assert feed.latest is not None
+        strip = "Bokeh.documents[0].get_model_by_name('lead_strip').renderers[0].data_source.properties.data"
+        page.evaluate(f"() => {{ window.n = 0; {strip}.change.connect(() => window.n++) }}")
         began, costs, at_s = time.monotonic(), costs_s(feed), feed.latest.now_s
         page.wait_for_timeout(SECONDS * 1000)
         passed_s, later, went_s = time.monotonic() - began, costs_s(feed), feed.latest.now_s - at_s
