@@ -1,7 +1,8 @@
-"""A real run's rows on their way to a page: over a local socket that only this user can open, a line of JSON at a time.
+"""A real run's rows on their way to a page, over a local socket that only this user can open.
 
-The run's own loop writes when nothing is due, never waits, and drops a page that does not read. It sends rows, not
-figures: those are made by the page's process.
+The run's own loop writes when nothing is due, never waits, and drops a page that does not read. It sends rows as they
+lie in its memory, not figures: those are made by the page's process. A message is a line of JSON, and behind it so many
+bytes of rows as it says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +25,7 @@ from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.station import queues_of, seen_by
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, Log, request_columns
+from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log
 from pdvsim.sim.run import Client
 from pdvsim.study.output import plain, settings
 
@@ -33,7 +35,6 @@ if TYPE_CHECKING:
 EVERY_S = 0.2
 OVERDUE_S = 1.0
 MOST_BYTES = 1 << 22  # that a page may leave unread
-LAUNCH = ("lane", "kind", "rows", "tokens", "steps", "queue_depth", "start_s", "end_s", "bytes")
 REQUEST = ("id", "arrival_s", "first_token_s", "finish_s", "output_tokens")
 CARD = {
     "gpu_percent": "SM busy (%)",
@@ -41,6 +42,7 @@ CARD = {
     "power_w": "power (W)",
     "sm_mhz": "SM clock (MHz)",
 }
+Message = tuple[dict[str, Any], bytes, bytes]  # what it says, and rows of launches and of deliveries, packed
 GROUPS: dict[str, type] = {
     "traffic": Traffic, "acceptance": Acceptance, "server": Server, "hardware": Hardware, "host": Host,
     "scoring": Scoring,
@@ -66,6 +68,7 @@ class Broadcast:
         self.finished: list[Request] = []
         self._known: set[int] = set()
         self._due_s = 0.0
+        self.cost_s = 0.0  # of the host's time, so far
         self._listeners: list[_Listener] = []
         self._told = site.on_finish
         site.on_finish = self._finished
@@ -92,6 +95,7 @@ class Broadcast:
 
     def tell(self) -> None:
         """Tell everyone what is new to them."""
+        began_s = perf_counter()
         with suppress(BlockingIOError):
             self._listeners.append(_Listener(self._door.accept()[0], self))
         for request in self.client.inside.values():
@@ -99,6 +103,7 @@ class Broadcast:
         for listener in self._listeners:
             listener.tell(self.site.env.now)
         self._listeners = [listener for listener in self._listeners if listener.there]
+        self.cost_s += perf_counter() - began_s
 
     def close(self) -> None:
         """The run is over: tell the rest, and go."""
@@ -130,7 +135,7 @@ class _Listener:
         self._judged = [0, 0]
         site = of.site
         hello = {"config": settings(site.experiment), "bandwidth": site.profile.gpu.bandwidth_bytes_per_s}
-        self._unsent = _line(hello)
+        self._unsent = _message(plain(hello))
 
     def tell(self, now_s: float) -> None:
         site, of = self._of.site, self._of
@@ -138,17 +143,14 @@ class _Listener:
         self._sent, self._finished = len(of.sent), len(of.finished)
         for request in done:
             self._judged = [self._judged[0] + request.accepted, self._judged[1] + request.refused]
-        launches, deliveries = site.log.launches.since(self._launches), site.log.deliveries.since(self._deliveries)
-        self._launches += len(launches["lane"])
-        self._deliveries += len(deliveries["request"])
-        finished, kv, card = request_columns(done), site.context.kv, site.device.telemetry.latest
+        log, kv, card = site.log, site.context.kv, site.device.telemetry.latest
+        launches, deliveries = log.launches.packed(self._launches), log.deliveries.packed(self._deliveries)
+        self._launches, self._deliveries = len(log.launches), len(log.deliveries)
         inside = of.client.inside.values()
         told = {
             "now_s": now_s,
             "arrived": [(request.id, request.arrival_s) for request in arrived],
-            "launches": {name: launches[name].tolist() for name in LAUNCH},
-            "deliveries": {name: column.tolist() for name, column in deliveries.items()},
-            "finished": {name: finished[name].tolist() for name in REQUEST},
+            "finished": [[getattr(request, name) for name in REQUEST] for request in done],
             "accepted": self._judged[0] + sum(request.accepted for request in inside),
             "refused": self._judged[1] + sum(request.refused for request in inside),
             "in_system": len(inside),
@@ -157,7 +159,7 @@ class _Listener:
             "controller": seen_by(site.servers[0]),
             "card": {words: card[name] for name, words in CARD.items() if name in card},
         }
-        self._unsent += _line(told)
+        self._unsent += _message(told, launches, deliveries)
         try:
             self._unsent = self._unsent[self._to.send(self._unsent) :]
         except BlockingIOError:
@@ -191,43 +193,54 @@ class Heard:
     """The other end: what a real run tells, as figures."""
 
     def __init__(self, connection: socket.socket) -> None:
-        self._from, self._rest = connection, b""
-        self.over = False
-        hello = json.loads(self._lines(True)[0])
-        self.experiment = experiment_of(hello["config"])
-        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello["bandwidth"])
+        self._from, self._rest = connection, bytearray()
+        self.over = self._greeted = False
+        while (hello := self._message()) is None:
+            self._receive()
+        self.experiment = experiment_of(hello[0]["config"])
+        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello[0]["bandwidth"])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)
 
     def listen(self) -> None:
         """Take in what has been told."""
-        for line in self._lines(False):
-            self._take(json.loads(line))
+        with suppress(BlockingIOError):
+            while not self.over:
+                self._receive()
+        while (told := self._message()) is not None:
+            self._take(*told)
 
-    def _lines(self, one: bool) -> list[bytes]:
-        """Whole lines that are there; the first where `one` is waited for."""
-        while True:
-            try:
-                part = self._from.recv(1 << 20)
-            except BlockingIOError:
-                break
-            except TimeoutError:
-                raise ValueError("the real run does not answer") from None
-            except OSError:
-                part = b""
-            if not part:
-                self.over = True
-                break
-            self._rest += part
-            if one and b"\n" in self._rest:
-                line, _, self._rest = self._rest.partition(b"\n")
-                return [line]
-        if one:
+    def _receive(self) -> None:
+        """Hear a part; a ValueError if the run is silent or gone before it has said anything."""
+        try:
+            part = self._from.recv(1 << 20)
+        except BlockingIOError:
+            raise
+        except TimeoutError:
+            raise ValueError("the real run does not answer") from None
+        except OSError:
+            part = b""
+        if not part and not self._greeted:
             raise ValueError("the real run has ended")
-        *lines, self._rest = self._rest.split(b"\n")
-        return lines
+        self.over = not part
+        self._rest += part
 
-    def _take(self, told: dict[str, Any]) -> None:
+    def _message(self) -> Message | None:
+        """The next message that is there as a whole: what it says, and rows of launches and deliveries."""
+        end = self._rest.find(b"\n") + 1
+        if not end:
+            return None
+        document = json.loads(bytes(self._rest[:end]))
+        middle = end + document["launches"]
+        last = middle + document["deliveries"]
+        if len(self._rest) < last:
+            return None
+        found = document, bytes(self._rest[end:middle]), bytes(self._rest[middle:last])
+        del self._rest[:last]
+        self._greeted = True
+        return found
+
+    def _take(self, told: dict[str, Any], launches: bytes, deliveries: bytes) -> None:
         gauge, now_s = self.gauge, float(told["now_s"])
         while gauge.slots[-1].start_s + SLOT_S <= now_s:  # as slots of a simulated run
             gauge.now_s = gauge.slots[-1].start_s + SLOT_S
@@ -235,9 +248,10 @@ class Heard:
             gauge.noted(told["in_system"], told["kv_share"], told["queues"], told["controller"])
         for id, arrival_s in told["arrived"]:
             gauge.arrived(Request(id, arrival_s, 1, 1, b""))
-        gauge.launched({name: np.array(told["launches"][name], LAUNCH_DTYPES[name]) for name in LAUNCH})
-        gauge.delivered({n: np.array(told["deliveries"][n], dtype) for n, dtype in DELIVERY_DTYPES.items()})
-        gauge.left({name: np.array(told["finished"][name], REQUEST_DTYPES[name]) for name in REQUEST})
+        gauge.launched(Launches.unpacked(launches))
+        gauge.delivered(Deliveries.unpacked(deliveries))
+        finished = zip(*told["finished"], strict=True) if told["finished"] else [()] * len(REQUEST)
+        gauge.left({n: np.array(column, REQUEST_DTYPES[n]) for n, column in zip(REQUEST, finished, strict=True)})
         gauge.judged(told["accepted"], told["refused"])
         gauge.noted(told["in_system"], told["kv_share"], told["queues"], told["controller"])
         gauge.now_s, self.card = now_s, told["card"]
@@ -256,5 +270,6 @@ def _plain_value(value: Any) -> Any:
     return math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
 
 
-def _line(document: dict[str, Any]) -> bytes:
-    return json.dumps(plain(document), separators=(",", ":")).encode() + b"\n"
+def _message(document: dict[str, Any], launches: bytes = b"", deliveries: bytes = b"") -> bytes:
+    sizes = {"launches": len(launches), "deliveries": len(deliveries)}
+    return json.dumps(document | sizes).encode() + b"\n" + launches + deliveries
