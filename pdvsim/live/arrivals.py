@@ -35,7 +35,7 @@ class Arrivals:
 
     def largest(self) -> Request:
         """The one with the most tokens of those that may come."""
-        return self._workload(0).largest()
+        return self._workload(0, AHEAD).largest()
 
     def until(self, time_s: float) -> list[Request]:
         """Those that come up to a time, in their order; who has been given out is not given again."""
@@ -56,11 +56,11 @@ class Arrivals:
             found.append(self._numbered(request))
         return found
 
-    def _workload(self, draws: int = 1) -> Workload:
+    def _workload(self, draws: int = 1, chunk: int = CHUNK) -> Workload:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
         self._draws += draws
-        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, CHUNK)
+        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, chunk)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)

@@ -26,7 +26,7 @@ from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
 
 TICK_S = 0.12  # from one picture to the next
-MOST_S = 0.5  # of time that has passed is made up for: after a longer pause of the machine time has stood still
+MOST_S = 0.5  # is made up for: after a longer pause of the machine, time has stood still
 SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
 SLICES = 4  # about so many a tick
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
@@ -61,7 +61,7 @@ class Pacer:
         self.session = Session(setup, self._crew)
         self.orders = 0
         self.refusal = ""
-        self._went = 0.0
+        self._went = self._owed_s = 0.0
         self._last = perf_counter()
 
     def obey(self, order: str, value: Any = None) -> None:
@@ -83,17 +83,18 @@ class Pacer:
             self.refusal = str(error)
 
     def tick(self) -> None:
-        """Go on by the time that has passed, times the speed; no longer than a tick."""
+        """Go on by the time that has passed, times the speed; no longer than a tick, and the rest is owed."""
         began, session = perf_counter(), self.session
         passed_s, self._last = began - self._last, began
         if not self.running:
-            self._went = 0.0
+            self._went = self._owed_s = 0.0
             return
         from_s = session.now_s
-        to_s = from_s + min(passed_s, MOST_S) * self.speed
-        slice_s = max(SLICE_S, self._went * TICK_S / SLICES)
+        self._owed_s = min(self._owed_s + passed_s * self.speed, MOST_S * self.speed)
+        to_s, slice_s = from_s + self._owed_s, max(SLICE_S, self._went * TICK_S / SLICES)
         while session.now_s < to_s and perf_counter() - began < TICK_S:
             session.advance(min(to_s, session.now_s + slice_s))
+        self._owed_s -= session.now_s - from_s
         went = (session.now_s - from_s) / max(passed_s, 1e-6)
         self._went += 0.2 * (went - self._went)
 

@@ -6,12 +6,13 @@ import html
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from importlib.resources import files
+from time import monotonic
 from typing import Any, Protocol
 
 from bokeh.core.templates import get_env
 from bokeh.document import Document
 from bokeh.layouts import column, row
-from bokeh.models import Button, Div, RadioButtonGroup, Select, Slider
+from bokeh.models import Button, CustomJS, Div, RadioButtonGroup, Select, Slider
 
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, DROP_S, Setup
@@ -26,6 +27,9 @@ BESIDE = "A real run, and the same run simulated. The small figures are the simu
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
+AHEAD = 2  # updates that a browser may not have drawn yet: a slow one gets fewer, not later ones
+HIDDEN_S = 2.0  # then it is told again: it draws nothing while nobody sees it
+DRAWN = "requestAnimationFrame(() => setTimeout(() => { drawn.tags = sent.tags }))"
 WHOLE = {"sizing_mode": "stretch_width"}
 
 
@@ -54,7 +58,8 @@ class Dashboard:
         """`setup` is what can be turned; without one a real run is shown, and nothing can."""
         self.document, self.feed, self.save = document, feed, save
         self.archs, self.names, self.setup = archs, names, setup
-        self._pictures = self._orders = self._updates = -1
+        self._pictures = self._orders = -1
+        self._updates = 0
         self._syncing = False
         self._saving: Saving | None = None
         self._save_from: int | None = None  # orders that must have been obeyed before it is saved
@@ -63,6 +68,9 @@ class Dashboard:
         self.status = Div(text=self._status(shown), name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
         self.table.text = table_html(archs, names, shown.figures)
+        self._drawn, self._sent_s = 0, 0.0
+        self.status.js_on_change("tags", CustomJS(args={"sent": self.status, "drawn": self.table}, code=DRAWN))
+        self.table.on_change("tags", self._heard)
         self.saved = Div(visible=False, **WHOLE)
         self.widgets: dict[str, Any] = {}
         self._pace_widgets()
@@ -132,8 +140,8 @@ class Dashboard:
             return
         if isinstance(value, str) and name not in ("dataset_name", "controller"):
             value = None if value == OWN else int(value)
-        elif name == "num_speculative_tokens":
-            value = int(value)
+        elif isinstance(value, float | int):  # of a slider, whose steps add up to 5.000000000000001
+            value = int(value) if name == "num_speculative_tokens" else round(value, 6)
         self.feed.order("turn", replace(self.feed.latest.knobs, **{name: value}))
 
     def _order(self, what: str, value: Any) -> None:
@@ -158,7 +166,7 @@ class Dashboard:
             self.status.text = "<b>the session has ended</b>"
         elif self._save_from is not None and shown.orders >= self._save_from:
             self._saving, self._save_from = self.save(shown), None
-        elif self.feed.pictures != self._pictures:
+        elif self.feed.pictures != self._pictures and not self._behind():
             self._pictures, self._updates = self.feed.pictures, self._updates + 1
             ordered = shown.orders != self._orders
             if ordered:
@@ -168,6 +176,13 @@ class Dashboard:
             if ordered or self._updates % TABLE_EVERY == 0:  # nobody reads numbers faster
                 self.table.text = table_html(self.archs, self.names, shown.figures)
             self.charts.show(shown.figures)
+            self.status.tags, self._sent_s = [self._updates], monotonic()
+
+    def _behind(self) -> bool:
+        return self._updates - self._drawn >= AHEAD and monotonic() - self._sent_s < HIDDEN_S
+
+    def _heard(self, attr: str, old: list[int], new: list[int]) -> None:
+        [self._drawn] = new
 
     def _status(self, shown: Shown) -> str:
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"

@@ -179,14 +179,24 @@ def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
 
 
 def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
-    other = opened(browser, live.url, 500)
-    slide(page, "request_rate", "ArrowRight", 12)
-    until(page, lambda: value(other, "request_rate") == 10.0)  # the other browser follows
-    assert value(page, "request_rate") == 10.0
-    came_s = now_s(page)
-    until(page, lambda: now_s(page) > came_s + 10 and figures(page, "requests/s arriving")[0] > 7)
+    """In force within a second, as the other browser tells: a telephone."""
+    other = opened(browser, live.url, 400)
+    took_s, rate = [], value(page, "request_rate")
+    for key in ("ArrowRight", "ArrowLeft", "ArrowRight", "ArrowRight", "ArrowRight"):  # a busy machine may miss some
+        began = time.monotonic()
+        slide(page, "request_rate", key, 1)
+        rate += 0.5 if key == "ArrowRight" else -0.5
+        until(other, lambda rate=rate: value(other, "request_rate") == pytest.approx(rate))
+        took_s.append(time.monotonic() - began)
+    assert min(took_s) < 1.0
+    slide(page, "request_rate", "PageUp", 2)  # five steps each
+    until(other, lambda: value(other, "request_rate") > rate + 3)
+    came_s, more = now_s(page), value(page, "request_rate")
+    until(page, lambda: now_s(page) > came_s + 10 and figures(page, "requests/s arriving")[0] > 0.7 * more)
     slide(other, "acceptance_rate", "ArrowLeft", 2)
     until(page, lambda: value(page, "acceptance_rate") == pytest.approx(0.5))
+    assert other.evaluate("() => document.documentElement.scrollWidth") <= 400
+    other.wait_for_function("() => [...Bokeh.index.roots].every(v => v.el.clientWidth > 250)")
     assert page.complaints == other.complaints == []  # type: ignore[attr-defined]
     seen_s = now_s(page)
     other.close()  # stops nothing
@@ -200,19 +210,10 @@ def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
     until(page, lambda: value(page, "input_len") == "data set's")
 
 
-def test_it_can_be_read_on_a_telephone(browser: Browser, live: Served) -> None:
-    narrow = opened(browser, live.url, 400)
-    assert narrow.evaluate("() => document.documentElement.scrollWidth") <= 400
-    narrow.wait_for_function("() => [...Bokeh.index.roots].every(v => v.el.clientWidth > 250)")
-    assert narrow.complaints == []  # type: ignore[attr-defined]
-    narrow.close()
-
-
 def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> None:
-    press(page, "Restart")
-    until(page, lambda: now_s(page) < 5)
-    until(page, lambda: now_s(page) > 4)
-    press(page, "Burst of 50")
+    for label in ("Pause", "Restart", "One second on", "One second on", "Burst of 50", "One second on"):
+        press(page, label)
+    until(page, lambda: now_s(page) == 3.0)
     press(page, "Save")
     until(page, lambda: "saved" in page.inner_text("main pre"))
     said = page.inner_text("main pre")
