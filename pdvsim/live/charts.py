@@ -27,7 +27,7 @@ SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
 ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
 SLOW_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
 LANE_PX = 22  # of the strip's height
-DASHES = ("solid", "dashed", "dotted", "dotdash")  # two of one colour are told apart by these
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # two of one colour are told apart by these
 
 
 class Charts:
@@ -100,8 +100,9 @@ class Charts:
 
     def _error(self, errors: Sequence[str]) -> Any:
         plot = _plot("Error of the simulation (%)", x_axis_label="seconds")
-        for name, colour in zip(errors, RAMP, strict=False):
-            plot.line("time_s", name, source=self._errors, color=colour, line_width=2, legend_label=name)
+        for name, colour, dash in zip(errors, RAMP, DASHES, strict=False):
+            style = {"color": colour, "line_width": 2, "line_dash": dash}
+            plot.line("time_s", name, source=self._errors, **style, legend_label=name)
         _legend_below(plot)
         return plot
 
@@ -168,7 +169,7 @@ def _legend_below(plot: Any) -> None:
     legend.padding = legend.margin = 0
     legend.spacing, legend.label_height, legend.glyph_height = 4, 12, 12
     legend.label_text_font_size = "11px"
-    legend.ncols = 2 if len(legend.items) > 3 else "auto"  # that all fit on a telephone
+    legend.ncols = 3 if len(legend.items) > 4 else 2 if len(legend.items) > 3 else "auto"  # as a telephone has room
     plot.add_layout(legend, "below")
 
 

@@ -23,7 +23,7 @@ TAIL_S = 5.0  # of a session that is run again, for its timeline
 STEP_S = 1.0  # at a time
 
 
-class Servers(Protocol):
+class Fleet(Protocol):
     """Architectures in step, wherever they are simulated."""
 
     def advance(self, time_s: float) -> None:
@@ -42,23 +42,23 @@ class Servers(Protocol):
 class Session:
     """What a page drives: architectures on one simulated time, and the tape of what was done to them."""
 
-    def __init__(self, setup: Setup, servers: Servers | None = None) -> None:
-        """`servers` are at their start; without any, they are simulated here."""
+    def __init__(self, setup: Setup, fleet: Fleet | None = None) -> None:
+        """`fleet` is at its start; without one, its architectures are simulated here."""
         self.setup, self.knobs = setup, Knobs.of(setup.base)
         self.tape: list[Act] = []
         self.now_s = 0.0
-        self.servers = GaugedStations(setup) if servers is None else servers
-        self.servers.check(self.knobs)
+        self.fleet = GaugedStations(setup) if fleet is None else fleet
+        self.fleet.check(self.knobs)
 
     def advance(self, time_s: float) -> None:
         """Go on to a time."""
-        self.servers.advance(time_s)
+        self.fleet.advance(time_s)
         self.now_s = max(self.now_s, time_s)
 
     def turn(self, knobs: Knobs) -> None:
         """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
         if knobs != self.knobs:
-            self.servers.check(knobs)
+            self.fleet.check(knobs)
             self._do(Act(self.now_s, "turn", knobs))
             self.knobs = knobs
 
@@ -72,10 +72,10 @@ class Session:
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """What each architecture's last seconds were like."""
-        return self.servers.figures(window_s)
+        return self.fleet.figures(window_s)
 
     def _do(self, act: Act) -> None:
-        self.servers.do(act)
+        self.fleet.do(act)
         self.tape.append(act)
 
 

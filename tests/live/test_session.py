@@ -49,8 +49,8 @@ def test_a_session_left_alone_is_an_ordinary_run(arch: str) -> None:
 
 
 def gauged(session: Session) -> list[tuple[Station, Gauge]]:
-    assert isinstance(session.servers, GaugedStations)
-    return session.servers.gauged()
+    assert isinstance(session.fleet, GaugedStations)
+    return session.fleet.gauged()
 
 
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
