@@ -23,7 +23,7 @@ from pdvsim.sim.config import Experiment
 UPDATE_MS = 150
 TABLE_EVERY = 2  # updates
 OWN = "data set's"
-BESIDE = "A real run, and the same run simulated. The small figures are the simulation's error."
+BESIDE = "a real run and the same run simulated: the small figures are the simulation's error"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
@@ -74,17 +74,16 @@ class Dashboard:
         self.saved = Div(visible=False, **WHOLE)
         self.widgets: dict[str, Any] = {}
         self._pace_widgets()
-        self.knobs = column(Div(text=BESIDE, **WHOLE), name="knobs", **WHOLE)
-        if setup is not None:
-            self._knob_widgets(setup.base)
+        turned = [] if setup is None else [self._knob_widgets(setup.base)]
         self._sync(shown)
-        for root in (self.status, self.pace, self.knobs, self.table, *self.charts.roots):
+        for root in (self.status, self.pace, *turned, self.table, *self.charts.roots):
             document.add_root(root)
         document.title = f"pdvsim live: {', '.join(names)}"
         document.template = get_env().from_string(
             files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8")
         )
-        document.template_variables["table_px"] = table_px(len(archs))  # charts are drawn anew when their width changes
+        # charts are drawn anew when their width changes: nothing that is shown may change it
+        document.template_variables |= {"table_px": table_px(len(archs)), "turns": setup is not None}
         document.add_periodic_callback(self.update, UPDATE_MS)
 
     # controls ---------------------------------------------------------------------------------------------------------
@@ -112,7 +111,7 @@ class Dashboard:
         line = row(*every, styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
         self.pace = column(line, self.saved, name="pace", **WHOLE)
 
-    def _knob_widgets(self, knobs: Experiment) -> None:
+    def _knob_widgets(self, knobs: Experiment) -> Any:
         rate, k = knobs.traffic.request_rate, knobs.server.longest_draft
         top = max(64.0, 4 * rate)
         datasets = dict.fromkeys((knobs.traffic.dataset_name, "sharegpt", "random"))
@@ -133,7 +132,7 @@ class Dashboard:
             widget.sizing_mode = "stretch_width"
             event = "value_throttled" if isinstance(widget, Slider) else "value"
             widget.on_change(event, lambda attr, old, new, name=name: self._turn(name, new))
-        self.knobs = column(*self.widgets.values(), name="knobs", **WHOLE)
+        return column(*self.widgets.values(), name="knobs", **WHOLE)
 
     def _turn(self, name: str, value: Any) -> None:
         if self._syncing:
@@ -186,7 +185,7 @@ class Dashboard:
 
     def _status(self, shown: Shown) -> str:
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
-        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown)]
+        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown), BESIDE]
         parts += [f"figures of the last {shown.window_s:g} s"]
         if shown.figures[-1].get("dropped"):
             parts.append("<b>acceptance is halved</b>")

@@ -25,7 +25,7 @@ from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.station import queues_of, seen_by
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log
+from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log, rows_of
 from pdvsim.sim.run import Client
 from pdvsim.study.output import plain, settings
 
@@ -241,20 +241,32 @@ class Heard:
         return found
 
     def _take(self, told: dict[str, Any], launches: bytes, deliveries: bytes) -> None:
+        """Count every row in the slot of its own time, as of a simulated run; what comes late counts in the first."""
         gauge, now_s = self.gauge, float(told["now_s"])
-        while gauge.slots[-1].start_s + SLOT_S <= now_s:  # as slots of a simulated run
-            gauge.now_s = gauge.slots[-1].start_s + SLOT_S
-            gauge.next_slot()
-            gauge.noted(told["in_system"], told["kv_share"], told["queues"], told["controller"])
-        for id, arrival_s in told["arrived"]:
-            gauge.arrived(Request(id, arrival_s, 1, 1, b""))
-        gauge.launched(Launches.unpacked(launches))
-        gauge.delivered(Deliveries.unpacked(deliveries))
-        finished = zip(*told["finished"], strict=True) if told["finished"] else [()] * len(REQUEST)
-        gauge.left({n: np.array(column, REQUEST_DTYPES[n]) for n, column in zip(REQUEST, finished, strict=True)})
+        columns = zip(*told["finished"], strict=True) if told["finished"] else [()] * len(REQUEST)
+        finished = {n: np.array(column, REQUEST_DTYPES[n]) for n, column in zip(REQUEST, columns, strict=True)}
+        tables = (
+            (Launches.unpacked(launches), "end_s", gauge.launched),
+            (Deliveries.unpacked(deliveries), "time_s", gauge.delivered),
+            (finished, "finish_s", gauge.left),
+        )
+        from_s = -math.inf
+        while from_s < now_s:
+            to_s = min(now_s, gauge.slots[-1].start_s + SLOT_S)
+            for id, arrival_s in told["arrived"]:
+                if from_s < arrival_s <= to_s:
+                    gauge.arrived(Request(id, arrival_s, 1, 1, b""))
+            for rows, when, take in tables:
+                take(rows_of(rows, (rows[when] > from_s) & (rows[when] <= to_s)))
+            gauge.now_s, from_s = to_s, to_s
+            yet = sum(arrival_s > to_s for _, arrival_s in told["arrived"]) - int((finished["finish_s"] > to_s).sum())
+            state = told["in_system"] - yet, told["kv_share"], told["queues"], told["controller"]
+            gauge.noted(*state)
+            if to_s < now_s:
+                gauge.next_slot()
+                gauge.noted(*state)
         gauge.judged(told["accepted"], told["refused"])
-        gauge.noted(told["in_system"], told["kv_share"], told["queues"], told["controller"])
-        gauge.now_s, self.card = now_s, told["card"]
+        self.card = told["card"]
 
 
 def experiment_of(config: dict[str, Any]) -> Experiment:

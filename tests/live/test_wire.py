@@ -6,10 +6,11 @@ import socket
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pdvsim.live import wire
-from pdvsim.live.gauge import KEPT_S
+from pdvsim.live.gauge import KEPT_S, SLOT_S
 from pdvsim.live.pace import ERRORS, errors, setup_beside
 from pdvsim.live.session import Session
 from pdvsim.live.wire import Broadcast, Heard, connected, experiment_of, socket_path
@@ -48,6 +49,11 @@ def test_what_a_page_hears_is_what_happened() -> None:
     assert gauge.total_finished == len(result.requests["id"]) == 12
     assert gauge.total_tokens == result.deliveries["tokens"].sum() == 12 * 8
     figures = gauge.figures(KEPT_S)
+    assert sum(slot.kinds[:, 0].sum() for slot in gauge.slots) == len(result.launches["kind"])
+    ends_s = [slot.start_s + SLOT_S for slot in gauge.slots]
+    whens_s, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
+    in_slots = np.bincount(np.searchsorted(ends_s, whens_s), tokens, len(ends_s))  # each in the slot of its time
+    assert [slot.tokens for slot in gauge.slots] == in_slots.tolist()
     assert figures["in_system"] == 0
     assert len(gauge._last_s) == 0
     assert figures["marks_ms"]["e2el"][2] > 0
