@@ -83,7 +83,7 @@ class Dashboard:
             files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8")
         )
         # charts are drawn anew when their width changes: nothing that is shown may change it
-        document.template_variables |= {"table_px": table_px(len(archs)), "turns": setup is not None}
+        document.template_variables.update(table_px=table_px(len(archs)), turns=setup is not None)
         document.add_periodic_callback(self.update, UPDATE_MS)
 
     # controls ---------------------------------------------------------------------------------------------------------
