@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import ColumnDataSource, DataRange1d, FactorRange, HoverTool, Range1d
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    FixedTicker,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+)  # fmt: skip
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.plotting import figure
 
@@ -26,6 +34,7 @@ FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
 ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
 SLOW_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
+MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # on the axes of latencies
 LANE_PX = 22  # of the strip's height
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # two of one colour are told apart by these
 
@@ -48,14 +57,12 @@ class Charts:
         if errors:
             self._add(self._error(errors), "lead_errors")
         self._add(self._strip(), "lead_strip")
-        for column in FAST:
+        for column in SERIES:
             self._add(self._over_time(column), f"lead_{column}")
         for metric in LATENCIES:
             self._add(self._spread(metric), f"chart_{metric}")
         for at, arch in enumerate(archs):
             self._add(self._queues(at, arch), f"chart_queues_{at}")
-        for column in ("draft_length", "acceptance"):
-            self._add(self._over_time(column), f"chart_{column}")
 
     def show(self, figures: Sequence[dict[str, Any]]) -> None:
         """Draw the latest; what moves slowly is drawn more rarely."""
@@ -109,6 +116,7 @@ class Charts:
     def _spread(self, metric: str) -> Any:
         plot = _plot(f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}", x_axis_type="log")
         plot.xaxis.axis_label = "ms"
+        plot.xaxis.ticker, plot.xaxis.formatter = FixedTicker(ticks=MARKED_MS), NumeralTickFormatter(format="0.[0]a")
         plot.y_range = DataRange1d(start=0)
         for at, (arch, dash) in enumerate(zip(self.archs, DASHES, strict=False)):
             plot.step(

@@ -13,7 +13,7 @@ from pdvsim.sim.records import LANES
 from pdvsim.view.style import KIND_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
-NAME_PX, FIGURE_PX = 150, 98
+NAME_PX, FIGURE_PX = 150, 100
 Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
 
 
@@ -66,7 +66,7 @@ def table_px(columns: int) -> int:
 
 def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> str:
     """The table as HTML; names are text."""
-    style = "text-align:right;padding:2px 4px;vertical-align:bottom;font-size:12px;overflow-wrap:anywhere"
+    style = "text-align:right;padding:2px 4px 2px 0;vertical-align:bottom;font-size:11px;overflow-wrap:anywhere"
     heads = "".join(
         f'<th style="{style};border-bottom:3px solid {arch_colour(arch)}">{_safe(name)}</th>'
         for arch, name in zip(archs, names, strict=True)
