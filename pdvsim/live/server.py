@@ -94,7 +94,7 @@ class PageServer:
         loop = self._server.io_loop
 
         def end(number: int, frame: FrameType | None) -> None:
-            loop.add_callback_from_signal(loop.stop)
+            loop.add_callback(loop.stop)
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
