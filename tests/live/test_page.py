@@ -181,14 +181,13 @@ def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
 def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
     """In force within a second, as the other browser tells: a telephone."""
     other = opened(browser, live.url, 400)
-    took_s, rate = [], value(page, "request_rate")
-    for key in ("ArrowRight", "ArrowLeft", "ArrowRight", "ArrowRight", "ArrowRight"):  # a busy machine may miss some
-        began = time.monotonic()
-        slide(page, "request_rate", key, 1)
-        rate += 0.5 if key == "ArrowRight" else -0.5
+    took_s, rate, tries = 60.0, value(page, "request_rate"), 0
+    while took_s > 1.0:  # a busy machine may be late, but not every time
+        assert (tries := tries + 1) <= 8
+        began, rate = time.monotonic(), rate + 0.5
+        slide(page, "request_rate", "ArrowRight", 1)
         until(other, lambda rate=rate: value(other, "request_rate") == pytest.approx(rate))
-        took_s.append(time.monotonic() - began)
-    assert min(took_s) < 1.0
+        took_s = time.monotonic() - began
     slide(page, "request_rate", "PageUp", 2)  # five steps each
     until(other, lambda: value(other, "request_rate") > rate + 3)
     came_s, more = now_s(page), value(page, "request_rate")
