@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -78,3 +81,9 @@ def test_a_folder_that_others_can_open_is_refused() -> None:
     socket_path().parent.chmod(0o755)
     with pytest.raises(OSError, match="only you"):
         socket_path()
+
+
+def test_a_run_that_is_looked_on_needs_no_bokeh() -> None:
+    modules = "pdvsim.cli.realrun, pdvsim.live.wire, pdvsim.live.pace"
+    code = f"import sys; sys.modules['bokeh'] = None; import {modules}"
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
