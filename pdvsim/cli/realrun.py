@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -32,6 +32,8 @@ class RealCommand(RunCommand):
     """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
     """Prefix of the name of --save-result."""
+    live: bool = False
+    """Let pages look on while it serves: pdvsim live --beside real."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,14 +55,18 @@ def _run(argv: list[str]) -> int:
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
     from pdvsim.cli.runfiles import RunFiles
+    from pdvsim.live.wire import Broadcast
     from pdvsim.realrun.site import Interrupted, serve
     from pdvsim.sim.metrics.iterations import iteration_lines
     from pdvsim.study.output import DETAILS, check_file
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
+    options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
+    if args.live:
+        options["watched_by"] = Broadcast
     try:
-        result, asked = serve(args.experiment, args.machine, quiet=args.json, traced=bool(args.trace_out)), None
+        result, asked = serve(args.experiment, args.machine, **options), None
     except Interrupted as stop:
         if stop.result is None:
             raise
