@@ -322,7 +322,7 @@ def speed_late(experiment: Experiment) -> float:
 def test_any_start_comes_near_the_best_fixed_length(
     arch: Arch, rate: float, at_once: int, fixed: Sequence[int], starts: Sequence[int], controller: Any
 ) -> None:
-    """`fixed` holds the best of 0 to 8, as the benchmark of controllers found it. The aim is 97% of its tokens a second.
+    """`fixed` holds the best of 0 to 8, as the benchmark found it. The aim is 97% of its tokens a second.
 
     Feedback misses it at 128: prompts are read beside nearly every round, and on a card at its power limit a round's
     cost depends on what ran before it.
