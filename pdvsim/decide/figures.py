@@ -14,7 +14,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.space import drafts_text
-from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
+from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
@@ -190,7 +190,7 @@ def map_figure(found: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)

@@ -103,6 +103,12 @@ class Space:
             return []
         return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
 
+    def fewest(self, candidate: Experiment) -> list[Experiment]:
+        """The candidate with the shortest draft that may be tried."""
+        if candidate.kin == "autoregressive" or "fixed" not in self.controllers:
+            return []
+        return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
+
     def batches(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every batch limit."""
         return self._with(candidate, "max_num_seqs", self.max_num_seqs)
