@@ -20,7 +20,7 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import Bisection, Bracket, Capacities, Plan, find_capacities, search
+from pdvsim.decide.capacity import Bisection, Bracket, Capacities, Plan, Verdict, find_capacities, search
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
@@ -36,12 +36,12 @@ from pdvsim.study.sweep import Row, SweepInterrupted
 SERVICE_S = 0.01
 
 
-def drive(steps: Bisection, holds: float) -> tuple[Bracket, list[float]]:
-    """A search against a server that holds every rate up to `holds`."""
+def drive(steps: Bisection, holds: float, steepness: float = 1.0) -> tuple[Bracket, list[float]]:
+    """A search against a server that holds every rate up to `holds`, with a head-room as steep in the rate."""
     asked = [next(steps)]
     while True:
         try:
-            asked.append(steps.send(asked[-1] <= holds))
+            asked.append(steps.send(Verdict(asked[-1] <= holds, (holds / asked[-1]) ** steepness)))
         except StopIteration as end:
             found: Bracket = end.value
             return found, asked
@@ -52,12 +52,21 @@ def drive(steps: Bisection, holds: float) -> tuple[Bracket, list[float]]:
     off=st.floats(0.01, 100),
     step=st.sampled_from([1.06, 1.25]),
     tolerance=st.floats(0.005, 0.2),
+    steepness=st.sampled_from([0.0, 0.5, 3.0, 40.0]),
 )
-def test_a_search_brackets_the_capacity(capacity: float, off: float, step: float, tolerance: float) -> None:
-    found, asked = drive(search(capacity * off, step, tolerance), capacity)
+def test_a_search_brackets_the_capacity_from_anywhere(
+    capacity: float, off: float, step: float, tolerance: float, steepness: float
+) -> None:
+    found, asked = drive(search(capacity * off, step, tolerance), capacity, steepness)
     assert found.held <= capacity < found.failed
-    assert found.failed / found.held <= 1 + tolerance
+    assert found.failed / found.held == pytest.approx(1 + tolerance)
     assert len(asked) < 30
+    assert drive(search(capacity, step, tolerance), capacity)[0] == found
+
+
+def test_a_search_that_starts_near_takes_few_runs() -> None:
+    for off in (0.96, 0.99, 1.0, 1.01, 1.04):
+        assert len(drive(search(10.0 * off, 1.06, 0.02), 10.0, 3.0)[1]) <= 4
 
 
 def test_a_search_gives_up_at_a_trickle() -> None:
@@ -109,7 +118,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
     for row in found.rows:
         assert lindley_holds(plan, row["seed"], row["rate"])
         assert not lindley_holds(plan, row["seed"], row["failed_rate"])
-        assert row["failed_rate"] / row["rate"] <= 1.02
+        assert row["failed_rate"] / row["rate"] == pytest.approx(1.02)
         assert row["rate"] < 1.1 / SERVICE_S  # rho below 1, but for the chance of a finite run
         assert row["output_tokens_per_s"] == pytest.approx(row["rate"])  # one token each
     # M/D/1: the stationary share that waits no longer than w < S is (1 - rho) exp(rate w) (Erlang)
