@@ -227,7 +227,7 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     before = bench.runs
     try:
         starts = _starts(plan, bench)
-        if plan.space is not None:
+        if plan.space is not None and plan.space.steps_of(plan.archs):
             plan = found.plan = replace(plan, servers=_tuned_near(plan, plan.space, starts, bench))
         first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
         searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}

@@ -6,7 +6,7 @@ what an architecture has of its own. What the user gave is not varied; everythin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -80,6 +80,10 @@ class Space:
             "owned": self.own,
         }
         return [name for name, more in several.items() if more]
+
+    def steps_of(self, archs: Sequence[Arch]) -> list[str]:
+        """The same without what none of these architectures has."""
+        return [step for step in self.steps() if step != "owned" or any(arch in OWN for arch in archs)]
 
     def drafts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the draft lengths that the formula finds most promising, and with every controller."""

@@ -13,12 +13,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-import pdvsim
 from pdvsim.cli import main
 from pdvsim.cli.compare import prices_usd
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.tune import APART
-from pdvsim.sim.config import Arch, Experiment, Traffic
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware import models
 from pdvsim.study.compare import COST, Comparison, differences, run_comparison, summary
 from pdvsim.study.sweep import SweepInterrupted, run_sweep
@@ -177,35 +176,6 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
             assert difference["told_apart"] is (beyond and num_runs >= 5)
-
-
-@pytest.mark.usefixtures("quick_plots")
-@pytest.mark.parametrize("archs", [("autoregressive", "colocated", "pd"), ("pd", "pdv")])
-def test_advice_map_and_comparison_agree_on_who_leads(
-    archs: tuple[Arch, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same question asked three ways: 30 requests per second, the shortest mean latency behind the warm-up."""
-    few: dict[str, Any] = {"dataset_name": "random", "num_prompts": 30, "input_len": 64, "output_len": 12}
-    same = few | {"arch": list(archs), "objective": "e2el", "num_runs": 5, "jobs": 1}
-    advice = pdvsim.advise(**same, request_rate=30, warmup_share=0.1, budget=80)
-    [cell] = pdvsim.winner_map(**same, request_rate=[30], acceptances=[0.6], warmup_share=0.1).cells
-    argv = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
-    argv += ["--request-rate", "30", "--warmup-share", "0.1", "--objective", "e2el", "--arch", ",".join(archs)]
-    assert main(["compare", "--pairs", PAIRS[0], *argv, "--jobs", "1", "--json", "-o", str(tmp_path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert advice.held is not None
-    assert advice.recommended is not None
-    assert cell.contest is not None
-    means = {entry["arch"]: entry["mean_e2el_ms"]["mean"] for entry in document["summary"]}
-    [compared] = document["best"]
-    assert advice.recommended.arch == cell.winner == compared["arch"]
-    assert advice.held.best == cell.contest.best == compared["contest"]["best"] == min(means, key=lambda a: means[a])
-    for arch in archs:  # who has the same settings has the same figure, to the last bit
-        finalist = advice.finalist(arch)
-        if finalist.server == cell.settings[arch].server:
-            assert advice.held.values[arch] == cell.contest.values[arch]
-            assert means[arch] == advice.held.values[arch].mean
-    assert any(advice.finalist(arch).server == cell.settings[arch].server for arch in archs)
 
 
 def test_without_a_price_there_is_no_cost_and_the_table_says_so(
