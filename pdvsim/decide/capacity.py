@@ -15,7 +15,7 @@ its run and the one above it, by the tolerance, did not, but a still higher one 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,9 +45,11 @@ NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few per
 REACH = 500.0  # how far from where it starts a search looks: below that requests hardly ever meet
 STEEPNESS = 2.0  # head-room falls with about this power of the rate: a first guess, before two rates tell
 FAR_OFF = 0.3  # logarithm of a head-room beyond which it tells only the side
+LEAST_STEEP = 0.5
+NEAR = 0.1  # logarithm of a rate over the one held, within which head-rooms tell how steep they are there
 GUESSES = 3  # rates that a search takes from head-rooms, and as many within its bracket; then it strides and halves
 
-Bisection = Generator[float, "Verdict", "Bracket"]
+Bisection = Generator[float, "Held", "Bracket"]
 Case = tuple[Arch, int, int]  # architecture, GPUs, seed
 
 
@@ -57,9 +59,10 @@ class Bracket:
 
     held: float
     failed: float
+    rooms: tuple[tuple[float, float], ...] = field(default=(), compare=False)  # logarithms of rates and head-rooms
 
 
-class Verdict(NamedTuple):
+class Held(NamedTuple):
     """Of a run at one rate."""
 
     holds: bool
@@ -96,11 +99,34 @@ def search(start: float, step: float, tolerance: float) -> Bisection:
             jump = min(guess, stride) if len(rooms) <= GUESSES else stride
             at, stride = at + (jump if verdict.holds else -jump), 2 * stride
     return Bracket(
-        0.0 if held is None else math.exp(held * grid), math.inf if failed is None else math.exp(failed * grid)
+        0.0 if held is None else math.exp(held * grid),
+        math.inf if failed is None else math.exp(failed * grid),
+        tuple((at * grid, room) for at, room in rooms.items() if held is not None and abs(at - held) * grid < NEAR),
     )
 
 
-def _side(verdict: Verdict) -> float:
+def steepness(brackets: Iterable[Bracket]) -> float:
+    """The power of the rate with which head-room falls near what is held, by the searches of several seeds.
+
+    A figure that is off by a share moves the rate by that share over this. As runs scatter it is the slope less twice
+    its standard error, and at least `LEAST_STEEP`; 1 where too few runs tell.
+    """
+    x, y, seeds = list[float](), list[float](), 0
+    for bracket in brackets:
+        if len(bracket.rooms) > 1:
+            means = [sum(part) / len(bracket.rooms) for part in zip(*bracket.rooms, strict=True)]
+            x += [rate - means[0] for rate, _ in bracket.rooms]
+            y += [room - means[1] for _, room in bracket.rooms]
+            seeds += 1
+    free, spread = len(x) - seeds - 1, sum(rate * rate for rate in x)
+    if free < 1:
+        return 1.0
+    slope = sum(rate * room for rate, room in zip(x, y, strict=True)) / spread
+    left = sum((room - slope * rate) ** 2 for rate, room in zip(x, y, strict=True))
+    return max(LEAST_STEEP, -slope - 2 * math.sqrt(left / free / spread))
+
+
+def _side(verdict: Held) -> float:
     """How far a rate is from one that just holds, by the logarithm of its head-room: above 0 if it holds."""
     room = math.log(min(max(verdict.room, 1e-9), 1e9))
     return min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)
@@ -208,10 +234,15 @@ class Capacities:
         return found
 
     def _error(self, row: Row) -> float:
-        """The profile's error in what limits a search: of the levels that are missed, else of the throughput."""
+        """The profile's error in a rate: of the throughput, and of the levels that limit it, by as far as they move it.
+
+        Near saturation a time to the first token rises steeply with the rate, and what it is off by moves the rate by
+        little; a time between tokens may rise slowly, and move it by more.
+        """
         goal = self.plan.goal
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
-        return max(lead_error(self.plan.base, metric) for metric in missed or ["output_throughput"])
+        off = [lead_error(self.plan.base, metric) / row["steepness"] for metric in missed]
+        return max([lead_error(self.plan.base, "output_throughput"), *off])
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:
         return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
@@ -240,7 +271,16 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
             lockstep(plan, searches, bench, brackets)
     except KeyboardInterrupt:
         found.interrupted = True
-    found.rows = [_row(plan, case, brackets[case], bench, gpu_hour_usd) for case in plan.cases() if case in brackets]
+    steep = {
+        (arch, gpus): steepness(of for case, of in brackets.items() if case[:2] == (arch, gpus))
+        for arch in plan.archs
+        for gpus in plan.gpus
+    }
+    found.rows = [
+        _row(plan, case, brackets[case], bench, gpu_hour_usd) | {"steepness": steep[case[:2]]}
+        for case in plan.cases()
+        if case in brackets
+    ]
     found.runs = bench.runs - before
     return found
 
@@ -288,7 +328,7 @@ def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets
     asked = {case: next(steps) for case, steps in searches.items()}
     while asked:
         rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
-        verdicts = [Verdict(plan.goal.holds(row), min(plan.goal.headrooms(row).values())) for row in rows]
+        verdicts = [Held(plan.goal.holds(row), min(plan.goal.headrooms(row).values())) for row in rows]
         for case, verdict in list(zip(asked, verdicts, strict=True)):
             try:
                 asked[case] = searches[case].send(verdict)

@@ -31,7 +31,7 @@ APART = 100_000  # search seeds are this far from those of the replications
 SHORT = 0.25  # length of a search run, as a share of the final ones
 TURNS = 2  # requests of a search run for each that may be in the system at once, at the least
 
-Key = tuple[int, Arch]  # the number of a place, and who competes there
+Seated = tuple[int, Arch]  # the number of a place, and who competes there
 
 
 @dataclass
@@ -79,7 +79,7 @@ def most_runs(space: Space, places: int) -> int:
 
 def tuned(found: Search, places: Sequence[Experiment], bench: Bench) -> list[dict[Arch, Experiment]]:
     """For each place, every architecture that can run there at its best, the best architecture first."""
-    going: dict[Key, list[Experiment]] = {}
+    going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
         starts = found.space.starts(base)
         if not starts:
@@ -105,7 +105,7 @@ def tuned(found: Search, places: Sequence[Experiment], bench: Bench) -> list[dic
     return best
 
 
-def _start(found: Search, going: dict[Key, list[Experiment]], bench: Bench) -> None:
+def _start(found: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """Run the starts; who is far behind with the drafts of the formula starts with the fewest, if those are better."""
     _try(found, _by_place(going), bench, FAR)
     behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key)]
@@ -115,7 +115,7 @@ def _start(found: Search, going: dict[Key, list[Experiment]], bench: Bench) -> N
         going[key] = [found.best(found.figures, [*going[key], *ways])]
 
 
-def _by_place(going: Mapping[Key, Sequence[Experiment]]) -> list[list[Experiment]]:
+def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experiment]]:
     places = dict.fromkeys(at for at, _ in going)
     return [[c for (where, _), mine in going.items() if where == at for c in mine] for at in places]
 
@@ -128,7 +128,7 @@ def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
     return ways
 
 
-def _climb(found: Search, tried: dict[Key, list[Experiment]], bench: Bench) -> None:
+def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """While the best draft length of an architecture has a neighbour that was not tried, try that: adds to `tried`."""
     while True:
         further = {}
@@ -144,7 +144,7 @@ def _climb(found: Search, tried: dict[Key, list[Experiment]], bench: Bench) -> N
             tried[key] += ways
 
 
-def _far(found: Search, going: Mapping[Key, Sequence[Experiment]], key: Key) -> bool:
+def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated) -> bool:
     """Whether an architecture is out of the running at its place."""
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
     mine = going[key][0]

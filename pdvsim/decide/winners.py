@@ -268,7 +268,8 @@ def map_table(found: WinnerMap) -> str:
     return "\n".join(
         [
             table.grid(header, rows),
-            f"best {NAMES[grid_.goal.objective]} of {', '.join(grid_.archs)}, each at its own best settings, and its lead",
+            f"best {NAMES[grid_.goal.objective]} and its lead over the second, each at its own best settings",
+            f"of {', '.join(grid_.archs)}",
             "".join(["(in brackets): not told apart from those named", *limits]),
             f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             table.founded(first),
