@@ -36,7 +36,7 @@ class MapTraffic(CountedTraffic):
 
     max_concurrency: tyro.conf.Suppress[int | None] = None
     use_trace_timestamps: tyro.conf.Suppress[bool] = False
-    num_prompts: int | None = None  # type: ignore[assignment]
+    num_prompts: int | None = None
     """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
 
 

@@ -241,7 +241,7 @@ class Capacities:
         """
         goal = self.plan.goal
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
-        off = [lead_error(self.plan.base, metric) / row["steepness"] for metric in missed]
+        off = [lead_error(self.plan.base, metric) / float(row["steepness"]) for metric in missed]
         return max([lead_error(self.plan.base, "output_throughput"), *off])
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:
