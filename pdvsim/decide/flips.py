@@ -21,7 +21,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.space import Space
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
@@ -121,14 +121,17 @@ def find_flips(
     return found
 
 
-def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Probe:
+def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget: int) -> Probe:
     """Run everyone at one place; a challenger and the recommendation once more, each at its best there."""
+    left = budget - who.runs  # after they have been tuned
     everyone = [move(candidate, at) for candidate in (who.recommended, *who.rivals)]
     probe = _settled(at, [who.placed(candidate) for candidate in everyone], who, bench)
-    if probe.challenger is not None and who.space is not None:
+    if probe.challenger is not None and who.space is not None and bench.runs + 2 * SEEDS <= left:
         two = (who.recommended.arch, probe.challenger)
         best = [
-            replace(who.placed(c), server=_retuned(c, who, who.space, bench).server) if c.arch in two else who.placed(c)
+            replace(who.placed(c), server=_retuned(c, who, who.space, bench, left).server)
+            if c.arch in two
+            else who.placed(c)
             for c in everyone
         ]
         probe = _settled(at, best, who, bench)
@@ -136,10 +139,10 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Pro
     return probe
 
 
-def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench) -> Experiment:
+def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench, budget: int) -> Experiment:
     """A candidate's architecture at its best where the candidate has been moved to."""
     share = candidate.scoring.warmup_requests / candidate.traffic.num_prompts
-    found = Search(who.goal, replace(space, archs=(candidate.arch,)), share)
+    found = Search(who.goal, replace(space, archs=(candidate.arch,)), share, who.indifference, budget)
     return tuned(found, [candidate], bench)[0][candidate.arch]
 
 
@@ -193,7 +196,7 @@ def _outward(
     for place in places:
         if spent():
             return Edge(stands, None, None, math.nan, "no budget")
-        probe = look(found, place, move, who, bench)
+        probe = look(found, place, move, who, bench, budget)
         yield
         if unchallenged(probe):
             stands = place
@@ -202,7 +205,7 @@ def _outward(
         for _ in range(STEPS):
             if spent():
                 break
-            between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
+            between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench, budget)
             yield
             if unchallenged(between):
                 stands = between.at

@@ -186,5 +186,6 @@ def _short(found: Search, candidate: Experiment) -> list[Experiment]:
     traffic = candidate.traffic
     few = max(int(SHORT * traffic.num_prompts), TURNS * (traffic.max_concurrency or 0), 1)
     short = replace(traffic, num_prompts=min(few, traffic.num_prompts), seed=traffic.seed + APART)
-    scored = found.goal.prepared(replace(candidate, traffic=short), found.warmup_share)
+    whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
+    scored = found.goal.prepared(whole, found.warmup_share)
     return replications(without_band(scored), SEEDS)
