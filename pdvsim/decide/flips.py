@@ -121,12 +121,17 @@ def find_flips(
     return found
 
 
-def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget: int) -> Probe:
-    """Run everyone at one place; a challenger and the recommendation once more, each at its best there."""
+def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget: int) -> Probe | None:
+    """Run everyone at one place; a challenger and the recommendation once more, each at its best there.
+
+    None where there is a challenger, and no budget to tune it and the recommendation.
+    """
     left = budget - who.runs  # after they have been tuned
     everyone = [move(candidate, at) for candidate in (who.recommended, *who.rivals)]
     probe = _settled(at, [who.placed(candidate) for candidate in everyone], who, bench)
-    if probe.challenger is not None and who.space is not None and bench.runs + 2 * SEEDS <= left:
+    if probe.challenger is not None and who.space is not None:
+        if bench.runs + 2 * SEEDS > left:
+            return None
         two = (who.recommended.arch, probe.challenger)
         best = [
             replace(who.placed(c), server=_retuned(c, who, who.space, bench, left).server)
@@ -198,6 +203,8 @@ def _outward(
             return Edge(stands, None, None, math.nan, "no budget")
         probe = look(found, place, move, who, bench, budget)
         yield
+        if probe is None:
+            return Edge(stands, None, None, math.nan, "no budget")
         if unchallenged(probe):
             stands = place
             continue
@@ -207,6 +214,8 @@ def _outward(
                 break
             between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench, budget)
             yield
+            if between is None:
+                break
             if unchallenged(between):
                 stands = between.at
             else:
