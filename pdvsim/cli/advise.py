@@ -17,7 +17,7 @@ from pdvsim.decide.advice import Question, advice_document, advice_text
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import BUDGET, PROMPTS, WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
@@ -30,7 +30,7 @@ from pdvsim.view.report.sheet import Sheet
 class AskedTraffic(OpenTraffic):
     """Who asks what, and how often."""
 
-    num_prompts: int = 500
+    num_prompts: int = PROMPTS
     """Requests of a run; those of the search are a quarter as long."""
     request_rate: float = math.inf
     """The load to give advice for, in requests per second."""
@@ -60,7 +60,7 @@ class AdviseOptions:
     """Replications of the finalists, the same seeds for each."""
     budget: int = BUDGET
     """Simulations that the answer may take; what there is no room for is named."""
-    warmup_share: float = 0.2
+    warmup_share: float = WARMUP_SHARE
     """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
     gpu_hour_usd: float | None = None
     """Price of a GPU for an hour; gives the cost of a million output tokens."""

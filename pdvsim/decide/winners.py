@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.finals import Decision, decided
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.text import contest_document, percent, threshold_text
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import Search
 from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
@@ -136,6 +137,7 @@ class Cell:
     contest: Contest | None
     behind_load: tuple[str, ...]  # who did not keep up
     settings: dict[Arch, Experiment]  # of each architecture, at its best here
+    seeds: int = 0  # that decided
 
     @property
     def sure(self) -> bool:
@@ -170,21 +172,19 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
     found = WinnerMap(grid)
     search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
-    best: list[dict[Arch, Experiment]] = []
+    best: dict[int, Decision] = {}
     try:
-        best = tuned(search, [grid.placed(load, place) for load, place in grid.cells()], bench)
-        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
+        best.update(decided(search, [grid.placed(load, place) for load, place in grid.cells()], bench, grid.num_runs))
     except KeyboardInterrupt:
         found.interrupted = True
-    for (load, place), here in zip(grid.cells(), best, strict=False):
-        rows = {arch: bench.known(replications(mine, grid.num_runs)) for arch, mine in here.items()}
-        done = {arch: known for arch, known in rows.items() if known is not None}
-        for arch, known in done.items():
+    for at, decision in best.items():
+        load, place = grid.cells()[at]
+        for candidate, rows in decision.finals.rows.items():
             where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-            where |= {"arch": arch, "settings": ", ".join(settings_text(here[arch]))}
-            found.rows += [row | where | {"run": run} for run, row in enumerate(known)]
-        if len(done) == len(here):
-            found.cells.append(_judged(grid, load, place, done, here))
+            where |= {"arch": candidate.arch, "settings": ", ".join(settings_text(candidate))}
+            found.rows += [row | where | {"run": run} for run, row in enumerate(rows)]
+        by_arch = {candidate.arch: rows for candidate, rows in decision.finals.rows.items()}
+        found.cells.append(_judged(grid, load, place, by_arch, decision.settings))
     return found
 
 
@@ -196,7 +196,7 @@ def _judged(
         return Cell(load, place, None, None, behind, settings)
     here = grid.placed(load, place)
     held = judged(rows, grid.goal, here, grid.indifference, grid.comparisons)
-    return Cell(load, place, chosen(held, settings, here), held, behind, settings)
+    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
 
 
 def natural_pairs() -> tuple[str, ...]:
@@ -269,12 +269,19 @@ def map_table(found: WinnerMap) -> str:
         [
             table.grid(header, rows),
             f"best {NAMES[grid_.goal.objective]} and its lead over the second, each at its own best settings",
+            f"of {', '.join(grid_.archs)}",
             "".join(["(in brackets): not told apart from those named", *limits]),
-            f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+            f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             table.founded(first),
             *table.most_outside(found.rows),
         ]
     )
+
+
+def seeds_text(found: WinnerMap) -> str:
+    """How many seeds decided the cells: from the fewest to the most."""
+    counts = {cell.seeds for cell in found.cells if cell.seeds} or {found.grid.num_runs}
+    return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
 
 
 def place_text(place: Place) -> str:
