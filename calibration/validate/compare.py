@@ -22,10 +22,10 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.validate.cards import Slower, probed_reference, slowdown, slower
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
-from pdvsim.profiler.probe import Slower, probed_reference, slowdown, slower
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.trust import ANY, Loading, load_kind
 from pdvsim.sim.metrics.summary import summarise
