@@ -19,9 +19,10 @@ from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import BUDGET, PROMPTS, WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import CONTROLLERS, SIMPLEST_FIRST, Space
+from pdvsim.decide.space import CONTROLLERS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 
@@ -40,8 +41,8 @@ class AskedTraffic(OpenTraffic):
 class AdviseOptions:
     """The load, the service levels, what may be tried and what that may cost."""
 
-    arch: tuple[Arch, ...] = SIMPLEST_FIRST
-    """Architectures to choose from; default: all."""
+    arch: tuple[Arch, ...] = USUAL_ARCHS
+    """Architectures to choose from."""
     attainment: float = 0.9
     """Share of the requests that should meet every service level of --goodput."""
     objective: Objective | None = None
