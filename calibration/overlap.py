@@ -1,7 +1,8 @@
 """What running works side by side gains, and what carrying a prompt chunk does: `python -m pdvsim.calibration.overlap`.
 
-From the measured samples, as a share of the time that the works take one after the other. Side by side each work goes
-on again and again while the other does, so a / a' + b / b' works are done where one after the other it is one.
+From the measured samples, as a share of the time that the works take one after the other on a card as hot. Side by side
+each work goes on again and again while the other does, so where one after the other it is one work, the sum of
+their speeds is done.
 """
 
 from __future__ import annotations
@@ -14,21 +15,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from pdvsim.calibration.fit.corun import groups_of
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.profile import Profile, builtin, load
+
 WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 
 
-def side_by_side(samples: pd.DataFrame) -> pd.DataFrame:
+def side_by_side(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
     """One row a pair of works: their kinds, and their time over that of one after the other."""
-    works = samples[(samples["section"] == "corun") & (samples["what"] == "gpu")]
-    key = ["pair", *WORK]
-    alone = works[works["members"] == 1].groupby(key, observed=True)["seconds"].median()
+    models = {name: Latency(MODELS[name], fit) for name, fit in profile.models.items() if name in MODELS}
     found = []
-    for _, group in works[works["members"] == 2].groupby(["pair", "group"], observed=True):
-        members = [member for _, member in group.groupby("member")]
-        speeds = [alone.get(tuple(m.iloc[0][key]), np.nan) / m["seconds"].median() for m in members]
-        kinds = " + ".join(sorted(str(m.iloc[0]["kind"]) for m in members))
-        found.append({"works": kinds, "share": 1 / sum(speeds)})
-    return pd.DataFrame(found).dropna()
+    for group in groups_of(samples, profile.gpu, models, profile.power):
+        if len(group.members) == 2:
+            kinds = " + ".join(sorted(member.kind for member in group.members))
+            found.append({"works": kinds, "share": 1 / sum(member.measured for member in group.members)})
+    return pd.DataFrame(found)
 
 
 def carried(samples: pd.DataFrame) -> pd.DataFrame:
@@ -54,8 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the shares by kind of works; returns the exit code."""
     given = list(sys.argv[1:] if argv is None else argv)
     folder = Path(given[0]) if given else Path(str(files("pdvsim.calibration") / "data" / "h200"))
+    profile = load(given[1]) if given[1:] else builtin("h200")
     samples = pd.read_parquet(folder / "samples.parquet")
-    shares = pd.concat([side_by_side(samples), carried(samples)]).groupby("works")["share"]
+    shares = pd.concat([side_by_side(samples, profile), carried(samples)]).groupby("works")["share"]
     print(shares.describe()[["count", "min", "50%", "max"]].round(2).to_string())
     return 0
 

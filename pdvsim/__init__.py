@@ -99,14 +99,15 @@ def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
     """
     from pdvsim.cli.build import build
     from pdvsim.cli.compare import CompareOptions
-    from pdvsim.decide.compare import at_their_best, settings
+    from pdvsim.decide.compare import compare as held
     from pdvsim.decide.runs import Bench
-    from pdvsim.study.compare import run_comparison
 
     chosen = build(CompareOptions, options)
-    space, bench = chosen.server.space(chosen.arch), Bench(chosen.jobs)
-    best = at_their_best(chosen.comparison(), space, chosen.goal(), bench, chosen.warmup_share, chosen.indifference)
-    return run_comparison(best, chosen.jobs, settings=settings(best))
+    space, bench = chosen.server.space(chosen.arch), Bench(chosen.jobs, band=True)
+    found = held(chosen.comparison(), space, chosen.goal(), bench, chosen.warmup_share, chosen.indifference)
+    if found.frame is None or found.interrupted:
+        raise KeyboardInterrupt
+    return found.frame
 
 
 def advise(**options: Unpack[AdviseKeywords]) -> Advice | FleetAdvice:

@@ -309,7 +309,7 @@ class CompareKeywords(TypedDict, total=False):
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
-    num_prompts: int
+    num_prompts: int | None
     num_runs: int
     num_speculative_tokens: int | None
     num_workers: int
@@ -565,7 +565,7 @@ class MapKeywords(TypedDict, total=False):
     metric_percentiles: float | Sequence[float]
     min_speculative_tokens: int
     notify_s: float
-    num_prompts: int
+    num_prompts: int | None
     num_runs: int
     num_speculative_tokens: int | None
     num_workers: int

@@ -22,16 +22,17 @@ from pdvsim.profiler import grid, overlap
 from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
-from pdvsim.profiler.rig import QUICK, Effort, Launcher, sample, settle, usable_bytes
+from pdvsim.profiler.rig import CAPACITY, QUICK, Effort, Launcher, pages_a_slot, sample, settle, usable_bytes
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 
 CONTEXT = 512
+LONG = 3000
 STEPS = 4
-CAPACITY = -(-(1024 + HEADROOM) // 64) * 64
+PLACE = {"draft": 0, "verify": 1, "mixed": 1, "prefill": 2}  # whose slots and pages a kind works on
 PROMPT_SLOTS = 8
 MAX_ROWS = 64
 DEPTH = 3  # launches kept queued on each lane
@@ -59,6 +60,18 @@ def groups(quick: bool = False) -> list[GroupPlan]:
             for r, n in ((8, 512), (32, 512), (1, 128), (64, 512), (32, 128), (8, 1024), (64, 1024), (1, 512))
         ],
     ]
+    # long contexts, and short works beside long ones
+    far = grid.draft(8, STEPS, LONG), grid.decode(8, STEPS + 1, LONG)
+    kinds.append(
+        [
+            far,
+            (grid.draft(8, 1, CONTEXT), verify[32]),
+            (draft[8], grid.prefill(2048)),
+            (verify[8], grid.prefill(64)),
+            (far[1], grid.prefill(512, 2048)),
+            (far[0], far[1], grid.prefill(512, 1024)),
+        ]
+    )
     for kind in kinds:
         random.Random(len(kind)).shuffle(kind)
     placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
@@ -83,7 +96,8 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 found.append((start, end, cached))
             if now < seconds and len(queue) < DEPTH:
                 start = perf_counter() - begin
-                ticket, cached = launch()
+                ticket, drawn = launch()
+                cached = drawn.context_total
                 if launch.lane.gpu:
                     queue.append((ticket, cached))
                 else:
@@ -120,9 +134,9 @@ class Duo:
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         specs = (draft.spec, target.spec)
         free = usable_bytes(device) - sum(s.weight_bytes + s.head_params * s.dtype_bytes for s in specs)
-        fit = int(free // (CAPACITY * sum(s.kv_bytes_per_token for s in specs))) - 1 - PROMPT_SLOTS
-        self.rows = max(0, min(MAX_ROWS, fit // 2))
-        sequences = Sequences(2 * self.rows + PROMPT_SLOTS, CAPACITY, device)
+        slots = 2 * MAX_ROWS + PROMPT_SLOTS
+        pages = min(slots * CAPACITY // PAGE, int(free // (PAGE * sum(s.kv_bytes_per_token for s in specs))))
+        self.sequences = sequences = Sequences(slots, CAPACITY, device, SCRATCH_PAGES + max(0, pages))
         sequences.tokens.random_(0, min(s.vocab for s in specs))
         self.engines: dict[str, Engine] = {}
         for arch, roles in ((draft, ("draft",)), (target, ("verify", "prefill", "mixed"))):
@@ -137,7 +151,7 @@ class Duo:
         """Host costs, then groups until the budget is spent; what a part already has is skipped."""
         begin = monotonic()
         if not any(row["section"] == "host" for row in part.rows):
-            for point, shape, what, repeat, seconds in host_costs(self.rows, self.launcher, 4 if self.quick else 20):
+            for point, shape, what, repeat, seconds in host_costs(self.fits, self.launcher, 4 if self.quick else 20):
                 self.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
             part.save()
             say(f"{self.pair}: host costs after {monotonic() - begin:.0f} s")
@@ -165,12 +179,27 @@ class Duo:
         if key not in self.lanes:
             self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)
             lane.timing = lane.gpu
-        first = {"draft": 0, "verify": self.rows, "mixed": self.rows, "prefill": 2 * self.rows}[point.kind]
-        room = {"prefill": PROMPT_SLOTS, "mixed": self.rows + PROMPT_SLOTS}.get(point.kind, self.rows)
-        return Launcher(self.lanes[key], point, self.rng, range(first, first + room))
+        slots = self._slots(point)
+        self.sequences.deal(slots, pages_a_slot(point), self.rng, self._pages(point))
+        return Launcher(self.lanes[key], point, self.rng, slots)
+
+    def _pages(self, point: GridPoint) -> range:
+        """A third of the pool for each of draft, target and prompts."""
+        third = (self.sequences.pool - SCRATCH_PAGES) // 3
+        return range(*(SCRATCH_PAGES + third * (PLACE[point.kind] + i) for i in (0, 1)))
+
+    def _slots(self, point: GridPoint) -> range:
+        """A kind's slots, as many as it has pages for."""
+        room = PROMPT_SLOTS if point.kind == "prefill" else MAX_ROWS
+        first = MAX_ROWS * PLACE[point.kind]
+        return range(first, first + min(room, len(self._pages(point)) // pages_a_slot(point)))
+
+    def fits(self, point: GridPoint) -> bool:
+        """Whether there are slots enough for a point."""
+        return point.slots <= len(self._slots(point))
 
     def _refusal(self, members: Sequence[GridPoint], spent_s: float, budget_s: float) -> str | None:
-        if max(p.rows for p in members) > self.rows:
+        if not all(self.fits(point) for point in members):
             return "does not fit into memory"
         return f"budget of {budget_s:g} s spent" if spent_s > budget_s else None
 

@@ -12,16 +12,26 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 PointKind = Literal["decode", "verify", "draft", "prefill", "mixed"]
+Unevenness = Literal["even", "chat", "tailed"]
 
 KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
-BETWEEN_BUCKETS = (3, 12, 40, 100)  # padded up by the engine: the stairs
+BETWEEN_BUCKETS = (3, 12, 20, 40, 56, 100)  # padded up by the engine: the stairs
 TOKENS = (1, 2, 3, 5, 7, 9)
 CONTEXTS = (128, 512, 1500, 3000)
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048)
 CHUNKS = ((256, 512), (256, 1500), (512, 1024))  # (tokens, start)
 PROMPT_SETS = ((2, 64), (4, 64), (2, 256), (4, 256))  # (prompts in one forward, tokens each)
-SPREAD = 0.1  # contexts of a batch lie within this share of the nominal one
+# (rows, tokens a row, chunk) of forwards that carry a prompt: every chunk meets few and many rows, none and many drafts
+CARRIED = (
+    (1, 2, 64), (8, 1, 64), (24, 4, 64), (64, 2, 64), (8, 3, 128), (16, 2, 128), (48, 1, 128), (64, 3, 128),
+    (4, 9, 256), (8, 1, 256), (24, 3, 256), (64, 2, 256), (2, 4, 512), (8, 3, 512), (16, 9, 512), (48, 2, 512),
+    (1, 5, 1024), (8, 2, 1024), (32, 3, 1024),
+)  # fmt: skip
+SPREAD = 0.1  # contexts of an even batch lie within this share of the nominal one
+SIGMAS: dict[Unevenness, float] = {"chat": 0.9, "tailed": 1.5}  # of the logarithms of an uneven one's, at the same mean
+LONGEST = 3200  # of an uneven batch
+HOT_TOKENS = 64  # a forward of so many tokens draws the power that makes the card lower its clock
 SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
 
 
@@ -43,6 +53,12 @@ class GridPoint:
     chunk_start: int = 0
     chunks: int = 0
     emits: bool = False
+    lengths: Unevenness = "even"
+
+    @property
+    def hot(self) -> bool:
+        """Whether its launches in a row slow each other down."""
+        return self.rows * self.tokens + self.chunk_tokens >= HOT_TOKENS
 
     @property
     def slots(self) -> int:
@@ -52,14 +68,16 @@ class GridPoint:
     @property
     def positions(self) -> int:
         """The longest a slot may get, without the engine's own headroom."""
-        rows = int(self.context * (1 + SPREAD)) + 2 + self.tokens + self.steps if self.rows else 0
+        longest = int(self.context * (1 + SPREAD)) if self.lengths == "even" else LONGEST
+        rows = longest + 2 + self.tokens + self.steps if self.rows else 0
         return max(rows, self.chunk_start + self.chunk_tokens // max(1, self.chunks))
 
     def label(self) -> str:
         """A short name for people."""
         text: str = self.kind
         if self.rows:
-            text += f" {self.rows}x{self.tokens}@{self.context}"
+            uneven = "" if self.lengths == "even" else f" {self.lengths}"
+            text += f" {self.rows}x{self.tokens}@{self.context}{uneven}"
         if self.kind == "draft":
             text += f" k={self.steps}{'+catch-up' if self.catch_up else ''}"
         if self.chunks:
@@ -70,14 +88,14 @@ class GridPoint:
         return asdict(self)
 
 
-def decode(rows: int, tokens: int, context: int) -> GridPoint:
+def decode(rows: int, tokens: int, context: int, lengths: Unevenness = "even") -> GridPoint:
     """One forward of `tokens` new tokens a row: plain decoding for one, a verify for more."""
-    return GridPoint("decode" if tokens == 1 else "verify", rows, tokens, context=context)
+    return GridPoint("decode" if tokens == 1 else "verify", rows, tokens, context=context, lengths=lengths)
 
 
-def draft(rows: int, steps: int, context: int, catch_up: bool = False) -> GridPoint:
+def draft(rows: int, steps: int, context: int, catch_up: bool = False, lengths: Unevenness = "even") -> GridPoint:
     """A k-step draft graph."""
-    return GridPoint("draft", rows, 2 if catch_up else 1, steps, catch_up, context)
+    return GridPoint("draft", rows, 2 if catch_up else 1, steps, catch_up, context, lengths=lengths)
 
 
 def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> GridPoint:
@@ -97,16 +115,22 @@ def design(drafts: bool) -> list[list[GridPoint]]:
     more = [decode(r, t, c) for r in ROWS for t in (1, 2, 5, 9) for c in _contexts(r, t)]
     more += [prefill(n) for n in PROMPTS] + [prefill(n, start) for n, start in CHUNKS]
     more += [mixed(r, 5, 512, n) for r in (1, 32) for n in (128, 512)] + [mixed(64, 5, 512, 256, 512)]
+    more += [mixed(r, t, 512, n) for r, t, n in CARRIED]
+    more += [decode(r, t, 512, "chat") for r in (8, 40) for t in (1, 5)]
     rest = [decode(r, t, c) for r in ROWS for t in TOKENS for c in _contexts(r, t)]
     rest += [decode(r, t, 512) for r in BETWEEN_BUCKETS for t in (1, 5)]
     rest += [prefill(n, chunks=count) for count, n in PROMPT_SETS]
     rest += [prefill(n, emits=False) for n in (128, 512)] + [prefill(256, 512, emits=False)]
     rest += [mixed(16, 3, 1500, 256, 1024), mixed(64, 1, 512, 512), mixed(12, 5, 512, 100)]
+    rest += [decode(r, t, 512, lengths) for r, t in ((24, 1), (64, 2)) for lengths in SIGMAS]
     if drafts:
         core += [draft(r, 4, 512) for r in (1, 8, 32, 64)]
-        more += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (1, 8)] + [draft(r, 4, 512, True) for r in (1, 32)]
+        more += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (1, 8)]
+        more += [draft(r, 4, 512, True) for r in (1, 8, 32, 64)] + [draft(r, 4, 512) for r in (4, 16, 24, 40, 48)]
+        more += [draft(r, 2, 512, lengths="chat") for r in (8, 28, 40)]
         rest += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (2, 6)]
-        rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(128, 4, 512), draft(40, 4, 512)]
+        rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(r, 4, 512) for r in (96, 128)]
+        rest += [draft(r, 2, 512, True) for r in (24, 40, 128)] + [draft(28, 2, 512, lengths="tailed")]
         rest += [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))] + [draft(8, 8, 512, True)]
     seen: set[GridPoint] = set()
     return [[p for p in points if not (p in seen or seen.add(p))] for points in (core, more, rest)]  # type: ignore[func-returns-value]

@@ -2,12 +2,14 @@
 
 `launch_idle` and `launch_busy` time the launch call with nothing and with work ahead of it; `poll` one question that
 is answered no; `outcome` reading a finished result; `turnaround` all the time from call to noticing that is not the
-device's own. On the CPU a launch does the work itself, and none of these mean anything beyond being positive.
+device's own; `handoff` one hand-over between two lanes' workers. On the CPU a launch does the work itself, and none
+of these mean anything beyond being positive.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from time import perf_counter_ns
 
 from pdvsim.profiler import grid
@@ -21,24 +23,30 @@ AHEAD = 2  # launches that keep the device busy
 WARM_UP = 3
 
 
-def host_points(rows: int) -> list[GridPoint]:
-    """The works whose launches are timed, up to so many rows."""
+def host_points() -> list[GridPoint]:
+    """The works whose launches are timed."""
     points = [grid.prefill(n) for n in (128, 512)]
-    for r in (r for r in ROWS if r <= rows):
+    for r in ROWS:
         points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
     return points
 
 
 def host_costs(
-    rows: int, launcher: Callable[[GridPoint], Launcher], repeats: int
+    fits: Callable[[GridPoint], bool], launcher: Callable[[GridPoint], Launcher], repeats: int
 ) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
-    """(point, shape, what, repeat, seconds) of every kind of work's calls, up to so many rows."""
-    for point in host_points(rows):
+    """(point, shape, what, repeat, seconds) of every kind of work's calls, as far as they fit, and of a hand-over."""
+    shape: LaunchShape | None = None
+    for point in filter(fits, host_points()):
         launch = launcher(point)
         shape = launch.fire(launch.draw()).shape
         for what, repeat, seconds in timings(launch, repeats):
             yield point, shape, what, repeat, seconds
         settle(launch.lane)
+    if shape is not None and find_spec("simpy"):  # of which the lanes' workers are made
+        from pdvsim.profiler.handoff import handoff_s
+
+        for repeat in range(repeats):
+            yield point, shape, "handoff", repeat, handoff_s()
 
 
 def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:

@@ -23,12 +23,14 @@ from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
 from pdvsim.profiler.precompile import precompile
+from pdvsim.profiler.probe import probe
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
     from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
+QUICK_PROBE_S = 0.01
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
 
 Step = Callable[[int], None]
@@ -52,6 +54,7 @@ class Profiler:
         if self.options.jobs and self.device.type == "cuda":
             precompile(self.options, self.say)
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+        self.ground["probe"] = probe(self.device, QUICK_PROBE_S if self.options.quick else None)
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]
@@ -79,6 +82,7 @@ class Profiler:
 
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
+        from pdvsim.profiler.heat import heat
         from pdvsim.profiler.rig import QUICK, Effort, Rig
 
         begin, options = monotonic(), self.options
@@ -112,6 +116,8 @@ class Profiler:
                     part.save()
                     saved = monotonic()
                     self.say(f"{name}: {number + 1} of {len(todo)} after {monotonic() - begin:.0f} s")
+            if rig.lane.gpu and not options.quick and not any(row["section"] == "heat" for row in part.rows):
+                heat(rig, part.add, name in options.drafts or arch.spec.params <= SMALL_PARAMS)
             part.header["after"] = self._reading(rig)
         finally:
             part.header["seconds"] += monotonic() - begin
@@ -160,7 +166,7 @@ class Profiler:
         }
 
     def _refusal(self, rig: Rig, point: GridPoint, spent_s: float, failures: int) -> str | None:
-        if rig.tier(point) is None:
+        if not rig.fits(point):
             return "does not fit into memory"
         if spent_s > self.options.budget_s:
             return f"budget of {self.options.budget_s:g} s spent"
@@ -174,7 +180,7 @@ class Profiler:
         for repeat, sample in enumerate(samples):
             part.add(
                 section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
-                context_total=sample.context_total, repeat=repeat, seconds=sample.seconds,
+                context_total=sample.context_total, longest=sample.longest, repeat=repeat, seconds=sample.seconds,
             )  # fmt: skip
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
@@ -203,7 +209,7 @@ class Profiler:
 def medians(part: Part, points: Sequence[GridPoint]) -> str:
     """Median milliseconds of some points, for people."""
     found: dict[tuple[Any, ...], list[float]] = {}
-    for row in part.rows:
+    for row in (row for row in part.rows if row["section"] == "solo"):
         found.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
     told = ((p, found.get(tuple(getattr(p, name) for name in POINT))) for p in points)
     return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in told if times)

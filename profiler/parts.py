@@ -19,13 +19,15 @@ from numpy.typing import NDArray
 from pdvsim.common.files import whole
 from pdvsim.sim.reading import check_file, parse_json, said
 
-SCHEMA = 1
-SECTIONS = ("solo", "corun", "host")
-WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround")
+SCHEMA = 2
+SECTIONS = ("solo", "heat", "corun", "host")
+WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "handoff")
 
 # name, dtype, value where it does not apply
 COLUMNS: tuple[tuple[str, str, Any], ...] = (
-    ("section", "U8", ""),  # solo: one work alone; corun: works side by side; host: what the host spends
+    # solo: one work alone, on a card that has rested; heat: again and again, with what the card says meanwhile; corun:
+    # works side by side; host: what the host spends
+    ("section", "U8", ""),
     ("model", "U40", ""),
     ("pair", "U80", ""),  # draft:target, of corun and host
     ("kind", "U8", ""),
@@ -42,18 +44,23 @@ COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("chunk_start", "i4", 0),
     ("chunks", "i2", 0),
     ("emits", "?", False),
+    ("lengths", "U8", "even"),  # how the rows' contexts lie about their mean
+    ("longest", "i4", 0),  # of the rows' contexts
     ("group", "i2", -1),  # works measured together, numbered within a pair
     ("member", "i2", -1),
     ("members", "i2", 1),  # how many ran side by side; 1 in a corun section is a member alone on the same lane
     ("priority", "i2", 0),  # of the stream; higher goes first
     ("repeat", "i2", 0),
     ("seconds", "f4", float("nan")),
-    ("start_s", "f4", float("nan")),  # corun: since the common start
+    ("start_s", "f4", float("nan")),  # corun: since the common start; heat: since the first launch
     ("end_s", "f4", float("nan")),
+    ("sm_mhz", "f4", float("nan")),
+    ("power_w", "f4", float("nan")),
 )
 NAMES = tuple(name for name, _, _ in COLUMNS)
 POINT = (
     "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
+    "lengths",
 )  # fmt: skip
 _DEFAULTS = {name: default for name, _, default in COLUMNS}
 

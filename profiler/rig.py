@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-call"
-# (torch leaves streams and split untyped.)
+# (torch leaves streams untyped.)
 """One model ready to be measured: random weights, random caches, and a launch for every point of the grid.
 
-Slots of several lengths share one piece of memory (one point is measured at a time), so that many short rows and few
+Every point deals the cache's pages anew to as many slots of its length as they make, so that many short rows and few
 long ones both fit. Rows are drawn anew from all slots at every launch: successive launches read other cache lines.
 """
 
@@ -10,19 +10,18 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, sleep
 
 import numpy as np
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
-from pdvsim.profiler.grid import CONTEXTS, SPREAD, GridPoint
+from pdvsim.profiler.grid import CONTEXTS, LONGEST, SIGMAS, SPREAD, GridPoint
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.cache import HEADROOM, KVCache, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.sim.core import ModelSpec
 
 MAX_SLOTS = 160
@@ -30,8 +29,9 @@ MEMORY_SHARE = 0.92  # of the card
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again
 LONG_S = 0.005
+BURST_S, REST_S = 0.025, 0.075  # hot work is launched for so long, then the card rests: it is measured at full clock
 DEPTH = 6  # launches kept queued, so that no span holds the host's delay
-TIERS = tuple(-(-int(c * (1 + SPREAD) + HEADROOM + 32) // 64) * 64 for c in CONTEXTS[1:])  # slot lengths
+CAPACITY = -(-int(CONTEXTS[-1] * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,39 +65,22 @@ class Drawn:
     rows: list[int]
     chunks: list[PromptChunk]
     context_total: int
+    longest: int
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One launch: seconds on the device, and the tokens its rows had cached."""
+    """One launch: seconds on the device, and the tokens its rows had cached, together and the longest."""
 
     seconds: float
     context_total: int
+    longest: int
 
 
-class SharedCache(KVCache):
-    """A KV cache laid over memory that others use too."""
-
-    def __init__(self, memory: Tensor, spec: ModelSpec, slots: int, capacity: int) -> None:
-        self.slots, self.capacity = slots, capacity
-        shape = (spec.layers, 2, slots + 1, spec.kv_heads, capacity, spec.head_dim)
-        self.data = memory[: int(np.prod(shape))].view(shape)
-        self.layers = list(self.data.unbind(0))
-
-
-class SharingTransformer(Transformer):
-    """A model whose caches all lie over the same memory."""
-
-    memory: Tensor
-
-    def new_cache(self, slots: int) -> KVCache:
-        return SharedCache(self.memory, self.arch.spec, slots, self.capacity)
-
-
-def slots_that_fit(spec: ModelSpec, capacity: int, memory_bytes: float) -> int:
-    """Slots of `capacity` tokens beside the weights, one of them spare for padding."""
-    for_caches = memory_bytes - spec.weight_bytes - (spec.head_params * spec.dtype_bytes if spec.tied_embeddings else 0)
-    return max(0, min(MAX_SLOTS, int(for_caches // (spec.kv_bytes_per_token * capacity)) - 1))
+def pages_that_fit(spec: ModelSpec, memory_bytes: float) -> int:
+    """Pages of KV cache beside the weights."""
+    for_cache = memory_bytes - spec.weight_bytes - (spec.head_params * spec.dtype_bytes if spec.tied_embeddings else 0)
+    return max(0, min(MAX_SLOTS * CAPACITY // PAGE + SCRATCH_PAGES, int(for_cache // (spec.kv_bytes_per_token * PAGE))))
 
 
 def usable_bytes(device: torch.device) -> float:
@@ -108,49 +91,41 @@ def usable_bytes(device: torch.device) -> float:
 
 
 class Rig:
-    """A model, its engines of several slot lengths, and the lane each is launched on."""
+    """A model, and the lane it is launched on; each point has as many slots of its own length as there are pages."""
 
     def __init__(
-        self, arch: ModelArchitecture, device: torch.device, seed: int, slots_of: ModelSpec | None = None
+        self, arch: ModelArchitecture, device: torch.device, seed: int, pages_of: ModelSpec | None = None
     ) -> None:
         self.arch, self.device = arch, device
         self.rng = np.random.default_rng(seed)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        fits = {c: slots_that_fit(slots_of or arch.spec, c, usable_bytes(device)) for c in TIERS}
-        self.slots = {c: slots for c, slots in fits.items() if slots}
-        weights = random_weights(arch, device, dtype, seed)
+        pages = pages_that_fit(pages_of or arch.spec, usable_bytes(device))
+        model = Transformer.random(arch, CAPACITY, device, dtype, seed)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # scratch of making the weights
-        spec = arch.spec
-        per_token = spec.kv_bytes_per_token // spec.dtype_bytes
-        size = max((slots + 1) * c * per_token for c, slots in self.slots.items()) if self.slots else 0
-        memory = torch.empty(size, device=device, dtype=dtype)
-        _fill(memory, seed)
-        stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self.lanes: dict[int, GraphLane] = {}
-        for capacity, slots in self.slots.items():
-            model = SharingTransformer(arch, weights, capacity)
-            model.memory = memory
-            sequences = Sequences(slots, capacity, device)
-            sequences.tokens.random_(0, spec.vocab)
-            self.lanes[capacity] = lane = GraphLane(Engine(model, sequences, seed=seed), stream=stream)
-            lane.timing = lane.gpu
-            lane.prepare([ANCHOR])
+        sequences = Sequences(MAX_SLOTS, CAPACITY, device, max(pages, SCRATCH_PAGES))
+        sequences.tokens.random_(0, arch.spec.vocab)
+        engine = Engine(model, sequences, seed=seed)
+        engine.cache.randomize(seed)
+        self.lane = GraphLane(engine)
+        self.lane.timing = self.lane.gpu
+        self.lane.prepare([ANCHOR])
 
-    def tier(self, point: GridPoint) -> int | None:
-        """The shortest slots that hold the point, or None where none do."""
-        for capacity, slots in self.slots.items():
-            if point.positions + HEADROOM <= capacity and point.slots <= slots:
-                return capacity
-        return None
+    def slots(self, point: GridPoint) -> int:
+        """Slots of the point's length that there are pages for."""
+        return min(MAX_SLOTS, (self.lane.engine.sequences.pool - SCRATCH_PAGES) // pages_a_slot(point))
+
+    def fits(self, point: GridPoint) -> bool:
+        """Whether memory holds the point."""
+        return point.slots <= self.slots(point)
 
     def launcher(self, point: GridPoint) -> Launcher:
-        """What launches a point: on other slots every time."""
-        capacity = self.tier(point)
-        if capacity is None:
+        """What launches a point: on other slots every time, whose pages lie about as after long service."""
+        if not self.fits(point):
             raise ValueError(f"{point.label()} does not fit into memory")
-        lane = self.lanes[capacity]
-        return Launcher(lane, point, self.rng, range(lane.engine.sequences.slots))
+        slots = range(self.slots(point))
+        self.lane.engine.sequences.deal(slots, pages_a_slot(point), self.rng)
+        return Launcher(self.lane, point, self.rng, slots)
 
     def measure(self, point: GridPoint, effort: Effort) -> tuple[list[Sample], LaunchShape]:
         """Samples of one point and the shape it was padded to; its graph is freed afterwards."""
@@ -161,21 +136,25 @@ class Rig:
             free(launch.lane)
 
 
+def pages_a_slot(point: GridPoint) -> int:
+    """Pages that hold a slot of the point, with what a verify of discarded drafts writes."""
+    return -(-(point.positions + HEADROOM) // PAGE)
+
+
 class Launcher:
     """Launches of one point on slots drawn from `slots`, whose lengths are set again before each."""
 
     def __init__(self, lane: GraphLane, point: GridPoint, rng: np.random.Generator, slots: range) -> None:
         self.lane, self.point, self.slots, self._rng = lane, point, slots, rng
-        low, high = int(point.context * (1 - SPREAD)), int(point.context * (1 + SPREAD))
-        self._cached = rng.integers(low, high + 1, len(slots))
+        self._cached = contexts(point, len(slots), rng)
         # the newest token is settled but not cached; a drafter that catches up lacks one more
         lengths = np.maximum(self._cached + (2 if point.catch_up else 1), 2).astype(np.int32)
         self._settled = torch.from_numpy(lengths).to(lane.engine.device)
 
-    def __call__(self) -> tuple[Ticket, int]:
-        """Launch; returns the ticket and the tokens the rows had cached."""
+    def __call__(self) -> tuple[Ticket, Drawn]:
+        """Launch; returns the ticket and what it works on."""
         drawn = self.draw()
-        return self.fire(drawn), drawn.context_total
+        return self.fire(drawn), drawn
 
     def draw(self) -> Drawn:
         """Choose slots, and set their lengths on the device."""
@@ -189,6 +168,7 @@ class Launcher:
             rows=named[: point.rows],
             chunks=[PromptChunk(s, point.chunk_start, each, point.emits) for s in named[point.rows :]],
             context_total=int(self._cached[chosen[: point.rows]].sum()),
+            longest=int(self._cached[chosen[: point.rows]].max(initial=0)),
         )
 
     def fire(self, drawn: Drawn) -> Ticket:
@@ -201,20 +181,35 @@ class Launcher:
         return self.lane.prefill(drawn.chunks)
 
 
+def contexts(point: GridPoint, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Cached tokens of each slot of a point: about even, or drawn from a long tail with the same mean."""
+    if point.lengths == "even":
+        return rng.integers(int(point.context * (1 - SPREAD)), int(point.context * (1 + SPREAD)) + 1, count)
+    sigma = SIGMAS[point.lengths]
+    drawn = rng.lognormal(np.log(point.context) - sigma**2 / 2, sigma, count)
+    return np.clip(drawn, 1, LONGEST).astype(np.int64)
+
+
 def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]:
     """Device seconds of repeated launches with the queue kept full; on the CPU, seconds by the host's clock."""
     samples: list[Sample] = []
-    waiting: deque[tuple[Ticket, int, float]] = deque()
-    depth = DEPTH
+    waiting: deque[tuple[Ticket, Drawn, float]] = deque()
+    depth, spent_s = DEPTH, 0.0
+    rests = launch.point.hot and launch.lane.gpu
     while not effort.enough([s.seconds for s in samples[effort.warm_up :]]):
         begin = perf_counter()
-        ticket, context = launch()
-        waiting.append((ticket, context, perf_counter() - begin))
+        ticket, drawn = launch()
+        waiting.append((ticket, drawn, perf_counter() - begin))
         while len(waiting) >= depth:
-            earlier, context, host_s = waiting.popleft()
+            earlier, drawn, host_s = waiting.popleft()
             seconds = host_s if earlier.span is None else earlier.gpu_s()
-            samples.append(Sample(seconds, context))
+            samples.append(Sample(seconds, drawn.context_total, drawn.longest))
             depth = DEPTH if seconds < LONG_S else 2  # a long launch gives the host time enough
+            spent_s += seconds
+        if rests and spent_s + len(waiting) * (samples[-1].seconds if samples else 0.0) > BURST_S:
+            settle(launch.lane)
+            sleep(REST_S)
+            spent_s = 0.0
     return samples[effort.warm_up :], ticket.shape
 
 
@@ -229,10 +224,3 @@ def free(lane: GraphLane) -> None:
     settle(lane)
     for shape in [shape for shape in lane.graphs if shape != ANCHOR]:
         lane.graphs.pop(shape)
-
-
-def _fill(memory: Tensor, seed: int) -> None:
-    """Normal values, piece by piece: a tensor of over 2^31 elements in one go is not every kernel's size."""
-    generator = torch.Generator(device=memory.device).manual_seed(seed)
-    for piece in memory.split(2**28):
-        piece.normal_(generator=generator)

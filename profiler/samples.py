@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
 from pdvsim.common.files import write_all
-from pdvsim.profiler.grid import KINDS
+from pdvsim.profiler.grid import KINDS, Unevenness
 from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
 from pdvsim.sim.reading import read_table, said
@@ -34,6 +34,7 @@ FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's c
 HOST_SLOWEST_S = 0.02
 _TEXTS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "U")
 _FLOATS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "f")
+_SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do not apply
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,13 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
     """Refuse rows that cannot be measurements of these models on this card."""
     if len(frame) != header.samples:
         raise refusal(path, "samples", f"has {len(frame)} rows, its header says {header.samples}")
-    spans = ("start_s", "end_s")
     for name in NAMES:
-        if name not in spans and frame[name].isna().any():
+        if name not in _SOMETIMES and frame[name].isna().any():
             raise refusal(path, name, f"is empty in row {int(frame[name].isna().to_numpy().argmax())}")
-    allowed = {"section": SECTIONS, "kind": KINDS, "what": WHATS, "model": tuple(header.specs())}
+    allowed = {
+        "section": SECTIONS, "kind": KINDS, "what": WHATS, "lengths": get_args(Unevenness),
+        "model": tuple(header.specs()),
+    }  # fmt: skip
     for name, known in allowed.items():
         unknown = set(frame[name]) - set(known)
         if unknown:
@@ -91,7 +94,7 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
     if not np.all((seconds > 0) & (seconds <= LONGEST_S)):
         wrong = seconds[~((seconds > 0) & (seconds <= LONGEST_S))][0]
         raise refusal(path, "seconds", f"{wrong:g} is no duration of a launch in seconds")
-    together = frame[frame["members"] > 1]
+    together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
     length = (together["end_s"] - together["start_s"]).to_numpy(np.float64)
     if not np.allclose(length, together["seconds"], rtol=1e-3, atol=2e-6):
         raise refusal(path, "end_s", "is not start_s + seconds")
@@ -144,7 +147,7 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
         if name in _TEXTS:
             arrays.append(pa.array(values.tolist(), pa.string()).dictionary_encode())
         else:
-            arrays.append(pa.array(values, kind, from_pandas=name in ("start_s", "end_s")))
+            arrays.append(pa.array(values, kind, from_pandas=name in _SOMETIMES))
     table = pa.table(arrays, names=list(NAMES))
     folder.mkdir(parents=True, exist_ok=True)
     plain = [name for name in NAMES if name not in _FLOATS]

@@ -21,7 +21,7 @@ import torch
 
 from pdvsim.common.files import write_whole
 from pdvsim.realrun.engine.arch import PRESETS, preset
-from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
@@ -110,6 +110,7 @@ class ForwardBench:
         affordable = int(free * 0.8 // (arch.spec.kv_bytes_per_token * capacity)) - 1
         self.slots = min(max(rows) + 8, affordable)
         self.sequences = Sequences(self.slots, capacity, device)
+        self.sequences.deal(range(self.slots), -(-capacity // PAGE), self.rng)
         self.sequences.tokens.random_(0, arch.spec.vocab)
         self.engine = Engine(self.model, self.sequences, row_buckets=tuple(rows), chunk_buckets=(PROMPT_TOKENS,))
         self.engine.cache.randomize(seed)

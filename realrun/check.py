@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +22,7 @@ from torch import Tensor
 from pdvsim.realrun.engine import gpu, twins
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
-from pdvsim.realrun.engine.cache import KVCache, Sequences
+from pdvsim.realrun.engine.cache import PAGE, KVCache, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.model import Transformer
@@ -44,14 +45,18 @@ def ints(*values: int) -> Tensor:
 
 
 def batch_of(
-    slots: list[int], width: int, scratch: int, chunk: int = 0, stretches: list[tuple[int, int, int]] | None = None
+    slots: list[int],
+    width: int,
+    sequences: Sequences,
+    chunk: int = 0,
+    stretches: list[tuple[int, int, int]] | None = None,
 ) -> Batch:
     """Rows at `slots`, then stretches of (slot, start, tokens)."""
     stretches = (stretches or []) + [(0, 0, 0)] * (MAX_CHUNKS - len(stretches or []))
     bounds = torch.tensor([0, *(s[2] for s in stretches)]).cumsum(0).int().to(DEVICE)
     return Batch(
         len(slots), width, chunk, ints(*slots), ints(*(s[0] for s in stretches)), ints(*(s[1] for s in stretches)),
-        bounds, scratch,
+        bounds, sequences.pages, sequences.scratch,
     )  # fmt: skip
 
 
@@ -86,31 +91,34 @@ def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, flo
     for heads, kv_heads, dim, width in shapes:
         capacity, slots = 700, 6
         arch = ModelArchitecture(ModelSpec("c", "llama", 1, 64, 64, heads, kv_heads, dim, 64), 1e4, 1e-5)
-        cache = KVCache(arch, slots, capacity, DEVICE, dtype)
+        sequences = Sequences(slots, capacity, DEVICE)
+        sequences.deal(range(slots), -(-capacity // PAGE), np.random.default_rng(width))
+        cache = KVCache(arch, sequences.pool, DEVICE, dtype)
         cache.randomize(width)
         angles = torch.outer(torch.arange(capacity).float(), arch.rope_frequencies())
         cos, sin = angles.cos().to(DEVICE), angles.sin().to(DEVICE)
         for rows in (1, 6):
-            batch = batch_of([5, 2, 0, 3, 1, 4][:rows], width, slots)
+            batch = batch_of([5, 2, 0, 3, 1, 4][:rows], width, sequences)
             firsts = [0, 17, 640, 333, 511, 64][:rows]
             positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int().to(DEVICE)
             qkv = torch.randn(rows * width, arch.qkv_width, device=DEVICE).to(dtype)
             kv, twin_kv = cache.layers[0].clone(), cache.layers[0].float().clone()
-            got = gpu.decode_attention(qkv.clone(), kv, batch, positions, cos, sin)
-            expected = twins.decode_attention(qkv.float().clone(), twin_kv, batch, positions, cos, sin)
+            planned = gpu.plan(batch, positions, kv_heads)
+            got = gpu.decode_attention(qkv.clone(), kv, batch, planned, positions, cos, sin)
+            expected = twins.decode_attention(qkv.float().clone(), twin_kv, batch, positions, positions, cos, sin)
             name = f"decode attention {heads}/{kv_heads}x{dim}, {rows} rows of {width}"
             yield name, error(got, expected), limit
             yield name + ", cache", error(kv, twin_kv), limit
         stretches = [(4, 0, 130), (1, 70, 33), (3, 500, 64)]
-        batch = batch_of([], 0, slots, 256, stretches)
+        batch = batch_of([], 0, sequences, 256, stretches)
         tokens = torch.zeros(slots + 1, capacity, dtype=torch.int32, device=DEVICE)
         table = torch.randn(4, 64, device=DEVICE)
         _, at, positions = gpu.embed(batch, tokens, ints(*[2] * (slots + 1)), table, 1.0)
         qkv = torch.randn(256, arch.qkv_width, device=DEVICE).to(dtype)
         kv, twin_kv, twin_qkv = cache.layers[0].clone(), cache.layers[0].float().clone(), qkv.float().clone()
-        gpu.rope_write(qkv, kv, at, positions, cos, sin)
+        gpu.rope_write(qkv, kv, sequences.pages, at, positions, cos, sin)
         got = gpu.prefill_attention(qkv, kv, batch, at, positions)[:227]
-        twins.rope_write(twin_qkv, twin_kv, at, positions, cos, sin)
+        twins.rope_write(twin_qkv, twin_kv, sequences.pages, at, positions, cos, sin)
         expected = twins.prefill_attention(twin_qkv, twin_kv, batch, at, positions)[:227]
         yield f"prefill attention {heads}/{kv_heads}x{dim}", error(got, expected), limit
 
@@ -133,22 +141,25 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
     }
     for family, (config, model_class, extra) in families.items():
         torch.manual_seed(1)
-        reference = model_class(config(**shape, **extra)).eval().to(DEVICE).to(torch.bfloat16)
         tokens = torch.randint(0, 4096, (300,))
         with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-            reference.save_pretrained(folder)
-            theirs = reference(tokens[None].to(DEVICE)).logits[0]
-            exact = reference.float()(tokens[None].to(DEVICE)).logits[0]
+            model_class(config(**shape, **extra)).to(torch.bfloat16).save_pretrained(folder)
+            # loaded, not cast: a cast would round the angles of the positions too
+            theirs, exact = (
+                model_class.from_pretrained(folder, dtype=dtype).eval().to(DEVICE)(tokens[None].to(DEVICE)).logits[0]
+                for dtype in (torch.bfloat16, torch.float32)
+            )
             model = Transformer.load(folder, 384, DEVICE, torch.bfloat16)
-        sequences, cache = Sequences(2, 384, DEVICE), model.new_cache(2)
+        sequences = Sequences(2, 384, DEVICE)
+        cache = model.new_cache(sequences.pool)
         sequences.put(0, tokens.tolist(), settled=True)
         limit = 1.2 * error(theirs, exact)
-        whole = model.forward(batch_of([], 0, 2, 320, [(0, 0, 300)]), cache, sequences)
+        whole = model.forward(batch_of([], 0, sequences, 320, [(0, 0, 300)]), cache, sequences)
         yield f"{family} logits, prompt", error(model.logits(whole.stream)[:300], exact), limit
         parts = []
         for width, upto in ((1, 285), (5, 290), (10, 300)):
             sequences.length[0] = upto - width + 1
-            hidden = model.forward(batch_of([0], width, 2), cache, sequences)
+            hidden = model.forward(batch_of([0], width, sequences), cache, sequences)
             parts.append(error(model.logits(hidden.stream), exact[upto - width : upto]))
         yield f"{family} logits, decode", max(parts), limit
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
-from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
@@ -68,7 +68,9 @@ class ServingRig:
         """Capture everything and run it once."""
         vocab = min(model.arch.spec.vocab for model in models.values())
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
-        sequences = Sequences(needs.slots, needs.capacity, models["target"].device)
+        # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
+        slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
+        sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
         engines = {
             role: Engine(
@@ -200,6 +202,13 @@ class CudaGPU:
         lane = self.lanes[work.lane, work.role]
         chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
         slots = self.slots.of(work.rows)
+        more = work.tokens if work.role == "target" else work.steps + 1
+        tokens = [row.context + more for row in work.rows]
+        if work.kind == "ahead":  # the verdict may come before it, with all that is being verified
+            tokens = [row.context + row.k + 1 + more for row in work.rows]
+        lane.new_pages += self.slots.grown(
+            [*slots, *(chunk.slot for chunk in chunks)], [*tokens, *(chunk.start + chunk.tokens for chunk in chunks)]
+        )
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
         if not slots:
@@ -230,7 +239,7 @@ class CudaGPU:
             slot, prompt = self.slots.take(request), self.prompts[request.id]
             with lane.on_stream():
                 lane.engine.sequences.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
-        final = role == "target" and chunk.start + chunk.tokens == request.prompt_tokens
+        final = role == "target" and chunk.start + chunk.tokens == request.to_read
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
     def _price(self, work: Work) -> tuple[float, float, float]:

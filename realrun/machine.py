@@ -63,8 +63,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"the GPU kernels take at most {most}, got {experiment.longest_draft}")
     if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
-    if server.kv_cache == "paged":
-        raise ValueError("realrun holds a KV slot for each request, not blocks: --kv-cache paged is for pdvsim run")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
     if machine.target_path and not machine.draft_path and experiment.speculates:
@@ -77,4 +75,4 @@ def as_served(experiment: Experiment) -> Experiment:
     """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
     server = experiment.server
     prompts = server.max_prompts_per_forward or MAX_PROMPTS
-    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, kv_cache="reserved"))
+    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts))

@@ -1,7 +1,8 @@
-"""What a run will ask of the device, worked out before it starts: slots, their length, graphs, and bytes.
+"""What a run will ask of the device, worked out before it starts: slots, pages, graphs, and bytes.
 
-Every request holds one slot of the longest request's length while it is in flight; there is no paging. So a run that
-fits at the start fits to its end.
+A request holds a slot from its first forward to its end, and pages as its tokens come; preempted, it gives back its
+pages and keeps the slot, where its tokens are. A run that fits at the start fits to its end: the policy's KV cache
+counts the same pages and never gives out more than there are.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import math
 import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.realrun.engine.cache import HEADROOM
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.sim.config import Arch, Experiment, Server
@@ -42,17 +43,18 @@ PLACES: dict[Arch, tuple[LaneRole, ...]] = {  # which model runs on which lane
 }
 CATCH_UP_TOKENS = 256  # that a drafter reads at once after plain decoding, at the least
 SLOT_ROUNDING = 64
-FEWEST = 0.5  # of the slots that a policy could use, with which a run is still what was asked for
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
 
 
 class Slots:
-    """Who holds which KV slot. Handed out in turn, so that a slot rests as long as it can before it is used again."""
+    """Who holds which slot, and which pages. Handed out in turn, so that each rests as long as it can."""
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self._free = deque(range(count))
+    def __init__(self, sequences: Sequences) -> None:
+        self.count, self._width = sequences.pages.shape[0] - 1, sequences.pages.shape[1]
+        self._free = deque(range(self.count))
         self._held: dict[int, int] = {}
+        self._free_pages = deque(range(SCRATCH_PAGES, sequences.pool))
+        self._pages: list[list[int]] = [[] for _ in range(self.count)]
 
     def __contains__(self, request: Request) -> bool:
         return request.id in self._held
@@ -68,30 +70,47 @@ class Slots:
         slot = self._held[request.id] = self._free.popleft()
         return slot
 
+    def grown(self, slots: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """Give slots the pages they lack for their first `tokens` tokens: (place in the page table, page) of each."""
+        new: list[tuple[int, int]] = []
+        for slot, wanted in zip(slots, tokens, strict=True):
+            pages = self._pages[slot]
+            while len(pages) * PAGE < wanted:
+                page = self._free_pages.popleft()
+                new.append((slot * self._width + len(pages), page))
+                pages.append(page)
+        return new
+
+    def release_pages(self, request: Request) -> None:
+        """Take back a request's pages; it keeps its slot."""
+        slot = self._held.get(request.id)
+        if slot is not None:
+            self._free_pages.extend(self._pages[slot])
+            self._pages[slot] = []
+
     def release(self, request: Request) -> None:
-        self._free.append(self._held.pop(request.id))
+        """Take back a request's slot, which must have no pages left."""
+        slot = self._held.pop(request.id)
+        assert not self._pages[slot], f"request {request.id} still holds pages"
+        self._free.append(slot)
 
     def check_integrity(self) -> None:
-        """Every slot is free or held by one request."""
+        """Every slot and every page is free or held once."""
         assert sorted([*self._free, *self._held.values()]) == list(range(self.count))
+        pages = sorted([*self._free_pages, *(page for held in self._pages for page in held)])
+        assert pages == list(range(SCRATCH_PAGES, SCRATCH_PAGES + len(pages)))
 
 
-class SlotKv(KvCache):
-    """A KV cache of tokens in slots: full when either has run out."""
+class PagedKv(KvCache):
+    """The policy's KV cache over real pages: what a request gives up is free again."""
 
-    def __init__(self, capacity_tokens: int, lookahead: int, slots: int) -> None:
-        super().__init__(capacity_tokens, lookahead)
-        self.free_slots = slots
-
-    def admit(self, request: Request, tokens: int) -> bool:
-        if not self.free_slots or not super().admit(request, tokens):
-            return False
-        self.free_slots -= 1
-        return True
+    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool, slots: Slots) -> None:
+        super().__init__(capacity_tokens, lookahead, paged)
+        self._slots = slots
 
     def release(self, request: Request) -> None:
         super().release(request)
-        self.free_slots += 1
+        self._slots.release_pages(request)
 
 
 def in_flight_limit(experiment: Experiment) -> int:
@@ -123,8 +142,10 @@ class Needs:
     """The sizes of everything a run may launch."""
 
     arch: Arch
-    slots: int
+    slots: int  # requests in flight
     capacity: int  # positions of a slot
+    pages: int  # of every slot's caches together
+    resumes: bool  # requests may be preempted, and read again with what they had put out
     rows: int  # largest batch
     draft_lengths: tuple[int, ...]
     prompt_tokens: tuple[int, int]  # least and most in one forward
@@ -133,7 +154,8 @@ class Needs:
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
 
     @classmethod
-    def of(cls, experiment: Experiment, requests: Sequence[Request]) -> Needs:
+    def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
+        """Of a run with all the pages that its requests may want, or with so many."""
         server, arch = experiment.server, experiment.kin
         slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
@@ -143,18 +165,26 @@ class Needs:
             lengths = (server.num_speculative_tokens,)
         else:
             lengths = tuple(range(server.min_speculative_tokens, server.max_speculative_tokens + 1))
+        longest = max(request.prompt_tokens + request.output_tokens for request in requests)
+        capacity = -(-(longest + HEADROOM) // SLOT_ROUNDING) * SLOT_ROUNDING
+        wanted = slots * capacity // PAGE
+        held = experiment.hardware.kv_capacity_tokens or wanted * PAGE
+        resumes = experiment.paged and min(held, (pages or wanted) * PAGE) < slots * longest
         prompts = [request.prompt_tokens for request in requests]
+        if resumes:
+            prompts += [1, longest]
         most = least = server.max_num_batched_tokens
         if arch in ("colocated", "autoregressive"):
             least = max(1, most - rows * (max(lengths) + 1))
         one_by_one = arch in ("baseline", "pdv-unified")
         together = 1 if one_by_one else min(server.max_prompts_per_forward or MAX_CHUNKS, slots)
         splits = together * max(prompts) > least
-        longest = max(request.prompt_tokens + request.output_tokens for request in requests)
         return cls(
             arch=arch,
             slots=slots,
-            capacity=-(-(longest + HEADROOM) // SLOT_ROUNDING) * SLOT_ROUNDING,
+            capacity=capacity,
+            pages=min(pages or wanted, wanted),
+            resumes=resumes,
             rows=rows,
             draft_lengths=lengths,
             prompt_tokens=(1 if splits else min(prompts), min(most, together * max(prompts))),
@@ -164,11 +194,12 @@ class Needs:
         )
 
     def covers(self, other: Needs) -> bool:
-        """Whether what is ready for these needs is ready for the others."""
+        """Whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
         (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
         cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
         return (
             (self.arch, self.batched_tokens) == (other.arch, other.batched_tokens)
+            and self.resumes >= other.resumes
             and all(mine >= theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True))
             and set(self.draft_lengths) >= set(other.draft_lengths)
             and least <= other_least
@@ -303,27 +334,22 @@ def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
 
 
-def fitted(
+def pages_that_fit(
     models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
-) -> Needs:
-    """The needs with as many slots as `room` bytes hold; a ValueError with what to lower if those are under `FEWEST`.
+) -> int:
+    """Of the pages needed, as many as `room` bytes hold; a ValueError with what to lower if no request fits.
 
-    With fewer slots admission waits, as it does wherever a KV cache is full. Some weights may be `there` already.
+    With fewer pages admission waits, as it does wherever a KV cache is full. Some weights may be `there` already.
     """
     specs = [arch.spec for arch in models.values()]
     weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
-    slot = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(needs.capacity)
+    page = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(PAGE)
     work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch] if role in models)
-    fits = int((room - weights - work) // slot) - 1  # one is the padding's
-    if fits >= needs.slots:
-        return needs
-    if fits >= max(1, FEWEST * needs.slots):
-        return replace(needs, slots=fits, rows=min(needs.rows, fits))
-    lower = "lower --input-len, --output-len or --max-num-batched-tokens"
-    if fits > 0:
-        lower += f", or --max-num-seqs or --max-concurrency ({fits} requests at once fit)"
+    fits = min(needs.pages, int((room - weights - work) // page) - needs.slots - SCRATCH_PAGES)
+    if fits * PAGE >= needs.capacity:
+        return fits
     raise ValueError(
-        f"out of memory before the start: weights {weights / 1e9:.1f} GB, {needs.slots} KV slots of {needs.capacity} "
-        f"tokens {slot * (needs.slots + 1) / 1e9:.1f} GB and {work / 1e9:.1f} GB to work with are more than the "
-        f"{room / 1e9:.1f} GB there are: {lower}"
+        f"out of memory before the start: weights {weights / 1e9:.1f} GB, {needs.capacity} tokens of KV cache for one "
+        f"request {page * needs.capacity / PAGE / 1e9:.1f} GB and {work / 1e9:.1f} GB to work with are more than the "
+        f"{room / 1e9:.1f} GB there are: lower --input-len, --output-len or --max-num-batched-tokens"
     )

@@ -17,16 +17,17 @@ import numpy as np
 import torch
 
 from pdvsim.common.progress import Progress
-from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.clock import WallClock, Watcher
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, preset
+from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
-from pdvsim.realrun.memory import Needs, SlotKv, Slots, available_bytes, fitted
+from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
-from pdvsim.sim.config import BESIDE, Experiment
-from pdvsim.sim.core import ModelSpec, Pair, Request, Role
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import is_config
@@ -43,7 +44,6 @@ from pdvsim.sim.run import (
     check_kv,
     drawn_verdict,
     host_times,
-    kv_capacity,
     make_controller,
     no_collector,
     profile_of,
@@ -139,14 +139,13 @@ class RealSite:
         self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
-        self.slots = Slots(rig.needs.slots)
+        self.slots = Slots(rig.sequences)
         settings, gpu = experiment.server, profile.gpu
         models = {role: model.arch.spec for role, model in rig.models.items()}
         fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
         latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        shares = dict(zip(BESIDE, settings.partition, strict=True))
-        sharing = Sharing("fluid", settings.priority, profile.contention, shares)
+        sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
@@ -157,16 +156,15 @@ class RealSite:
         env.sources.append(self.device)
         hands_over = policy_of(experiment.arch).hands_over
         planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
-        pair = Pair(models.get("draft", models["target"]), models["target"])
-        held = self.slots.count * rig.needs.capacity  # memory has been found for all of it
-        capacity = experiment.hardware.kv_capacity_tokens or max(kv_capacity(experiment, profile, pair), held)
+        held = rig.needs.pages * PAGE
+        capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         self.context = Context(
             env=env,
             device=self.device,
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=SlotKv(capacity, experiment.longest_draft, self.slots.count),
+            kv=PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots),
             deliveries=self.log.deliveries,
             on_finish=self._finished,
         )
@@ -218,7 +216,8 @@ def prepare(
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
-        needs = fitted(archs, needs, dtype.itemsize, room, there=models.keys())
+        pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
+        needs = Needs.of(experiment, requests, pages)
         new = {role: arch for role, arch in archs.items() if role not in models}
         models |= make_models(new, machine, needs.capacity, dtype, experiment.traffic.seed)
         return ServingRig.build(experiment, models, needs, quiet)
@@ -240,12 +239,13 @@ def serve(
     rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
     traced: bool = False,
+    watched_by: Callable[[RealSite, Client], Watcher] | None = None,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.
 
     `outputs` is filled with each request's tokens, which makes the host wait for the device. `traced` keeps whom each
-    launch carried. A ValueError says in one
-    line what cannot be done, before the first request; Ctrl-C raises Interrupted.
+    launch carried. `watched_by` makes what looks on, in moments when nothing is due. A ValueError says in one line what
+    cannot be done, before the first request; Ctrl-C raises Interrupted.
     """
     refuse(experiment, machine)
     experiment = as_served(experiment)
@@ -268,12 +268,17 @@ def serve(
     with Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
+        watcher = None if watched_by is None else watched_by(site, client)
+        if watcher is not None:
+            env.sources.append(watcher)
         stopped = False
         try:
             client.run()
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()
+    if watcher is not None:
+        watcher.close()
     finished = [request for request in requests if request.finish_s >= 0]
     result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
     if stopped:
@@ -301,9 +306,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "dtype": str(site.rig.models["target"].dtype).removeprefix("torch."),
         "kv_capacity_tokens": site.context.kv.capacity_tokens,
         "kv_peak_tokens": site.context.kv.peak_tokens,
-        "kv_slots": site.slots.count,
-        "kv_slots_wanted": Needs.of(site.experiment, asked).slots,
-        "kv_slot_tokens": site.rig.needs.capacity,
+        "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,
         **idle_shares(launches, requests),

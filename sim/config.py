@@ -188,7 +188,7 @@ class Server:
     (1 + n)^-this; assumed, the form is from arXiv 2603.03251."""
     priority: Priority = "stream"
     """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
-    preemptive (ideal), partition (SM split)."""
+    preemptive (ideal), partition (SM split; realrun alone)."""
     lane_weights: tuple[str, ...] = ()
     """A lane's share of the GPU beside others, as lane=weight, e.g. decode=3,verify=2,prefill=1; without: 1 each."""
     partition: tuple[float, ...] = (0.4, 0.4, 0.2)

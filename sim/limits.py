@@ -112,6 +112,8 @@ RANGES: dict[str, Range] = {
     "repeats": Range(1, MAX_RUNS),
     "jobs": Range(1, 1024),
     "budget": Range(1, MAX_POINTS),
+    "speed": Range(0.01, 1e6, or_inf=True),
+    "port": Range(0, 65_535),
     "budget_s": _SPEND_S,
     "pair_budget_s": _SPEND_S,
     "attainment": Range(0.01, 1),

@@ -105,11 +105,21 @@ class Launches:
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize
 
+    def packed(self, first: int) -> bytes:
+        """The rows from one on; they stay."""
+        return bytes(memoryview(self._packed)[first * _ROW.itemsize :])
+
+    @staticmethod
+    def unpacked(rows: bytes) -> Columns:
+        """Packed rows as columns."""
+        table = np.frombuffer(rows, _ROW)
+        return {name: table[name] for name in LAUNCH_DTYPES}
+
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""
-        rows = np.frombuffer(bytes(self._packed), _ROW)
+        columns = self.unpacked(bytes(self._packed))
         self._packed.clear()
-        return {name: rows[name] for name in LAUNCH_DTYPES}
+        return columns
 
 
 class Deliveries:
@@ -139,6 +149,20 @@ class Deliveries:
 
     def __len__(self) -> int:
         return len(self._requests)
+
+    def packed(self, first: int) -> bytes:
+        """The rows from one on, column by column; they stay."""
+        return b"".join(column[first:].tobytes() for column in (self._requests, self._tokens, self._times_s))
+
+    @staticmethod
+    def unpacked(rows: bytes) -> Columns:
+        """Packed rows as columns."""
+        count = len(rows) // sum(np.dtype(dtype).itemsize for dtype in DELIVERY_DTYPES.values())
+        columns, at = {}, 0
+        for name, dtype in DELIVERY_DTYPES.items():
+            columns[name] = np.frombuffer(rows, dtype, count, at)
+            at += columns[name].nbytes
+        return columns
 
     def drain(self) -> Columns:
         """The rows so far as columns; they are no longer held here."""

@@ -14,7 +14,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import BESIDE, ONE_LANE, Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -203,6 +203,11 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
 
 def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Planner:
     """The latency model of an experiment's GPUs, to plan with."""
+    if experiment.server.priority == "partition":
+        raise ValueError(
+            "--priority partition is not simulated: how kernels slow down on a part of the card was not measured; "
+            "realrun serves with it"
+        )
     pair, seats = named_pair(experiment.server.pair), experiment.seats
     profiles = profiles_of(experiment, profile, end)
     models: dict[Role, Latency] = {"target": Latency(pair.target, profiles[seats.verify].fit(pair.target))}
@@ -221,8 +226,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
 def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
     """How works side by side share a GPU."""
     settings = experiment.server
-    shares = dict(zip(BESIDE, settings.partition, strict=True))
-    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, shares, settings.weights())
+    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
 
 
 def peak_of(profile: Profile) -> tuple[float, float]:
@@ -336,7 +340,11 @@ class Site:
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
             models = {role: Latency(model, one.fit(model)) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
-            gpus.append(SimulatedGPU(env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at))
+            gpus.append(
+                SimulatedGPU(
+                    env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at, one.power
+                )
+            )
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:

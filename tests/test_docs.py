@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
+SERVES = "<!-- serves until Ctrl-C -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget": 9, "budget-s": 0.1, "jobs": 1}  # at most
 FILE_MARK = re.compile(r"<!-- file (\S+) -->")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -212,7 +213,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
 
 
 @pytest.mark.usefixtures("quick_plots")
-@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE)], ids=named)
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark not in (GPU, FILE, SERVES)], ids=named)
 def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for line in block.commands:
         argv = shlex.split(line)
@@ -220,6 +221,14 @@ def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[s
     printed = capfd.readouterr().out
     assert printed
     assert not block.output or comes_out(block.output.splitlines(), printed.splitlines()), printed
+
+
+@pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark == SERVES], ids=named)
+def test_what_serves_is_a_command_line(block: Block) -> None:
+    for argv in map(shlex.split, block.commands):
+        command = command_of(argv)
+        assert command is not None
+        parse(command, argv[2:])
 
 
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark in (GPU, FILE)], ids=named)

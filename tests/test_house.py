@@ -23,12 +23,13 @@ FLOORS = (  # from the ground: an import goes down, or stays within its room
     ("study",),
     ("view",),
     ("decide", "published"),
+    ("live",),
     ("cli",),
     ("",),  # the Python API
 )
 HEAVY = {  # what takes long to import, or may not be there
-    "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray", "rich",
-    "safetensors", "scipy", "seaborn", "simpy", "torch", "transformers", "triton", "tyro",
+    "bokeh", "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
+    "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "transformers", "triton", "tyro",
 }  # fmt: skip
 
 

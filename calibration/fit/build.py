@@ -13,10 +13,11 @@ from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
+from pdvsim.calibration.fit.power import PowerCalibration, fit_power
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 
@@ -33,6 +34,7 @@ class Calibration:
     profile: Profile
     solos: dict[str, Solo]
     corun: Corun | None
+    heated: PowerCalibration | None
 
     def document(self) -> dict[str, Any]:
         """All errors, as one document."""
@@ -41,6 +43,7 @@ class Calibration:
             "foundation": self.profile.foundation,
             "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
             "corun": corun_errors(self.corun) if self.corun else None,
+            "power": power_errors(self.heated) if self.heated else None,
             "contention": asdict(self.profile.contention),
             "host": asdict(self.profile.host),
         }
@@ -59,18 +62,20 @@ def read(path: str | Path) -> Samples:
 
 
 def host_cost(frame: pd.DataFrame) -> HostCost:
-    """Medians over kinds and sizes: a launch as the server makes it, and noticing and reading a completion.
+    """Medians over kinds and sizes: what a launch costs the device, and what reading its result costs.
 
-    A hand-over between lanes is a few queue operations of the same thread; it is not measured apart, and taken as a
-    tenth of a launch.
+    A launch is the time from the call to noticing its end that is not the device's own: the device begins before the
+    call returns, so the whole call would be too much. A hand-over between lanes is a few queue operations of the same
+    thread, measured apart; samples without it are taken to have spent a tenth of a launch.
     """
     host = frame[frame["section"] == "host"]
     by = host.groupby("what", observed=True)["seconds"].median()
-    missing = [what for what in ("launch_idle", "poll", "outcome") if what not in by]
+    missing = [what for what in ("turnaround", "outcome") if what not in by]
     if missing:
         raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
-    launch = float(by["launch_idle"])
-    return HostCost(launch_s=launch, completion_s=float(by["poll"] + by["outcome"]), handoff_s=launch / 10)
+    launch = float(by["turnaround"])
+    handoff = float(by["handoff"]) if "handoff" in by else launch / 10
+    return HostCost(launch_s=launch, completion_s=float(by["outcome"]), handoff_s=handoff)
 
 
 def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
@@ -90,13 +95,11 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
     )
 
 
-def kernels(header: SamplesHeader, spec: ModelSpec) -> Kernels:
-    """How the engine that was measured runs a model on this card."""
-    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes  # gate and up in one
-    # up to so many tokens its own small kernels do all of a model's products; the library's fill the card
-    nimble_tokens = SMALL_TOKENS if largest <= SMALL_BYTES else 0
+def kernels(header: SamplesHeader) -> Kernels:
+    """How the engine that was measured runs models on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
-    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, nimble_tokens)
+    # up to so many tokens its own small kernels do a model's small products; the library's fill the card
+    return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
 
 
 def parts(samples: Samples) -> int:
@@ -115,9 +118,11 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     measured = {str(model): medians(rows) for model, rows in alone}
     if not measured:
         raise ValueError("samples hold no model measured alone: --models measures them")
-    todo = [(points, specs[model], gpu, kernels(samples.header, specs[model])) for model, points in measured.items()]
+    todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
-    corun = fit_corun(frame, gpu, {m: Latency(specs[m], solo.fit) for m, solo in solos.items()}, progress)
+    models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
+    heated = fit_power(frame, gpu, models)
+    corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
     header = samples.header
     profile = Profile(
         schema_version=SCHEMA,
@@ -127,6 +132,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
         models={model: solo.fit for model, solo in solos.items()},
         host=host,
         contention=corun.fit if corun else ContentionFit(),
+        power=heated.fit if heated else None,
         provenance={
             "device": header.device.name,
             "software": header.software,
@@ -135,10 +141,11 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
             **({"probe": header.probe} if header.probe else {}),
             "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
             "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
+            "power_error": power_errors(heated) if heated else "a clock that stays, assumed",
         },
         **ranges(frame),
     )
-    return Calibration(profile, solos, corun)
+    return Calibration(profile, solos, corun, heated)
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:
@@ -165,6 +172,14 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
             if len(errors):
                 found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
     return found
+
+
+def power_errors(heated: PowerCalibration) -> dict[str, Any]:
+    """How far the power read is off, and the times of launches in runs without a pause."""
+    return {
+        "watts": middle(heated.power_error),
+        "seconds": {"runs": len(heated.time_error), **middle(heated.time_error)},
+    }
 
 
 def save(profile: Profile, path: str | Path) -> None:

@@ -1,8 +1,10 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
 All figures but one are fitted on pairs; how much priority counts among three, where alone there is a choice of who goes
-next, on triples. Errors are told of what the fit has not seen: shapes side by side (whatever models and priorities),
-where several pairs of models were measured those models, and triples with a fit on pairs alone.
+next, on triples. Works side by side are measured in a row, hot, and alone at rest: what the card's power limit takes is
+taken out first, as the simulator adds it again. Errors are told of what the fit has not seen: shapes side by side
+(whatever models and priorities), where several pairs of models were measured those models, and triples with a fit on
+pairs alone.
 """
 
 from __future__ import annotations
@@ -19,15 +21,17 @@ from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Load, Sharing
 from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SAME_SOLO = ["pair", "kind", "rows", "tokens", "steps", "chunk_tokens", "priority"]
-SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens"]
+SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start"]
+SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
+SETTLED = 5  # times around, until rates and draw agree
 
 
 @dataclass
@@ -40,8 +44,10 @@ class Member:
     compute: float
     bandwidth: float
     turn_s: float
-    nimble: bool
-    measured: float  # the work it did while all were busy, over what it would have done alone
+    nimble: float
+    measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
+    solo_s: float
+    draw: Draw | None = None  # where the card's power is known
     share: float = 0.0
     rate: float = 0.0
 
@@ -75,8 +81,11 @@ class Corun:
         return found[np.isfinite(found)]
 
 
-def groups_of(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> list[Group]:
+def groups_of(
+    frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency], heat: PowerFit | None = None
+) -> list[Group]:
     """Every group of co-run samples that has a window in which all its members were busy."""
+    power = Power(heat, gpu.bandwidth_bytes_per_s) if heat else None
     corun = frame[frame["section"] == "corun"]
     solos = corun[corun["members"] == 1].groupby(SAME_SOLO, observed=True)["seconds"].median()
     found = []
@@ -91,22 +100,40 @@ def groups_of(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
             first = part.iloc[0]
             solo = float(solos[tuple(first[key] for key in SAME_SOLO)])
             rate = overlap.work_done_s(intervals, solo, within) / (within[1] - within[0])
-            members.append(_member(first, rate, float(part["context_total"].mean()), solo, gpu, models[first["model"]]))
+            context, model = float(part["context_total"].mean()), models[first["model"]]
+            members.append(_member(first, rate, context, solo, gpu, model, power))
+        if power:
+            _cool(members, power)
         shapes = " + ".join(" ".join(str(part.iloc[0][key]) for key in SHAPE) for part in parts)
         found.append(Group(str(pair), shapes, members))
     return found
 
 
-def _member(row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: Latency) -> Member:
+def _cool(members: Sequence[Member], power: Power) -> None:
+    """Take out of the measured rates what the clock fell by: with the mean of what all draw, as they go on and on."""
+    hot, rest_w = [member.measured for member in members], power.fit.rest_w
+    for _ in range(SETTLED):
+        mean_w = rest_w + sum(m.measured * (m.draw.watts - rest_w) for m in members if m.draw)
+        for member, rate in zip(members, hot, strict=True):
+            assert member.draw is not None
+            member.measured = min(1.0, rate * power.taken_s(mean_w, member.draw, member.solo_s) / member.solo_s)
+
+
+def _member(
+    row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: Latency, power: Power | None
+) -> Member:
     """Demands from the bytes and flops of the work over its measured time alone."""
     rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
-    prompt = int(row["chunk_tokens"])
+    prompt, known = int(row["chunk_tokens"]), int(row["chunk_start"])
     if rows:
         shape = model.shape(rows, int(row["tokens"]), steps)
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
+        cache = steps * context * spec.kv_bytes_per_token
     else:
-        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + prompt * spec.kv_bytes_per_token
-        flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * prompt * (prompt + 1) / 2
+        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + (known + prompt) * spec.kv_bytes_per_token
+        cache = known * spec.kv_bytes_per_token
+        seen = prompt * (known + (prompt + 1) / 2)
+        flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
     return Member(
         kind=str(row["kind"]),
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
@@ -114,8 +141,10 @@ def _member(row: pd.Series, rate: float, context: float, solo_s: float, gpu: Gpu
         compute=min(1.0, flops / (solo_s * gpu.flops_per_s)),
         bandwidth=min(1.0, moved / (solo_s * gpu.bandwidth_bytes_per_s)),
         turn_s=solo_s / (steps * spec.layers),
-        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt),
+        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt, solo_s / steps),
         measured=rate,
+        solo_s=solo_s,
+        draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,
     )
 
 
@@ -189,12 +218,13 @@ def fit_corun(
     frame: pd.DataFrame,
     gpu: GpuSpec,
     models: dict[str, Latency],
+    heat: PowerFit | None,
     progress: Callable[[], None] = lambda: None,
 ) -> Corun | None:
     """Fit pairs and triples; None where the samples hold no pairs."""
     import pandas as pd
 
-    groups = groups_of(frame, gpu, models)
+    groups = groups_of(frame, gpu, models, heat)
     fit = fit_groups(groups)
     if fit is None:
         return None

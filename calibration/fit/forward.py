@@ -19,7 +19,7 @@ import numpy as np
 from pdvsim.calibration.fit.points import Floats, Points, points_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, cuts
+from pdvsim.sim.hardware.latency import ForwardFit, cuts, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,6 +44,7 @@ class Kernels:
     chunk_buckets: tuple[int, ...]
     programs: int  # that attention wants at work at once
     nimble_tokens: int = 0  # up to which kernels leave room beside them
+    small_bytes: float = 0.0  # of weights, up to which a product is theirs
 
 
 class Model:
@@ -52,7 +53,7 @@ class Model:
     OTHERS = ("split", "row", "read", "pair", "mixed", "head", "head_token", "draft")
 
     def __init__(self, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, most_tokens: float) -> None:
-        self.spec, self.kernels = spec, kernels
+        self.spec, self.gpu, self.kernels = spec, gpu, kernels
         self.roof = roof = ForwardFit.roofline(spec, gpu)
         most = max(most_tokens, 2.0)
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
@@ -150,6 +151,7 @@ class Model:
             row_s=other["row"],
             mixed_s=other["mixed"],
             nimble_tokens=self.kernels.nimble_tokens,
+            large_s=large_products_s(self.spec, self.kernels.small_bytes, self.gpu.bandwidth_bytes_per_s),
             draft_ratio=other["draft"],
             row_buckets=self.kernels.row_buckets,
             chunk_buckets=self.kernels.chunk_buckets,

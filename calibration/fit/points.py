@@ -43,7 +43,7 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     by = ["kind", "rows", "bucket_rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "bucket_chunk"]
-    groups = samples.groupby([*by, "chunk_start", "chunks", "emits"], sort=False, observed=True)
+    groups = samples.groupby([*by, "chunk_start", "chunks", "emits", "lengths"], sort=False, observed=True)
     times = groups["seconds"]
     frame = pd.DataFrame(
         {

@@ -11,7 +11,7 @@ Runs that are held out are never mixed with the others: whoever works on the mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,10 +22,10 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.validate.cards import Slower, probed_reference, slowdown, slower
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
-from pdvsim.profiler.probe import Slower, probed_reference, slowdown, slower
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.trust import ANY, Loading, load_kind
 from pdvsim.sim.metrics.summary import summarise
@@ -34,6 +34,7 @@ from pdvsim.sim.run import covering_profile, simulate
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")
+TAILS = ("p90", "p95", "p99")
 METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 APART = 0.03  # two architectures measured nearer than this have no order to get right
@@ -212,6 +213,7 @@ def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
     """By metric, how far off a predicted lead of one server over another is, and how often their order is right.
 
+    `limit` is what a lead must exceed to count: the 95th percentile of the errors, in percentiles pooled (`_rising`).
     For every two that served the same requests in the same closed loop, the figure of the one predicted ahead over the
     other's, predicted over measured, less one; repeated runs count as their mean. `baseline` is left out: it is too
     slow for anyone to choose between it and another.
@@ -223,14 +225,39 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
             key = (e.server.pair, e.traffic, e.acceptance, e.scoring)
             loops.setdefault(key, {}).setdefault(one.run.command, []).append(one)
     by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}
+    known = {metric: found for metric, found in by_metric.items() if found[0]}
+    limits = {metric: middle(errors)["p95"] for metric, (errors, _) in known.items()}
+    for family in FAMILIES:
+        tails = [f"{mark}_{family}_ms" for mark in TAILS]
+        limits |= _rising({metric: known[metric][0] for metric in tails if metric in known})
     return {
         "pairs": sum(math.comb(len(servers), 2) for servers in loops.values()),
-        "by_metric": {metric: found for metric, found in by_metric.items() if found},
+        "by_metric": {
+            metric: {**middle(errors), **order, "limit": limits[metric]} for metric, (errors, order) in known.items()
+        },
     }
 
 
-def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> dict[str, float] | None:
-    """Of one metric; None where no two servers have it."""
+def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """What leads in percentiles must exceed, from the lowest percentile up.
+
+    A percentile that few of the pairs have borrows the errors of the next, and so do two of which the lower is further
+    off: which runs had which percentile is chance, and tails are harder to tell the further out they are.
+    """
+    most = max(map(len, errors.values()), default=0)
+    groups: list[tuple[list[str], list[float]]] = []
+    for metric, mine in errors.items():
+        groups.append(([metric], list(mine)))
+        while len(groups) > 1 and (
+            len(groups[-2][1]) < most or middle(groups[-2][1])["p95"] > middle(groups[-1][1])["p95"]
+        ):
+            names, more = groups.pop()
+            groups[-1] = ([*groups[-1][0], *names], [*groups[-1][1], *more])
+    return {metric: middle(pooled)["p95"] for names, pooled in groups for metric in names}
+
+
+def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list[float], dict[str, int]]:
+    """Of one metric: how far each predicted lead is off, and the order of the servers."""
     errors, apart, right = [], 0, 0
     sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
     for servers in loops:
@@ -244,7 +271,7 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> dict[str, 
             if max(real / other, other / real) > 1 + APART:
                 apart += 1
                 right += (ahead - behind) * (real - other) > 0
-    return {**middle(errors), "apart": apart, "order_right": right} if errors else None
+    return errors, {"apart": apart, "order_right": right}
 
 
 # error bars ----------------------------------------------------------------------------------------------------------

@@ -20,11 +20,12 @@ from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Fleet, fleets, prices
 from pdvsim.decide.fleet_advice import FleetAdvice, advise_fleet, fleet_document, fleet_text
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import BUDGET, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import BUDGET, PROMPTS, WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import CONTROLLERS, TRIED, Space
+from pdvsim.decide.space import CONTROLLERS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 
@@ -33,7 +34,7 @@ from pdvsim.view.report.sheet import Sheet
 class AskedTraffic(OpenTraffic):
     """Who asks what, and how often."""
 
-    num_prompts: int = 500
+    num_prompts: int = PROMPTS
     """Requests of a run; those of the search are a quarter as long."""
     request_rate: float = math.inf
     """The load to give advice for, in requests per second."""
@@ -43,8 +44,8 @@ class AskedTraffic(OpenTraffic):
 class AdviseOptions:
     """The load, the service levels, what may be tried and what that may cost."""
 
-    arch: tuple[Arch, ...] = TRIED
-    """Architectures to choose from; default: all but pdv-ahead, which is for several GPUs."""
+    arch: tuple[Arch, ...] = USUAL_ARCHS
+    """Architectures to choose from."""
     gpus: int = 1
     """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These ways are
     compared, then, each at its best, by the objective and by cost."""
@@ -70,7 +71,7 @@ class AdviseOptions:
     """Replications of the finalists, the same seeds for each."""
     budget: int = BUDGET
     """Simulations that the answer may take; what there is no room for is named."""
-    warmup_share: float = 0.2
+    warmup_share: float = WARMUP_SHARE
     """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
     gpu_hour_usd: float | None = None
     """Price of a GPU for an hour; gives the cost of a million output tokens."""
@@ -89,7 +90,7 @@ class AdviseOptions:
     @property
     def archs(self) -> tuple[Arch, ...]:
         """Architectures to choose from: those named, else what is usual for so many GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == TRIED else self.arch
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
     def fleets(self) -> tuple[Fleet, ...]:
         """Ways to use several GPUs; none where there is one."""

@@ -14,7 +14,7 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
@@ -49,7 +49,7 @@ class CapacityOptions:
     """Replications: as many seeds, a search each; the same seeds for every architecture."""
     tolerance: float = 0.02
     """How near to the first rate that fails a search goes, as a share."""
-    warmup_share: float = 0.2
+    warmup_share: float = WARMUP_SHARE
     """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
     jobs: int | None = None
     """Runs side by side; default: one per core."""

@@ -14,6 +14,7 @@ COMMANDS = {  # name, that of a module of this package: one line of help
     "map": "which architecture wins where: pdvsim map --y acceptance",
     "frontier": "first token against the others, over architectures and chunks: pdvsim frontier --request-rate 6",
     "compare": "model pairs x cards x architectures: pdvsim compare --pairs tinyllama-1.1b:llama-2-7b --gpus h200",
+    "live": "architectures side by side while they serve, on a page: pdvsim live --arch pdv,colocated",
     "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
     "profile": "measure models on this GPU: pdvsim profile --models llama-2-7b -o DIR",
     "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",

@@ -9,26 +9,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pdvsim.cli.args import SweepTraffic, parse
+from pdvsim.cli.args import parse
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
-from pdvsim.decide.compare import Spot, at_their_best, best_text, contests, paired, settings
+from pdvsim.decide.compare import best_text, compare, paired
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.text import contest_document
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
-from pdvsim.study.compare import Comparison, run_comparison, summary
+from pdvsim.study.compare import Comparison, Spot, summary
 from pdvsim.study.estimate import forewarn
-from pdvsim.study.sweep import Point, SweepInterrupted
+from pdvsim.study.sweep import Point
 from pdvsim.view.compare_plots import comparison_figure
 from pdvsim.view.compare_text import comparison_text
 from pdvsim.view.figure import DPI
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DEFAULT_CONCURRENCY = (3, 10)
-
-
-@dataclass(frozen=True)
-class CompareTraffic(SweepTraffic):
-    """Who asks what, and when."""
-
-    usual_prompts = 200
-    num_prompts: int = OPEN
-    """Number of requests; default: 200, or all of a trace that is replayed."""
 
 
 @dataclass(frozen=True)
@@ -88,11 +79,11 @@ class CompareOptions:
     """Replications of each point; replication i has seed --seed + i, the same everywhere. Fewer than 5 tell nothing."""
     gpu_hour_usd: tuple[str, ...] = ()
     """Price of a card's hour, one for all (2.5) or by name (h200=4,a100-80gb=2); without it no cost is given."""
-    warmup_share: float = 0.1
+    warmup_share: float = WARMUP_SHARE
     """Share of the requests, the first by arrival, that is left out of the metrics."""
     jobs: int | None = None
     """Points run side by side; default: one per core."""
-    traffic: CompareTraffic = field(default_factory=CompareTraffic)
+    traffic: CountedTraffic = field(default_factory=CountedTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: CompareServer = field(default_factory=CompareServer)
     hardware: CompareHardware = field(default_factory=CompareHardware)
@@ -110,7 +101,7 @@ class CompareOptions:
             raise ValueError("arch needs at least one value")
         base = Experiment(
             self.arch[0],
-            plain(Traffic, self.traffic),
+            self.traffic.at(self.request_rate),
             self.acceptance,
             self.server.given(),
             plain(Hardware, self.hardware),
@@ -183,21 +174,13 @@ def main(argv: list[str]) -> int:
     files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
     points = [point for place in comparison.places() for point in comparison.points(*place)]
     forewarn(points, options.jobs)
-    total = len(points)
-    interrupted = False
-    frame = pd.DataFrame()
-    try:
-        with Progress(most_runs(space, len(_loads(points))), "short runs at most, to tune", args.json) as progress:
-            bench = Bench(options.jobs, progress.update)
-            comparison = at_their_best(comparison, space, goal, bench, options.warmup_share, options.indifference)
-        with Progress(total, "points", args.json, after_s=0) as progress:
-            frame = run_comparison(comparison, options.jobs, progress.update, settings(comparison))
-    except SweepInterrupted as stop:
-        interrupted = True
-        frame = stop.points if "settings" in stop.points else frame
-
-    held = contests(comparison, frame, goal, options.indifference)
-    document = {"date": date, "interrupted": interrupted, **_document(options, comparison, frame, held)}
+    runs = len(points) + most_runs(space, len(_loads(points)))
+    with Progress(runs, "runs or so", args.json, after_s=0) as progress:
+        bench = Bench(options.jobs, progress.update, band=True)
+        found = compare(comparison, space, goal, bench, options.warmup_share, options.indifference)
+    frame = pd.DataFrame() if found.frame is None else found.frame
+    held, comparison = found.contests(), found.comparison
+    document = {"date": date, "interrupted": found.interrupted, **_document(options, comparison, frame, held)}
     if args.json:
         print(output.dumps(document))
     elif len(frame):
@@ -209,7 +192,7 @@ def main(argv: list[str]) -> int:
         figure = comparison_figure(frame, asdict(comparison.base), document["paired_differences"])
         picture = output.picture(figure, files[2], DPI)
         contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
-    done = f"{len(frame)} of {total} points" if interrupted else ""
+    done = f"{len(frame)} of {len(points)} points" if found.interrupted else ""
     return output.save(dict(zip(files, contents, strict=True)), done)
 
 
@@ -226,7 +209,7 @@ def _document(
     return {
         "pdvsim_version": __version__,
         "objective": options.goal().objective,
-        "comparison": output.settings(replace(comparison, servers={})),
+        "comparison": output.settings(replace(comparison, servers={}, seeds={})),
         "points": frame.to_dict("records"),
         "summary": summary(frame) if len(frame) else [],
         "best": [

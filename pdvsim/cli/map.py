@@ -15,11 +15,11 @@ from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, draw_map, map_document, map_table, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
@@ -34,11 +34,13 @@ BORDER_STEPS = 3  # of bisection in a row, more or less
 
 
 @dataclass(frozen=True)
-class MapTraffic(OpenTraffic):
+class MapTraffic(CountedTraffic):
     """Who asks what."""
 
-    num_prompts: int = 200
-    """Requests of a run."""
+    max_concurrency: tyro.conf.Suppress[int | None] = None
+    use_trace_timestamps: tyro.conf.Suppress[bool] = False
+    num_prompts: int | None = None
+    """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class MapOptions:
     """What the 95% confidence of a winner is for: the whole map (Bonferroni over all its cells), or each cell alone."""
     num_runs: int = 5
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
-    warmup_share: float = 0.1
+    warmup_share: float = WARMUP_SHARE
     """Share of the requests, the first by arrival, that is left out of the metrics."""
     jobs: int | None = None
     """Runs side by side; default: one per core."""
@@ -92,7 +94,7 @@ class MapOptions:
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        traffic, scoring = self.traffic.at(self.request_rate), plain(Scoring, self.scoring)
         loads = self.concurrency or (() if self.request_rate else LOADS)
         usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)

@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ValueError("no CUDA device here; --device cpu tries the command")
 
-    from pdvsim.profiler.probe import probe, probed_reference, slower
+    from pdvsim.calibration.validate.cards import probed_reference, slower
+    from pdvsim.profiler.probe import probe
     from pdvsim.study.output import dumps
     from pdvsim.view.table import grid
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -32,6 +32,10 @@ class RealCommand(RunCommand):
     """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
     """Prefix of the name of --save-result."""
+    probe: bool = True
+    """Take some seconds first to see how fast this card is, for `pdvsim validate`."""
+    live: bool = False
+    """Let pages look on while it serves: pdvsim live --beside real."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -53,19 +57,26 @@ def _run(argv: list[str]) -> int:
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
     from pdvsim.cli.runfiles import RunFiles
+    from pdvsim.live.wire import Broadcast
+    from pdvsim.profiler.probe import probe
     from pdvsim.realrun.site import Interrupted, serve
     from pdvsim.sim.metrics.iterations import iteration_lines
     from pdvsim.study.output import DETAILS, check_file
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
+    options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
+    if args.live:
+        options["watched_by"] = Broadcast
+    probed = {"probe": probe(args.machine.device)} if args.probe and args.machine.device == "cuda" else {}
     try:
-        result, asked = serve(args.experiment, args.machine, quiet=args.json, traced=bool(args.trace_out)), None
+        result, asked = serve(args.experiment, args.machine, **options), None
     except Interrupted as stop:
         if stop.result is None:
             raise
         result, asked = stop.result, stop.requests
         result.meta |= {"interrupted": True, "requests_asked": asked}
+    result.meta |= probed
     run = Run(result)
     document = files.write(run)
     if steps is not None:
@@ -73,9 +84,9 @@ def _run(argv: list[str]) -> int:
     print(document if args.json else run.table())
     if files.paths:
         _say(f"saved {', '.join(map(str, files.paths))}")
-    held, wanted = result.meta["kv_slots"], result.meta["kv_slots_wanted"]
+    held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
     if held < wanted:
-        _say(f"memory held {held} requests at once, not {wanted}: others waited")
+        _say(f"the KV cache holds {held:,} tokens, all requests in flight may want {wanted:,}: some may have waited")
     if asked is not None:
         _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
     return 130 if asked is not None else 0

@@ -109,8 +109,8 @@ TRIALS = (
 def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """What is decided, and what is to be served."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
-    [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench, kept=2)
-    finals = replicated(list(best.values()), goal, bench, SEEDS, 0.01)
+    [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench)
+    *_, finals = replicated(list(best.values()), goal, bench, SEEDS, 0.01)
     chosen = finals.chosen(base).arch
     tied = (finals.held.best, *finals.held.unsure)
     means = {candidate: interval(map(goal.value, rows)).mean for candidate, rows in finals.rows.items()}

@@ -126,7 +126,7 @@ def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
     path = errors_path(Hardware(profile=args.profile))
     if path is None:
         raise ValueError("--write needs a profile that is a file")
-    leads = {metric: lead["p95"] for metric, lead in document["leads"]["by_metric"].items()}
+    leads = {metric: lead["limit"] for metric, lead in document["leads"]["by_metric"].items()}
     errors = Errors(
         profile=document["foundation"],
         runs=len(document["runs"]),

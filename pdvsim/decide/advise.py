@@ -16,14 +16,12 @@ from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable
-from pdvsim.decide.finals import replicated
+from pdvsim.decide.finals import decided
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
-from pdvsim.decide.tune import Search, tuned
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.decide.tune import Search
+from pdvsim.sim.config import Experiment
 
-FINALISTS = 4  # beside plain decoding
-KEPT = 2  # settings of an architecture that go on from one kind of setting to the next
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
 LOADS = (0.25, 0.5, 2.0, 4.0)  # times the rate asked about
@@ -36,26 +34,15 @@ def advise(question: Question, bench: Bench) -> Advice:
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
     advice = Advice(question, search)
+    finals_budget = int(FINALS_SHARE * question.budget)
     try:
-        [best] = tuned(search, [question.base], bench, KEPT)
-        _finals(advice, best, bench)
+        for _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
+            advice.finals, advice.held, advice.recommended = found.finals.rows, found.finals.held, found.chosen
         _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
     advice.runs, advice.spent_s = bench.runs, time.monotonic() - started_s
     return advice
-
-
-def _finals(advice: Advice, best: dict[Arch, Experiment], bench: Bench) -> None:
-    """Replicate the best of each architecture on seeds the search has not seen, and decide."""
-    ask = advice.question
-    found = list(best.values())[:FINALISTS]
-    found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
-    finalists = [ask.goal.prepared(candidate, ask.warmup_share) for candidate in found]
-    for budget in (0, int(FINALS_SHARE * ask.budget)):  # Ctrl-C while seeds are added leaves what was decided before
-        finals = replicated(finalists, ask.goal, bench, ask.num_runs, ask.indifference, budget)
-        advice.finals, advice.held = finals.rows, finals.held
-        advice.recommended = finals.chosen(ask.base)
 
 
 def _engine_table(advice: Advice, drafting: Experiment | None) -> DraftTable | None:

@@ -4,7 +4,8 @@ Each architecture first finds its own best settings, near the rate that it holds
 
 A rate holds in a run if the share asked of the requests (behind the warm-up) meet every service level and the queue did
 not grow. Each replication has a seed and a search of its own, in which the same requests are squeezed in time; so there
-is one capacity per seed, an interval over seeds, and paired differences between architectures.
+is one capacity per seed, an interval over seeds, and paired differences between architectures. Which rate to try next
+is guessed from the head-room at those tried; what is found does not rest on the guess.
 
 What it leaves out: runs are finite and start empty, so a server slightly beyond its capacity may hold for a while
 (more --num-prompts makes that rarer). A share of requests is not exactly monotone in the rate: the rate given held in
@@ -14,9 +15,9 @@ its run and the one above it, by the tolerance, did not, but a still higher one 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
@@ -38,12 +39,17 @@ from pdvsim.view.table import founded, grid, most_outside
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDE_STEP = 1.25  # a bracket starts this wide; each further step is the square of the one before
+WIDE_STEP = 1.25  # the first step of a search at the most; each further one may be the square of the one before
 COARSE = 0.1  # tolerance of the search near which settings are tuned
 NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
 REACH = 500.0  # how far from where it starts a search looks: below that requests hardly ever meet
+STEEPNESS = 2.0  # head-room falls with about this power of the rate: a first guess, before two rates tell
+FAR_OFF = 0.3  # logarithm of a head-room beyond which it tells only the side
+LEAST_STEEP = 0.5
+NEAR = 0.1  # logarithm of a rate over the one held, within which head-rooms tell how steep they are there
+GUESSES = 3  # rates that a search takes from head-rooms, and as many within its bracket; then it strides and halves
 
-Bisection = Generator[float, bool, "Bracket"]
+Bisection = Generator[float, "Held", "Bracket"]
 Case = tuple[Arch, int, int]  # architecture, GPUs, seed
 
 
@@ -53,27 +59,77 @@ class Bracket:
 
     held: float
     failed: float
+    rooms: tuple[tuple[float, float], ...] = field(default=(), compare=False)  # logarithms of rates and head-rooms
+
+
+class Held(NamedTuple):
+    """Of a run at one rate."""
+
+    holds: bool
+    room: float  # the least head-room of its levels: which rate would just hold is guessed from it
 
 
 def search(start: float, step: float, tolerance: float) -> Bisection:
-    """Yields a rate, is sent whether it holds; returns the bracket once it is narrower than `tolerance`."""
-    held, failed, rate = 0.0, math.inf, start
-    while not held or failed == math.inf:
-        if (yield rate):
-            held = rate
-        else:
-            failed = rate
-        if not start / REACH <= rate <= start * REACH:
+    """Yields rates, is sent the verdict on each; returns the highest that holds and the next, which does not.
+
+    The rates are powers of 1 + `tolerance`. So where a search starts does not move what it finds, and two that ask for
+    the same run share it. The first step is `step` at the most.
+    """
+    grid = math.log1p(tolerance)
+    first = at = round(math.log(start) / grid)
+    stride = max(1, round(math.log(step) / grid))
+    rooms: dict[int, float] = {}
+    held: int | None = None
+    failed: int | None = None
+    guesses = GUESSES
+    while True:
+        verdict = yield math.exp(at * grid)
+        rooms[at] = _side(verdict)
+        held, failed = (at, failed) if verdict.holds else (held, at)
+        if held is not None and failed is not None:
+            if failed - held == 1:
+                break
+            share = rooms[held] / (rooms[held] - rooms[failed]) if guesses else 0.5
+            at = min(max(held + int(share * (failed - held)), held + 1), failed - 1)
+            guesses -= guesses > 0
+        elif abs(at - first) * grid > math.log(REACH):
             break
-        rate = held * step if held else failed / step
-        step *= step
-    while held and failed < math.inf and failed / held > 1 + tolerance:
-        rate = math.sqrt(held * failed)
-        if (yield rate):
-            held = rate
         else:
-            failed = rate
-    return Bracket(held, failed)
+            guess = math.ceil(abs(rooms[at]) / (STEEPNESS * grid))
+            jump = min(guess, stride) if len(rooms) <= GUESSES else stride
+            at, stride = at + (jump if verdict.holds else -jump), 2 * stride
+    return Bracket(
+        0.0 if held is None else math.exp(held * grid),
+        math.inf if failed is None else math.exp(failed * grid),
+        tuple((at * grid, room) for at, room in rooms.items() if held is not None and abs(at - held) * grid < NEAR),
+    )
+
+
+def steepness(brackets: Iterable[Bracket]) -> float:
+    """The power of the rate with which head-room falls near what is held, by the searches of several seeds.
+
+    A figure that is off by a share moves the rate by that share over this. As runs scatter it is the slope less twice
+    its standard error, and at least `LEAST_STEEP`; 1 where too few runs tell.
+    """
+    x, y, seeds = list[float](), list[float](), 0
+    for bracket in brackets:
+        if len(bracket.rooms) > 1:
+            means = [sum(part) / len(bracket.rooms) for part in zip(*bracket.rooms, strict=True)]
+            x += [rate - means[0] for rate, _ in bracket.rooms]
+            y += [room - means[1] for _, room in bracket.rooms]
+            seeds += 1
+    free, spread = len(x) - seeds - 1, sum(rate * rate for rate in x)
+    if free < 1:
+        return 1.0
+    slope = sum(rate * room for rate, room in zip(x, y, strict=True)) / spread
+    left = sum((room - slope * rate) ** 2 for rate, room in zip(x, y, strict=True))
+    return max(LEAST_STEEP, -slope - 2 * math.sqrt(left / free / spread))
+
+
+def _side(verdict: Held) -> float:
+    """How far a rate is from one that just holds, by the logarithm of its head-room: above 0 if it holds."""
+    room = math.log(min(max(verdict.room, 1e-9), 1e9))
+    return min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)
 
 
 @dataclass(frozen=True)
@@ -178,17 +234,22 @@ class Capacities:
         return found
 
     def _error(self, row: Row) -> float:
-        """The profile's error in what limits a search: of the levels that are missed, else of the throughput."""
+        """The profile's error in a rate: of the throughput, and of the levels that limit it, by as far as they move it.
+
+        Near saturation a time to the first token rises steeply with the rate, and what it is off by moves the rate by
+        little; a time between tokens may rise slowly, and move it by more.
+        """
         goal = self.plan.goal
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
-        return max(lead_error(self.plan.base, metric) for metric in missed or ["output_throughput"])
+        off = [lead_error(self.plan.base, metric) / float(row["steepness"]) for metric in missed]
+        return max([lead_error(self.plan.base, "output_throughput"), *off])
 
     def _of(self, arch: Arch, gpus: int) -> list[Row]:
         return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
 
 
 def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
-    """Search all cases side by side, one rate each at a time; the first seed's answer is where the others start.
+    """Search all cases side by side, one rate each at a time, from where the ones before them lead to expect it.
 
     Ctrl-C keeps the searches that are done.
     """
@@ -197,21 +258,39 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     before = bench.runs
     try:
         starts = _starts(plan, bench)
-        if plan.space is not None:
+        if plan.space is not None and plan.space.steps_of(plan.archs):
             plan = found.plan = replace(plan, servers=_tuned_near(plan, plan.space, starts, bench))
         first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
         searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}
         lockstep(plan, searches, bench, brackets)
         for arch, gpus, _ in first:
             starts[arch] = brackets[arch, gpus, plan.base.traffic.seed].held / gpus or starts[arch]
-        rest = [case for case in plan.cases() if case not in first]
-        searches = {case: search(starts[case[0]] * case[1], NARROW_STEP, plan.tolerance) for case in rest}
-        lockstep(plan, searches, bench, brackets)
+        for archs in (plan.archs[:1], plan.archs[1:]):
+            rest = [case for case in plan.cases() if case[0] in archs and case not in brackets]
+            searches = {case: search(_near(case, starts, brackets), NARROW_STEP, plan.tolerance) for case in rest}
+            lockstep(plan, searches, bench, brackets)
     except KeyboardInterrupt:
         found.interrupted = True
-    found.rows = [_row(plan, case, brackets[case], bench, gpu_hour_usd) for case in plan.cases() if case in brackets]
+    steep = {
+        (arch, gpus): steepness(of for case, of in brackets.items() if case[:2] == (arch, gpus))
+        for arch in plan.archs
+        for gpus in plan.gpus
+    }
+    found.rows = [
+        _row(plan, case, brackets[case], bench, gpu_hour_usd) | {"steepness": steep[case[:2]]}
+        for case in plan.cases()
+        if case in brackets
+    ]
     found.runs = bench.runs - before
     return found
+
+
+def _near(case: Case, starts: dict[Arch, float], brackets: Mapping[Case, Bracket]) -> float:
+    """Where to look: at the first seed's rate, more or less as the first architecture's is with this case's seed."""
+    arch, gpus, seed = case
+    leader = next(iter(starts))
+    known = brackets.get((leader, gpus, seed), Bracket(0.0, math.inf)).held
+    return starts[arch] * (known / starts[leader] if known else gpus)
 
 
 def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Bench) -> dict[Arch, Server]:
@@ -249,10 +328,10 @@ def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets
     asked = {case: next(steps) for case, steps in searches.items()}
     while asked:
         rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
-        verdicts = dict(zip(asked, map(plan.goal.holds, rows), strict=True))
-        for case, holds in verdicts.items():
+        verdicts = [Held(plan.goal.holds(row), min(plan.goal.headrooms(row).values())) for row in rows]
+        for case, verdict in list(zip(asked, verdicts, strict=True)):
             try:
-                asked[case] = searches[case].send(holds)
+                asked[case] = searches[case].send(verdict)
             except StopIteration as end:
                 brackets[case] = end.value
                 del asked[case]

@@ -3,67 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest, corrected, exceeds
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.finals import Decision, decided
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import lead_text, positive, threshold_text
-from pdvsim.decide.tune import Search, tuned
-from pdvsim.decide.verdict import chosen, judged
+from pdvsim.decide.tune import Search
+from pdvsim.decide.verdict import judged
 from pdvsim.sim.config import Experiment
-from pdvsim.study.compare import Comparison, Seat, differences
+from pdvsim.study.compare import Comparison, Seat, Spot, differences, run_comparison
 from pdvsim.study.stats import Interval
 from pdvsim.view.table import grid
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Spot = tuple[str, str, float]  # pair, card, load
+
+@dataclass
+class Compared:
+    """A comparison with each architecture's best settings, as far as it got, and who is best at each place."""
+
+    comparison: Comparison
+    goal: Goal
+    indifference: float
+    decisions: dict[Spot, Decision] = field(default_factory=dict)
+    frame: pd.DataFrame | None = None  # one row a run; None where nothing was decided
+    interrupted: bool = False
+
+    def contests(self) -> dict[Spot, tuple[str, Contest]]:
+        """Which architecture to take for the goal, and how sure that is; the chance of error is spread over all."""
+        comparisons = len(_spots(self.comparison)) * (len(self.comparison.archs) - 1)
+        found = {}
+        for spot, decision in self.decisions.items():
+            rows = {str(candidate.arch): mine for candidate, mine in decision.finals.rows.items()}
+            if len(rows) > 1:
+                held = judged(rows, self.goal, decision.place, self.indifference, comparisons)
+                found[spot] = str(decision.chosen.arch), held
+        return found
 
 
-def at_their_best(
+def compare(
     comparison: Comparison, space: Space, goal: Goal, bench: Bench, warmup_share: float, indifference: float
-) -> Comparison:
-    """The same comparison with each architecture's best settings at each pair, card and load."""
-    places = {seat[:3]: experiment for seat, experiment in _seats(comparison).items()}
-    best = tuned(Search(goal, space, warmup_share, indifference), list(places.values()), bench)
-    servers = {
-        (*place, arch): mine.server for place, here in zip(places, best, strict=True) for arch, mine in here.items()
-    }
-    return replace(comparison, servers=servers)
+) -> Compared:
+    """Hold the contest at each pair, card and load, and run whoever is not in it too. Ctrl-C keeps what is done."""
+    found = Compared(comparison, goal, indifference)
+    places = _spots(comparison)
+    search = Search(goal, space, warmup_share, indifference)
+    try:
+        for at, decision in decided(search, list(places.values()), bench, comparison.num_runs):
+            found.decisions[list(places)[at]] = decision
+            found.comparison = _with_settings(comparison, found.decisions)
+        bench.rows([point.experiment for place in comparison.places() for point in found.comparison.points(*place)])
+    except KeyboardInterrupt:
+        found.interrupted = True
+    if found.decisions:
+        found.frame = run_comparison(found.comparison, bench.frame, settings(found.comparison))
+    return found
+
+
+def _with_settings(comparison: Comparison, decisions: Mapping[Spot, Decision]) -> Comparison:
+    servers = {(*spot, arch): mine.server for spot, d in decisions.items() for arch, mine in d.settings.items()}
+    seeds = {spot: len(next(iter(d.finals.rows.values()))) for spot, d in decisions.items()}
+    return replace(comparison, servers=servers, seeds=seeds)
 
 
 def settings(comparison: Comparison) -> dict[Seat, str]:
     """What each architecture runs with, in words."""
     return {seat: ", ".join(settings_text(experiment)) for seat, experiment in _seats(comparison).items()}
-
-
-def contests(
-    comparison: Comparison, frame: pd.DataFrame, goal: Goal, indifference: float
-) -> dict[Spot, tuple[str, Contest]]:
-    """At each pair, card and load where all ran: which architecture to take for the goal, and how sure that is."""
-    if not len(frame):
-        return {}
-    seats = _seats(comparison)
-    spots = list(dict.fromkeys(seat[:3] for seat in seats))
-    comparisons = len(spots) * (len(comparison.archs) - 1)
-    found = {}
-    for spot in spots:
-        pair, gpu, load = spot
-        here = frame[(frame["pair"] == pair) & (frame["gpu"] == gpu) & (frame["load"] == load)]
-        rows: dict[str, list[Row]] = {}
-        for row in here.to_dict("records"):
-            rows.setdefault(row["arch"], []).append({str(name): value for name, value in row.items()})
-        candidates = {arch: seats[*spot, arch] for arch in rows}
-        if len(here) == len(comparison.archs) * comparison.num_runs and len(rows) > 1:
-            held = judged(rows, goal, seats[*spot, comparison.archs[0]], indifference, comparisons)
-            found[spot] = chosen(held, candidates, comparison.base), held
-    return found
 
 
 def paired(comparison: Comparison, frame: pd.DataFrame, metrics: Sequence[str]) -> list[dict[str, Any]]:
@@ -101,6 +112,11 @@ def best_text(found: Mapping[Spot, tuple[str, Contest]], goal: Goal, indifferenc
             + threshold_text((held for _, held in found.values()), indifference),
         ]
     )
+
+
+def _spots(comparison: Comparison) -> dict[Spot, Experiment]:
+    """Every pair, card and load."""
+    return {seat[:3]: experiment for seat, experiment in _seats(comparison).items()}
 
 
 def _seats(comparison: Comparison) -> dict[Seat, Experiment]:

@@ -89,6 +89,21 @@ def exceeds(lead: Interval, threshold: float) -> bool:
     return lead.n >= LEAST_SEEDS and lead.mean - lead.half_width > threshold
 
 
+def enough(seeds: int, confidence: float) -> int:
+    """How many seeds settle that a lead will not count: where its mean over them is no more than the threshold.
+
+    If the first m of n leads are at most the threshold in the mean, Student's t of all n against it is largest where
+    those m equal the threshold and the others are alike: sqrt((n - m)(n - 1) / m). While that is less than the quantile
+    of the confidence, no further seeds could make the lead sure.
+    """
+    from scipy.special import stdtrit
+
+    if seeds < LEAST_SEEDS:
+        return seeds
+    quantile = float(stdtrit(seeds - 1, 0.5 + confidence / 2))
+    return next(m for m in range(1, seeds + 1) if math.sqrt((seeds - m) * (seeds - 1) / m) < quantile)
+
+
 def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """By how much, seed by seed, mine is above theirs: of each seed's own, or of their mean where one is nothing."""
     mean = max(sum(map(abs, theirs)) / len(theirs), TINY)

@@ -15,7 +15,7 @@ from pdvsim.decide.fleet import APART, Fleet
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.space import drafts_text
-from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text
+from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
@@ -125,7 +125,8 @@ def flips_figure(advice: Advice) -> Figure:
         run_seeds(base.traffic.seed, len(advice.rows)),
         drafts="each architecture at its own best",
     )
-    note += f" Shaded: {best.arch} stands. Bars: 95% confidence over {len(advice.rows)} seeds. "
+    note += f" Shaded: {best.arch} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
+    note += "none where fewer showed that nobody could be ahead. "
     note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
     with styled():
         figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
@@ -145,7 +146,8 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
     for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
         at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
         values = [found.probes[x].values[arch] for x in at]
-        half = [0.0 if math.isnan(v.half_width) else v.half_width for v in values]
+        most = max(value.n for probe in found.probes.values() for value in probe.values.values())
+        half = [0.0 if math.isnan(v.half_width) or v.n < most else v.half_width for v in values]
         label = f"{arch} ({chosen})" if arch == best else arch
         axes.errorbar(
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
@@ -192,7 +194,7 @@ def map_figure(found: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{grid.num_runs} seeds a cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     if found.borders:
         note += " Black: where servers of one GPU begin to lead over lanes on several."

@@ -1,23 +1,26 @@
-"""Replications of the best settings on seeds the search has not seen, more of them while that would tell.
+"""The contest: every architecture tuned, the best replicated on seeds the search has not seen, one of them chosen.
 
-Where the best leads another by more than what does not count, but seeds scatter too much to be sure, seeds are added:
-as many again, up to `MOST_TIMES` those asked for. So they are where a lead over the indifference leaves open which one
-to take. A lead that is too small to count gets no more of them.
+All commands that say who is best ask `decided`, so that the same question has the same answer in all of them. Where the
+best leads another by more than what does not count, but seeds scatter too much to be sure, seeds are added: as many
+again, up to `MOST_TIMES` those asked for. So they are where a lead over the indifference leaves open which one to take.
+A lead that is too small to count gets no more of them, nor does who asked for fewer seeds than tell anything apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import Contest
+from pdvsim.decide.contest import LEAST_SEEDS, Contest
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.decide.verdict import chosen, judged
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Arch, Experiment
 
 MOST_TIMES = 4
+FINALISTS = 4  # architectures that are replicated, beside plain decoding
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,51 @@ class Finals:
         return candidates[chosen(self.held, candidates, base)]
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Who is best at one place."""
+
+    place: Experiment
+    settings: dict[Arch, Experiment]  # of every architecture, at its best
+    finals: Finals
+
+    @property
+    def chosen(self) -> Experiment:
+        """The one to take."""
+        return self.finals.chosen(self.place)
+
+
+def decided(
+    search: Search, places: Sequence[Experiment], bench: Bench, num_runs: int, budget: int | None = None
+) -> Iterator[tuple[int, Decision]]:
+    """Places by number, each with its decision, and again whenever added seeds have made it surer.
+
+    `budget` is of simulations, beyond which no seeds are added. Ctrl-C: what is known is decided, then it is raised.
+    """
+    best = tuned(search, places, bench)
+    finals = [_finalists(search, here) for here in best]
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        bench.rows([run for here in finals for mine in here for run in replications(mine, num_runs)])
+    except KeyboardInterrupt as stop:
+        interrupted = stop
+    for at, (place, here) in enumerate(zip(places, finals, strict=True)):
+        if interrupted is None:
+            for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget):
+                yield at, Decision(place, best[at], found)
+        elif all(bench.known(replications(mine, num_runs)) for mine in here):
+            found = next(replicated(here, search.goal, bench, num_runs, search.indifference))
+            yield at, Decision(place, best[at], found)
+    if interrupted is not None:
+        raise interrupted
+
+
+def _finalists(search: Search, best: Mapping[Arch, Experiment]) -> list[Experiment]:
+    found = list(best.values())[:FINALISTS]
+    found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
+    return [search.goal.prepared(candidate, search.warmup_share) for candidate in found]
+
+
 def replicated(
     candidates: Sequence[Experiment],
     goal: Goal,
@@ -40,16 +88,21 @@ def replicated(
     num_runs: int,
     indifference: float,
     budget: int | None = None,
-) -> Finals:
-    """Run every candidate, one of each architecture, on the same seeds, and compare; `budget` is of simulations."""
+) -> Iterator[Finals]:
+    """Run every candidate, one of each architecture, on the same seeds, and compare; again with more seeds each time.
+
+    The last is the answer. `budget` is of simulations.
+    """
     seeds = num_runs
     while True:
         rows = bench.rows([run for candidate in candidates for run in replications(candidate, seeds)])
         found = {c: rows[i * seeds : (i + 1) * seeds] for i, c in enumerate(candidates)}
         held = judged({str(c.arch): mine for c, mine in found.items()}, goal, candidates[0], indifference)
+        yield Finals(found, held)
         more = len(candidates) * seeds
         would_tell = any(held.leads[other].mean > held.thresholds[other] for other in held.unsure)
         would_tell |= any(held.leads[other].mean > indifference for other in held.alike)
-        if not would_tell or 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget):
-            return Finals(found, held)
+        spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
+        if not would_tell or spent or num_runs < LEAST_SEEDS:
+            return
         seeds *= 2

@@ -4,8 +4,9 @@ At each place the recommendation and the other finalists run the same seeds, eac
 finds best there and the other settings found for the load asked about. A challenger counts if its paired interval
 against the recommendation lies above what does not count, with the number of rivals paid for; or if it meets the
 service levels and keeps up, and the recommendation does not. Nobody is beaten for want of tuning: before a challenger
-counts, both find their best settings at that place, and run again. The edge is then narrowed by bisection between the
-last place without a challenger and the first with one.
+counts, both find their best settings at that place, and run again. Where a few seeds show that the others could not
+make a challenger of anyone (`contest.enough`), and the recommendation holds in all of them, the others are not run. The
+edge is then narrowed by bisection between the last place without a challenger and the first with one.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
-from pdvsim.decide.contest import contest
+from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.space import Space
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
@@ -39,6 +40,7 @@ class Probe:
     able: tuple[str, ...]  # who meets the service levels and keeps up
     challenger: str | None
     lead: float  # the challenger's, as a share of the recommendation's figure; nan without one
+    open: bool = False  # whether more seeds could make a challenger of a rival
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def find_flips(
 ) -> Flips:
     """Look at the places from `here` outward in both directions, while simulations are left of the budget."""
     found = Flips(axis, here)
-    look(found, here, move, who, bench)
+    found.probes[here] = _probe(here, (who.recommended, *who.rivals), who, bench, who.num_runs)  # as they were decided
     middle = _geometric if axis == "load" else _arithmetic
     lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
     sides = {
@@ -119,38 +121,51 @@ def find_flips(
     return found
 
 
-def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench) -> Probe:
-    """Run everyone at one place; a challenger and the recommendation once more, each at its best there."""
+def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget: int) -> Probe | None:
+    """Run everyone at one place; a challenger and the recommendation once more, each at its best there.
+
+    None where there is a challenger, and no budget to tune it and the recommendation.
+    """
+    left = budget - who.runs  # after they have been tuned
     everyone = [move(candidate, at) for candidate in (who.recommended, *who.rivals)]
-    probe = _probe(at, [who.placed(candidate) for candidate in everyone], who, bench)
+    probe = _settled(at, [who.placed(candidate) for candidate in everyone], who, bench)
     if probe.challenger is not None and who.space is not None:
+        if bench.runs + 2 * SEEDS > left:
+            return None
         two = (who.recommended.arch, probe.challenger)
         best = [
-            replace(who.placed(c), server=_retuned(c, who, who.space, bench).server) if c.arch in two else who.placed(c)
+            replace(who.placed(c), server=_retuned(c, who, who.space, bench, left).server)
+            if c.arch in two
+            else who.placed(c)
             for c in everyone
         ]
-        probe = _probe(at, best, who, bench)
+        probe = _settled(at, best, who, bench)
     found.probes[at] = probe
     return probe
 
 
-def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench) -> Experiment:
+def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench, budget: int) -> Experiment:
     """A candidate's architecture at its best where the candidate has been moved to."""
     share = candidate.scoring.warmup_requests / candidate.traffic.num_prompts
-    found = Search(who.goal, replace(space, archs=(candidate.arch,)), share)
+    found = Search(who.goal, replace(space, archs=(candidate.arch,)), share, who.indifference, budget)
     return tuned(found, [candidate], bench)[0][candidate.arch]
 
 
-def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench) -> Probe:
-    runs = [replications(candidate, who.num_runs) for candidate in everyone]
+def _settled(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench) -> Probe:
+    """Run everyone on a few seeds, and on all of them where those do not settle it."""
+    probe = _probe(at, everyone, who, bench, enough(who.num_runs, corrected(who.comparisons)))
+    return _probe(at, everyone, who, bench, who.num_runs) if probe.open else probe
+
+
+def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench, seeds: int) -> Probe:
+    runs = [replications(candidate, seeds) for candidate in everyone]
     rows = bench.rows([run for mine in runs for run in mine])
-    by_arch = {
-        str(candidate.arch): rows[i * who.num_runs : (i + 1) * who.num_runs] for i, candidate in enumerate(everyone)
-    }
+    by_arch = {str(candidate.arch): rows[i * seeds : (i + 1) * seeds] for i, candidate in enumerate(everyone)}
     figures = {arch: [who.goal.value(row) for row in mine] for arch, mine in by_arch.items()}
     able = tuple(arch for arch, mine in by_arch.items() if who.goal.met(mine))
     mine = str(who.recommended.arch)
     challenger, lead = None, math.nan
+    still_open = seeds < who.num_runs and not all(map(who.goal.holds, by_arch[mine]))
     held = contest(figures, who.goal.sign)
     for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
         if rival == mine or (able and rival not in able):
@@ -158,10 +173,11 @@ def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench
         two = {mine: figures[mine], rival: figures[rival]}
         errors = {arch: lead_error(everyone[0], who.goal.told_by(by_arch[arch])) for arch in two}
         pair = contest(two, who.goal.sign, who.comparisons, who.indifference, errors)
+        still_open |= seeds < who.num_runs and pair.best == rival and pair.margin > pair.thresholds[mine]
         if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
             break
-    return Probe(at, held.values, able, challenger, lead)
+    return Probe(at, held.values, able, challenger, lead, still_open)
 
 
 def _outward(
@@ -185,8 +201,10 @@ def _outward(
     for place in places:
         if spent():
             return Edge(stands, None, None, math.nan, "no budget")
-        probe = look(found, place, move, who, bench)
+        probe = look(found, place, move, who, bench, budget)
         yield
+        if probe is None:
+            return Edge(stands, None, None, math.nan, "no budget")
         if unchallenged(probe):
             stands = place
             continue
@@ -194,8 +212,10 @@ def _outward(
         for _ in range(STEPS):
             if spent():
                 break
-            between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench)
+            between = look(found, middle(stands, falls.at), move, who.only(falls.challenger), bench, budget)
             yield
+            if between is None:
+                break
             if unchallenged(between):
                 stands = between.at
             else:

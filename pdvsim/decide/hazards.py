@@ -19,7 +19,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
 from pdvsim.decide.verdict import judged
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.relevance import suited
@@ -30,7 +30,6 @@ ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5
 FEW_RUNS = 3  # replications of what is looked for by bisection
 SEARCH_RUNS = 5  # what the search for a capacity takes, more or less
-SERVER_PROMPTS = 800  # requests a server, for its capacity: a shorter run starts emptier than it ends
 
 
 @dataclass(frozen=True)
@@ -192,15 +191,16 @@ def memory(recommended: Experiment) -> Memory:
 
 
 def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
-    """The highest rate the recommendation itself holds on the same GPUs."""
-    base = replace(suited(who.recommended), traffic=replace(who.recommended.traffic, num_prompts=SERVER_PROMPTS))
-    plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, 0.05, warmup_share)
+    """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
+    traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
+    base = replace(suited(who.recommended), traffic=traffic)
+    plan = Plan(base, (base.arch,), (gpus,), who.num_runs, who.goal, warmup_share=warmup_share)
     return find_capacities(plan, bench, usd)
 
 
 def saturation_runs(who: Rivalry) -> int:
     """Simulations that `saturation` takes, more or less."""
-    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
+    return SEARCH_RUNS * who.num_runs
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import tyro
 
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Arch, ControllerName, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Arch, ControllerName, Scoring, Server, Traffic
 
 BUDGET = 1500  # simulations of an answer of `advise`
+WARMUP_SHARE = 0.2  # the server starts empty
+PROMPTS, LOOP_PROMPTS = 500, 200  # requests of a run: at a request rate they scatter more than in a closed loop
 
 T = TypeVar("T")
 
@@ -71,6 +73,20 @@ class TunedServer(Server):
             if tried.get(name, getattr(Space, name)) != getattr(Space, name):
                 raise ValueError(f"--try-{name.replace('_', '-')} has nothing to try: the settings given fix it")
         return Space(archs, **(tried | fixed))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class CountedTraffic(Traffic):
+    """Who asks what, and when; how often is for the command to choose."""
+
+    request_rate: tyro.conf.Suppress[float] = math.inf
+    num_prompts: int | None = None  # type: ignore[assignment]
+    """Requests of a run; default: 500 at a request rate, 200 in a closed loop, or all of a trace that is replayed."""
+
+    def at(self, request_rate: tuple[float, ...]) -> Traffic:
+        """The traffic of these loads, or of closed loops where there are none."""
+        usual = OPEN if self.use_trace_timestamps else PROMPTS if request_rate else LOOP_PROMPTS
+        return plain(Traffic, self if self.num_prompts is not None else replace(self, num_prompts=usual))
 
 
 def plain(cls: type[T], given: T) -> T:

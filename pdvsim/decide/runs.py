@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import suited
-from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
+from pdvsim.study.sweep import Point, SweepInterrupted, frame_of, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,20 +22,26 @@ WAITING = 0.03  # share of a run's requests that may, on average, be waiting for
 
 
 class Bench:
-    """Runs experiments, `jobs` at a time (None: one per core), each once; `progress` hears how many are done."""
+    """Runs experiments, `jobs` at a time (None: one per core), each once; `progress` hears how many are done.
 
-    def __init__(self, jobs: int | None = None, progress: Callable[[int], None] | None = None) -> None:
+    With `band` also at the ends of their error bars, where they have any: for tables, as no decision needs it.
+    """
+
+    def __init__(
+        self, jobs: int | None = None, progress: Callable[[int], None] | None = None, band: bool = False
+    ) -> None:
         self.jobs = jobs
         self.progress = progress
+        self.band = band
         self.runs = 0
         self._known: dict[Experiment, Row] = {}
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
-        experiments = list(map(suited, experiments))
+        experiments = list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         # a point's number finds its experiment again, whichever of them finished
-        points = [Point("request_rate", e.traffic.request_rate, at, without_band(e)) for at, e in enumerate(new)]
+        points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs
         if points:
             try:
@@ -47,10 +53,18 @@ class Bench:
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments that have all been run; None if one has not."""
-        experiments = list(map(suited, experiments))
+        experiments = list(map(self._as_run, experiments))
         if any(experiment not in self._known for experiment in experiments):
             return None
         return [self._known[experiment] for experiment in experiments]
+
+    def frame(self, points: Sequence[Point]) -> pd.DataFrame:
+        """Those of the points that have been run, as of a sweep."""
+        known = ((at, point, self.known([point.experiment])) for at, point in enumerate(points))
+        return frame_of(rows[0] | {"point": at} | point.labels for at, point, rows in known if rows is not None)
+
+    def _as_run(self, experiment: Experiment) -> Experiment:
+        return suited(experiment if self.band else without_band(experiment))
 
     def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:
         for row in frame.to_dict("records"):

@@ -6,7 +6,7 @@ what an architecture has of its own. What the user gave is not varied; everythin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -83,6 +83,10 @@ class Space:
         }
         return [name for name, more in several.items() if more]
 
+    def steps_of(self, archs: Sequence[Arch]) -> list[str]:
+        """The same without what none of these architectures has."""
+        return [step for step in self.steps() if step != "owned" or any(arch in OWN for arch in archs)]
+
     def drafts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the draft lengths that the formula finds most promising, and with every controller."""
         server = candidate.server
@@ -104,6 +108,12 @@ class Space:
         if candidate.kin == "autoregressive":
             return []
         return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
+
+    def fewest(self, candidate: Experiment) -> list[Experiment]:
+        """The candidate with the shortest draft that may be tried."""
+        if candidate.kin == "autoregressive" or "fixed" not in self.controllers:
+            return []
+        return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
 
     def batches(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with every batch limit."""

@@ -2,9 +2,10 @@
 
 At each place (a load, a pair, a card) an architecture tries the draft lengths that the formula finds most promising,
 and on from there while shorter or longer ones are better; the controllers; then batch limits, then prompt tokens a
-forward, then what it alone has. After each kind the best go on. Runs are short, and all meet the same requests, of
-seeds that no later figure uses: picking the best of many flatters it, on those seeds only. Figures nearer than the
-indifference are alike, and the simpler settings go on.
+forward, then what it alone has. After each kind the best two go on. Runs are short, and all meet the same requests, of
+seeds that no later figure uses: picking the best of many flatters it, on those seeds only. What is far behind the best
+of its kind on the first seed runs no second. Figures nearer than the indifference are alike, and the simpler settings
+go on.
 
 What it does not promise: the best of all combinations. Settings are tried one kind after another, so a pair of settings
 that is good only together can be missed. What a budget of simulations leaves no room for is counted.
@@ -12,20 +13,25 @@ that is good only together can be missed. What a budget of simulations leaves no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
+BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
+KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
 APART = 100_000  # search seeds are this far from those of the replications
 SHORT = 0.25  # length of a search run, as a share of the final ones
 TURNS = 2  # requests of a search run for each that may be in the system at once, at the least
+
+Seated = tuple[int, Arch]  # the number of a place, and who competes there
 
 
 @dataclass
@@ -38,6 +44,7 @@ class Search:
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: as many as it takes
     figures: dict[Experiment, float] = field(default_factory=dict)
+    firsts: dict[Experiment, float] = field(default_factory=dict)  # on the first seed alone
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most requests in the system at once
     skipped: int = 0
 
@@ -53,51 +60,64 @@ class Search:
             best = best[len(alike) :]
         return order
 
-    def worse(self, candidate: Experiment, best: Experiment) -> float:
-        """How many times worse a candidate's figure is than the best's."""
-        mine, theirs = self.figures[candidate], self.figures[best]
-        better, poorer = (theirs, mine) if self.goal.sign > 0 else (mine, theirs)
-        return better / poorer if poorer > 0 else float("inf")
+    def best(self, figures: Mapping[Experiment, float], candidates: Sequence[Experiment]) -> Experiment:
+        """The one of the candidates with the best of these figures."""
+        return max((c for c in candidates if c in figures), key=lambda c: self.goal.sign * figures[c])
+
+    def worse(self, mine: float, best: float) -> float:
+        """How many times worse a figure is than the best."""
+        more, less = (best, mine) if self.goal.sign > 0 else (mine, best)
+        return 1.0 if mine == best else more / less if less > 0 else float("inf")
 
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
-    """Simulations that tuning at so many places takes, more or less, with one kept; of all architectures or so many."""
+    """Simulations that tuning at so many places takes, more or less at the most; of all architectures or so many."""
     ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
-    ways += len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own
+    ways += KEPT * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
     return SEEDS * places * (contenders or len(space.archs)) * ways
 
 
-def tuned(found: Search, places: Sequence[Experiment], bench: Bench, kept: int = 1) -> list[dict[Arch, Experiment]]:
-    """For each place, every architecture that can run there at its best, the best architecture first.
-
-    `kept` is how many settings of an architecture go on from one kind to the next.
-    """
-    going: dict[tuple[int, Arch], list[Experiment]] = {}
+def tuned(found: Search, places: Sequence[Experiment], bench: Bench) -> list[dict[Arch, Experiment]]:
+    """For each place, every architecture that can run there at its best, the best architecture first."""
+    going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
         starts = found.space.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
         going |= {(at, start.arch): [start] for start in starts}
-    _try(found, [mine[0] for mine in going.values()], bench)
+    _start(found, going, bench)
     for step in found.space.steps():
         tried = {
             key: list(dict.fromkeys(way for candidate in mine for way in _ways(found, step, candidate)))
             for key, mine in going.items()
             if not _far(found, going, key)
         }
-        # by turns, so that a budget that runs out costs every architecture alike
-        longest = max(map(len, tried.values()), default=0)
-        _try(found, [ways[i] for i in range(longest) for ways in tried.values() if i < len(ways)], bench)
+        _try(found, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
         if step == "drafts":
             _climb(found, tried, bench)
         for (at, arch), ways in tried.items():
-            going[at, arch] = found.ranked([*going[at, arch], *ways], places[at])[:kept] or going[at, arch]
+            going[at, arch] = found.ranked([*going[at, arch], *ways], places[at])[:KEPT] or going[at, arch]
     best: list[dict[Arch, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
         order = [*found.ranked(mine, base), *(c for c in mine if c not in found.figures)]
         best.append({candidate.arch: candidate for candidate in order})
     return best
+
+
+def _start(found: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
+    """Run the starts; who is far behind with the drafts of the formula starts with the fewest, if those are better."""
+    _try(found, _by_place(going), bench, FAR)
+    behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key)]
+    fewer = {key: found.space.fewest(going[key][0]) for key in behind if going[key][0] in found.figures}
+    _try(found, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, FAR)
+    for key, ways in fewer.items():
+        going[key] = [found.best(found.figures, [*going[key], *ways])]
+
+
+def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experiment]]:
+    places = dict.fromkeys(at for at, _ in going)
+    return [[c for (where, _), mine in going.items() if where == at for c in mine] for at in places]
 
 
 def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
@@ -108,49 +128,64 @@ def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
     return ways
 
 
-def _climb(found: Search, tried: dict[tuple[int, Arch], list[Experiment]], bench: Bench) -> None:
+def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """While the best draft length of an architecture has a neighbour that was not tried, try that: adds to `tried`."""
     while True:
         further = {}
         for key, ways in tried.items():
             fixed = [way for way in ways if way in found.figures and way.server.controller == "fixed"]
             if fixed:
-                best = max(fixed, key=lambda way: found.goal.sign * found.figures[way])
+                best = found.best(found.figures, fixed)
                 further[key] = [way for way in found.space.beside(best) if way not in ways]
-        new = [way for ways in further.values() for way in ways]
-        if not new:
+        if not any(further.values()):
             return
-        _try(found, new, bench)
+        _try(found, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
         for key, ways in further.items():
             tried[key] += ways
 
 
-def _far(found: Search, going: dict[tuple[int, Arch], list[Experiment]], key: tuple[int, Arch]) -> bool:
+def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated) -> bool:
     """Whether an architecture is out of the running at its place."""
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
     mine = going[key][0]
     if mine not in found.figures or not rivals:
         return True
-    best = max(rivals, key=lambda c: found.goal.sign * found.figures[c])
-    return found.worse(mine, best) > FAR
+    return found.worse(found.figures[mine], found.figures[found.best(found.figures, rivals)]) > FAR
 
 
-def _try(found: Search, candidates: Sequence[Experiment], bench: Bench) -> None:
-    """Run what has no figure yet, as far as the budget goes; the first of all is always run."""
-    new = [candidate for candidate in dict.fromkeys(candidates) if candidate not in found.figures]
+def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:
+    """Run what has no figure yet, as far as the budget goes; the first of all is always run.
+
+    On the first seed everyone runs. Who is then more than `behind` times worse than the best of its group is left at
+    that: its figure is the best's, worse by as much as it was there.
+    """
+    # by turns, so that a budget that runs out costs every group alike
+    turns = dict.fromkeys(c for turn in zip_longest(*groups) for c in turn if c is not None)
+    new = [candidate for candidate in turns if candidate not in found.figures]
     if found.budget is not None:
         room = max(0 if found.figures else 1, (found.budget - bench.runs) // SEEDS)
         new, left = new[:room], new[room:]
         found.skipped += len(left)
-    rows = bench.rows([run for candidate in new for run in _short(found, candidate)])
-    for at, candidate in enumerate(new):
-        mine = rows[at * SEEDS : (at + 1) * SEEDS]
-        found.figures[candidate] = interval(map(found.goal.value, mine)).mean
-        found.peaks[candidate] = max(int(row["max_concurrent_requests"]) for row in mine)
+    for candidate, row in zip(new, bench.rows([_short(found, c)[0] for c in new]), strict=True):
+        found.firsts[candidate] = found.goal.value(row)
+        found.peaks[candidate] = int(row["max_concurrent_requests"])
+    best = {c: found.best(found.firsts, group) for group in groups for c in group if c in found.firsts}
+    near = [c for c in new if found.worse(found.firsts[c], found.firsts[best[c]]) <= behind]
+    rest = bench.rows([run for c in near for run in _short(found, c)[1:]])
+    for at, c in enumerate(near):
+        others = rest[at * (SEEDS - 1) : (at + 1) * (SEEDS - 1)]
+        found.figures[c] = interval([found.firsts[c], *map(found.goal.value, others)]).mean
+        found.peaks[c] = max(found.peaks[c], *(int(row["max_concurrent_requests"]) for row in others))
+    for c in new:
+        if c not in near:
+            found.figures[c] = found.figures[best[c]] * found.firsts[c] / found.firsts[best[c]]
 
 
 def _short(found: Search, candidate: Experiment) -> list[Experiment]:
+    """A candidate's runs in the search."""
     traffic = candidate.traffic
     few = max(int(SHORT * traffic.num_prompts), TURNS * (traffic.max_concurrency or 0), 1)
     short = replace(traffic, num_prompts=min(few, traffic.num_prompts), seed=traffic.seed + APART)
-    return replications(found.goal.prepared(replace(candidate, traffic=short), found.warmup_share), SEEDS)
+    whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
+    scored = found.goal.prepared(whole, found.warmup_share)
+    return replications(without_band(scored), SEEDS)

@@ -16,19 +16,20 @@ Over sizes the acceptance rate is the same for every pair: that a larger draft m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.finals import decided
 from pdvsim.decide.fleet import Fleet, hourly, tuned_fleets
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.text import contest_document, percent, threshold_text
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import Search
 from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 Axis = Literal["acceptance", "size"]
 Family = Literal["map", "cell"]
 Place = float | str  # an acceptance rate, or a pair
+Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
 NEAR = 1.1  # two loads whose ratio is no more are not told apart
 
 
@@ -157,6 +159,7 @@ class Cell:
     contest: Contest | None
     behind_load: tuple[str, ...]  # who did not keep up
     settings: dict[Arch, Experiment]  # of each architecture, at its best here
+    seeds: int = 0  # that decided
 
     @property
     def sure(self) -> bool:
@@ -201,21 +204,18 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
     found = WinnerMap(grid)
     search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
-    best: list[dict[Arch, Experiment]] = []
+    ran: dict[int, Ran] = {}
     try:
-        best = _at_best(grid, search, [grid.placed(load, place) for load, place in grid.cells()], bench)
-        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
+        ran.update(_ran(grid, search, bench))
     except KeyboardInterrupt:
         found.interrupted = True
-    for (load, place), here in zip(grid.cells(), best, strict=False):
-        rows = {arch: bench.known(replications(mine, grid.num_runs)) for arch, mine in here.items()}
-        done = {arch: known for arch, known in rows.items() if known is not None}
-        for arch, known in done.items():
+    for at, (rows, settings) in ran.items():
+        load, place = grid.cells()[at]
+        for name, mine in rows.items():
             where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-            where |= {"fleet" if grid.fleets else "arch": arch, "settings": ", ".join(settings_text(here[arch]))}
-            found.rows += [row | where | {"run": run} for run, row in enumerate(known)]
-        if len(done) == len(here):
-            found.cells.append(_judged(grid, load, place, done, here))
+            where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
+            found.rows += [row | where | {"run": run} for run, row in enumerate(mine)]
+        found.cells.append(_judged(grid, load, place, rows, settings))
     if grid.fleets and not found.interrupted:
         try:
             found.borders = [_border(found, place, search, bench) for place in grid.places]
@@ -224,8 +224,26 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     return found
 
 
-def _at_best(grid: Grid, search: Search, places: Sequence[Experiment], bench: Bench) -> list[dict[Arch, Experiment]]:
-    return tuned_fleets(search, grid.fleets, places, bench) if grid.fleets else tuned(search, places, bench)
+def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
+    """Cells by number, and again when seeds were added. Ctrl-C: those that are known, then it is raised."""
+    places = [grid.placed(load, place) for load, place in grid.cells()]
+    if not grid.fleets:
+        for at, decision in decided(search, places, bench, grid.num_runs):
+            yield at, ({candidate.arch: rows for candidate, rows in decision.finals.rows.items()}, decision.settings)
+        return
+    best = tuned_fleets(search, grid.fleets, places, bench)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
+    except KeyboardInterrupt as stop:
+        interrupted = stop
+    for at, here in enumerate(best):
+        known = {name: bench.known(replications(mine, grid.num_runs)) for name, mine in here.items()}
+        done = {name: rows for name, rows in known.items() if rows is not None}
+        if len(done) == len(here):
+            yield at, (done, here)
+    if interrupted is not None:
+        raise interrupted
 
 
 def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
@@ -238,7 +256,7 @@ def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Bor
     while low is not None and high is not None and _between(grid, low, high) not in (low, high):
         load = _between(grid, low, high)
         here = grid.placed(load, place)
-        [best] = _at_best(grid, search, [here], bench)
+        [best] = tuned_fleets(search, grid.fleets, [here], bench)
         rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
         low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
     return Border(place, low, high)
@@ -274,7 +292,7 @@ def _judged(
     here = grid.placed(load, place)
     told = settings if grid.fleets else here
     held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons, grid.costs(here))
-    return Cell(load, place, chosen(held, settings, here), held, behind, settings)
+    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
 
 
 def natural_pairs() -> tuple[str, ...]:
@@ -348,8 +366,9 @@ def map_table(found: WinnerMap) -> str:
         [
             table.grid(header, rows),
             f"best {grid_.objective} and its lead over the second, each at its own best settings",
+            f"of {', '.join(grid_.archs)}",
             "".join(["(in brackets): not told apart from those named", *limits]),
-            f"{grid_.num_runs} seeds a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+            f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             *map(border_text, reversed(found.borders)),
             table.founded(first),
             *table.most_outside(found.rows),
@@ -365,6 +384,12 @@ def border_text(border: Border) -> str:
         return at + "lead nowhere"
     end = "the last of the map" if high is None else f"servers of one from {high:g}"
     return f"{at}lead up to {low:g}, {end}"
+
+
+def seeds_text(found: WinnerMap) -> str:
+    """How many seeds decided the cells: from the fewest to the most."""
+    counts = {cell.seeds for cell in found.cells if cell.seeds} or {found.grid.num_runs}
+    return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
 
 
 def place_text(place: Place) -> str:

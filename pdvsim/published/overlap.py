@@ -5,8 +5,8 @@ or four cards. Tensor parallelism is not modelled, so a sharded target is our fo
 divided by one factor: what plain decoding at batch 1 was published to be, else the number of cards, which is the most
 it can be. What is not stated is a range, and said.
 
-Not modelled: the systems' own host time, kernels and communication; PEARL's verification of the first draft before the
-others are made; fans that differ by position.
+Not modelled: the systems' own host time, kernels and communication; power limits, the drafter's card's included;
+PEARL's verification of the first draft before the others are made; fans that differ by position.
 """
 
 from __future__ import annotations
@@ -78,11 +78,11 @@ class ShardedPair:
     faster: float = 1.0  # than on one card
 
     def profile(self) -> Profile:
-        """Of the card, with the target's times divided."""
+        """Of the card, with the target's times divided, and without its power limit: several cards share the draw."""
         models = named_pair(self.pair)
         known = covering(builtin(self.card), models)
         target = known.fit(models.target).scaled(1 / self.faster)
-        return replace(known, models={**known.models, models.target.name: target})
+        return replace(known, models={**known.models, models.target.name: target}, power=None)
 
     def tokens_per_s(self, arch: Arch, batch: int, rate: float, k: int, apart: bool = False, **server: Any) -> float:
         """Output tokens a second in a closed loop of `batch`."""

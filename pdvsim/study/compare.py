@@ -20,12 +20,13 @@ from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.study.stats import CONFIDENCE, over_replications, paired_differences
-from pdvsim.study.sweep import Point, Sweep, SweepInterrupted, run_sweep
+from pdvsim.study.sweep import Point, Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Seat = tuple[str, str, float, Arch]  # pair, card, load, architecture
+Spot = tuple[str, str, float]  # pair, card, load
+Seat = tuple[str, str, float, Arch]  # and architecture
 
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
 COST = "usd_per_million_output_tokens"
@@ -45,6 +46,7 @@ class Comparison:
     pair_acceptance: tuple[float, ...] = ()  # of each pair, in their order; empty: the base's for all
     gpu_hour_usd: Mapping[str, float] = field(default_factory=dict)  # price of a card for an hour
     servers: Mapping[Seat, Server] = field(default_factory=dict)  # settings of their own; the base's for all others
+    seeds: Mapping[Spot, int] = field(default_factory=dict)  # replications where they are more than `num_runs`
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", tuple(map(pair_name, self.pairs)))
@@ -73,12 +75,14 @@ class Comparison:
 
     def points(self, pair: str, gpu: str) -> list[Point]:
         """The runs of one pair on one card."""
-        points = Sweep(self.archs, self.concurrency, self.request_rate, self.num_runs, self._base(pair, gpu)).points()
+        most = max([self.num_runs, *self.seeds.values()])
+        points = Sweep(self.archs, self.concurrency, self.request_rate, most, self._base(pair, gpu)).points()
         return [
             replace(point, experiment=suited(replace(point.experiment, server=server)))
             if (server := self.servers.get((pair, gpu, point.load, point.experiment.arch)))
             else point
             for point in points
+            if point.run < self.seeds.get((pair, gpu, point.load), self.num_runs)
         ]
 
     def _base(self, pair: str, gpu: str) -> Experiment:
@@ -104,31 +108,20 @@ class Comparison:
 
 def run_comparison(
     comparison: Comparison,
-    jobs: int | None = None,
-    progress: Callable[[int], None] | None = None,
+    run: Callable[[Sequence[Point]], pd.DataFrame],
     settings: Mapping[Seat, str] | None = None,
 ) -> pd.DataFrame:
-    """Run it, `jobs` points at a time; one row a point, with its pair, card and cost. Ctrl-C: SweepInterrupted.
+    """One row for each point that `run` has a row of, with its pair, card and cost.
 
     `settings` are what each architecture runs with, in words: a column of the frame. The main ones have their own.
     """
     import pandas as pd
 
     done: list[pd.DataFrame] = []
-
-    def report(points: int) -> None:
-        if progress:
-            progress(sum(map(len, done)) + points)
-
     for pair, gpu in comparison.places():
         points = comparison.points(pair, gpu)
         servers = {(point.load, point.experiment.arch): _chosen(point.experiment) for point in points}
-        try:
-            frame = run_sweep(points, jobs, lambda points, _: report(points))
-        except SweepInterrupted as stop:
-            done.append(_placed(stop.points, pair, gpu, comparison.gpu_hour_usd, settings or {}, servers))
-            raise SweepInterrupted(pd.concat(done, ignore_index=True)) from None
-        done.append(_placed(frame, pair, gpu, comparison.gpu_hour_usd, settings or {}, servers))
+        done.append(_placed(run(points), pair, gpu, comparison.gpu_hour_usd, settings or {}, servers))
     return pd.concat(done, ignore_index=True)
 
 

@@ -174,7 +174,7 @@ def load(paths: Sequence[Path | str]) -> Results:
     for source, table in zip(sources, tables, strict=True):
         for name in (name for name in asked if name not in table):
             table[name] = source.setting(name)
-    points = pd.concat(tables, ignore_index=True)
+    points = pd.concat(tables, ignore_index=True).copy()  # in one piece: pandas warns of a column more in many
     points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
     first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
     points = points[list(dict.fromkeys([*first, *points.columns]))]

@@ -34,7 +34,8 @@ class Batch:
 
     Row `r` starts at position `length[row_slots[r]] + first`: -1 feeds the newest settled token first, -2 also the one
     before it. Stretch `c` is tokens `chunk_bounds[c] : chunk_bounds[c + 1]` of the chunk part, placed in slot
-    `chunk_slots[c]` from position `chunk_starts[c]`. Chunk tokens past the last bound are padding.
+    `chunk_slots[c]` from position `chunk_starts[c]`. Chunk tokens past the last bound are padding. `pages` is the page
+    table.
     """
 
     rows: int
@@ -44,6 +45,7 @@ class Batch:
     chunk_slots: Tensor
     chunk_starts: Tensor
     chunk_bounds: Tensor
+    pages: Tensor
     scratch: int
     first: int = -1
 

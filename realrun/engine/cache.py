@@ -1,7 +1,8 @@
-"""Where tokens and their keys and values live: one slot per request, shared by every lane of the device.
+"""Where tokens and their keys and values live: a slot per request, and pages of its cache, shared by every lane.
 
-A slot's keys lie together per head, position after position, so that a decode kernel streams them. Rolling back is
-lowering a length: what lies beyond is overwritten before it is read. One extra slot takes the writes of padded rows.
+A page holds the keys and values of `PAGE` positions; a slot's row of the page table names its pages in order. Rolling
+back is lowering a length: what lies beyond is overwritten before it is read. One extra slot takes the writes of padded
+rows; it has the pool's first pages, which no other slot is given.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
 
+PAGE = 16  # positions
+SPARE = 8  # entries of the page table
+SCRATCH_PAGES = 4  # as far as padded rows write
 HEADROOM = 32  # positions past a request's last token that a verify of discarded drafts may still write
 
 
 class KVCache:
-    """Keys and values of one model: `layers[i]` is (2, slots + 1, kv_heads, capacity, head_dim)."""
+    """Keys and values of one model: `layers[i]` is (2, pages, kv_heads, PAGE, head_dim)."""
 
-    def __init__(
-        self, arch: ModelArchitecture, slots: int, capacity: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, arch: ModelArchitecture, pages: int, device: torch.device, dtype: torch.dtype) -> None:
         spec = arch.spec
-        self.slots, self.capacity = slots, capacity
-        shape = (spec.layers, 2, slots + 1, spec.kv_heads, capacity, spec.head_dim)
+        if pages * PAGE * spec.kv_heads * spec.head_dim >= 2**31:
+            raise ValueError(f"{pages} pages of {spec.name} are more than the kernels can address")
+        self.pages = pages
+        shape = (spec.layers, 2, pages, spec.kv_heads, PAGE, spec.head_dim)
         # zeros, not empty: a masked-out position multiplies a probability of 0, and 0 x NaN would not be 0
         self.data = torch.zeros(shape, device=device, dtype=dtype)
         self.layers: list[Tensor] = list(self.data.unbind(0))
@@ -34,7 +38,8 @@ class KVCache:
         """Fill the cache with normal values, for timing: reading zeros is faster than reading data."""
         generator = torch.Generator(device=self.data.device).manual_seed(seed)
         for layer in self.layers:
-            layer.normal_(generator=generator)
+            for half in layer:  # a tensor of over 2^31 elements in one go is not every kernel's size
+                half.normal_(generator=generator)
 
 
 class Sequences:
@@ -42,16 +47,35 @@ class Sequences:
 
     `length[s]` counts the tokens settled so far. The last of them has been produced but not yet fed to a model, so
     the target's cache holds positions 0 .. length - 2. Drafts are written beyond `length`; verifying moves it.
+
+    Without a `pool` of pages to be handed out, every slot has its own from the start, one behind the other.
     """
 
-    def __init__(self, slots: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, slots: int, capacity: int, device: torch.device, pool: int | None = None) -> None:
         self.slots, self.capacity, self.device = slots, capacity, device
         self.scratch = slots
+        held = -(-capacity // PAGE)  # pages of a full slot
+        self.pool = SCRATCH_PAGES + slots * held if pool is None else pool  # pages, the scratch slot's included
+        # kernels look up whole blocks of positions: some entries past a slot's last
+        table = torch.zeros(slots + 1, -(-held // SPARE) * SPARE + SPARE, dtype=torch.int32)
+        if pool is None:
+            table[:slots, :held] = SCRATCH_PAGES + torch.arange(slots * held).view(slots, held)
+        table[slots] = torch.arange(table.shape[1]) % SCRATCH_PAGES
+        self.pages = table.to(device)
         self.tokens = torch.zeros(slots + 1, capacity, dtype=torch.int32, device=device)
         # the scratch slot keeps this length forever, so that padded rows have a position to work at
         self.length = torch.full((slots + 1,), 2, dtype=torch.int32, device=device)
         self.proposals: Tensor | None = None
         self._streams = 0
+
+    def deal(self, slots: range, each: int, rng: np.random.Generator, among: range | None = None) -> None:
+        """Give every slot of a range `each` pages of the pool or of some, which lie about as after long service."""
+        among = among or range(SCRATCH_PAGES, self.pool)
+        pages = among.start + rng.permutation(len(among))[: len(slots) * each]
+        dealt = torch.from_numpy(pages.astype(np.int32)).view(len(slots), each)
+        self.pages[slots.start : slots.stop, :each] = dealt.to(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # lanes' streams do not wait for this one
 
     def keep_proposals(self, drafts: int, vocab: int, dtype: torch.dtype) -> None:
         """Make room for the drafter's logits behind each draft, which judging sampled drafts needs."""

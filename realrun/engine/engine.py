@@ -51,6 +51,8 @@ class Inputs:
     chunk_starts: Tensor
     chunk_bounds: Tensor
     chunk_final: Tensor
+    page_places: Tensor  # where in the page table, flat
+    page_numbers: Tensor  # and what to write there
 
 
 class Engine:
@@ -69,7 +71,7 @@ class Engine:
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens outgrow a model set up for {model.capacity}")
         self.model, self.sequences = model, sequences
-        self.cache = model.new_cache(sequences.slots)
+        self.cache = model.new_cache(sequences.pool)
         self.temperature, self.seed = temperature, seed
         self.row_buckets, self.chunk_buckets = row_buckets, chunk_buckets
 
@@ -79,6 +81,7 @@ class Engine:
 
     def run(self, shape: LaunchShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         """Do a shape's work; returns the integers the host wants, flattened. Capturable: nothing here waits."""
+        self.model.ops.turn_pages(self.sequences.pages, inputs.page_places, inputs.page_numbers)
         if isinstance(shape, DraftShape):
             return self._draft(shape, inputs, sampler)
         return self._forward(shape, inputs, sampler)
@@ -92,6 +95,7 @@ class Engine:
             chunk_slots=inputs.chunk_slots,
             chunk_starts=inputs.chunk_starts,
             chunk_bounds=inputs.chunk_bounds,
+            pages=self.sequences.pages,
             scratch=self.sequences.scratch,
             first=first,
         )

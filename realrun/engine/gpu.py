@@ -1,7 +1,17 @@
 """The kernels a GPU runs, under the names of their twins."""
 
-from pdvsim.realrun.engine.attention import decode_attention, prefill_attention
-from pdvsim.realrun.engine.kernels import append, argmax, embed, gated, head_norm, rope_write, settle, unit_norm
+from pdvsim.realrun.engine.attention import decode_attention, plan, prefill_attention
+from pdvsim.realrun.engine.kernels import (
+    append,
+    argmax,
+    embed,
+    gated,
+    head_norm,
+    rope_write,
+    settle,
+    turn_pages,
+    unit_norm,
+)
 from pdvsim.realrun.engine.linear import added, normed
 
 __all__ = [
@@ -13,8 +23,10 @@ __all__ = [
     "gated",
     "head_norm",
     "normed",
+    "plan",
     "prefill_attention",
     "rope_write",
     "settle",
+    "turn_pages",
     "unit_norm",
 ]

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, MAX_ROW_TOKENS
+from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
 from pdvsim.realrun.engine.sampling import Sampler
 
@@ -108,7 +109,12 @@ class GraphLane:
         self.timing = False
         self.graphs: dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         rows = engine.row_buckets[-1]
-        sizes = (rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS)
+        # a row may enter two new pages in a launch, a prompt as many as it is long
+        self.most_pages = 2 * rows + engine.chunk_buckets[-1] // PAGE + 2 * MAX_CHUNKS
+        self.new_pages: list[tuple[int, int]] = []  # (place in the table, page), for the next launch to write
+        sizes = (
+            rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS, self.most_pages, self.most_pages,
+        )  # fmt: skip
         device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         self._device_inputs = device_inputs
         self.inputs = Inputs(*device_inputs.split(sizes))
@@ -245,7 +251,7 @@ class GraphLane:
         host[at["limits"] : at["limits"] + len(limits)] = limits
         host[at["pins"] : at["pins"] + rows] = -1
         host[at["pins"] : at["pins"] + len(pins)] = pins
-        host[at["chunk_slots"] :] = 0
+        host[at["chunk_slots"] : at["page_places"]] = 0
         total = 0
         for i, chunk in enumerate(chunks):
             total += chunk.tokens
@@ -254,6 +260,19 @@ class GraphLane:
             host[at["chunk_final"] + i] = chunk.final
             host[at["chunk_bounds"] + 1 + i] = total
         host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
+        self._fill_pages(host[at["page_places"] :])
+
+    def _fill_pages(self, host: NDArray[np.int32]) -> None:
+        """The pages given since the last launch; the rest writes what the scratch slot has there anyway."""
+        most, count = self.most_pages, len(self.new_pages)
+        if count > most:
+            raise ValueError(f"{count} new pages in one launch; at most {most}")
+        host[count:most] = self.engine.sequences.scratch * self.engine.sequences.pages.shape[1]
+        host[most + count :] = 0
+        if count:
+            places, numbers = zip(*self.new_pages, strict=True)
+            host[:count], host[most : most + count] = places, numbers
+            self.new_pages.clear()
 
     def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""

@@ -17,6 +17,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdvsim.realrun.engine.arch import Activation
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import PAGE
 
 SILU, GELU_TANH = 1, 2
 
@@ -30,6 +31,18 @@ def card(device: torch.device) -> tuple[int, int]:
     return int(properties.multi_processor_count), int(
         getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
     )
+
+
+MOST_COUNTERS = 16384  # tiles of one product, or heads of all rows, that several programs work on
+_counters: dict[tuple[torch.device, int], Tensor] = {}
+
+
+def counters(device: torch.device) -> Tensor:
+    """Zeroed counters of the current stream: its kernels run in order, and each leaves them at zero."""
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    if (device, stream) not in _counters:
+        _counters[device, stream] = torch.zeros(MOST_COUNTERS, dtype=torch.int32, device=device)
+    return _counters[device, stream]
 
 
 ACTIVATION_CODES: dict[Activation, int] = {"silu": SILU, "gelu_tanh": GELU_TANH}
@@ -64,6 +77,22 @@ def activate(x, ACT: tl.constexpr):
         return x * tl.sigmoid(x)
     else:
         return x * tl.sigmoid(1.5957691216057308 * (x + 0.044715 * x * x * x))
+
+
+@triton.jit
+def _turn_pages(pages_ptr, places_ptr, numbers_ptr, count, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    take_turn(OVERLAP)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    place = tl.load(places_ptr + i, mask=i < count, other=0)
+    tl.store(pages_ptr + place, tl.load(numbers_ptr + i, mask=i < count, other=0), mask=i < count)
+
+
+def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
+    """Write the pages that slots were given since the last launch into the page table."""
+    count = places.shape[0]
+    _turn_pages[(triton.cdiv(count, 128),)](
+        pages, places, numbers, count, BLOCK=128, num_warps=1, **overlapping(pages.device)
+    )
 
 
 @triton.jit
@@ -185,8 +214,9 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
 
 @triton.jit
 def _rope_write(
-    qkv_ptr, kv_ptr, slots_ptr, positions_ptr, cos_ptr, sin_ptr,
-    heads, kv_heads, capacity, value_offset, DIM: tl.constexpr, BLOCK_H: tl.constexpr, OVERLAP: tl.constexpr,
+    qkv_ptr, kv_ptr, pages_ptr, slots_ptr, positions_ptr, cos_ptr, sin_ptr,
+    heads, kv_heads, width, value_offset,
+    PAGE: tl.constexpr, DIM: tl.constexpr, BLOCK_H: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_turn(OVERLAP)
     m = tl.program_id(0).to(tl.int64)
@@ -195,6 +225,7 @@ def _rope_write(
     inside = (h < heads + 2 * kv_heads) & (d < DIM // 2)
     slot = tl.load(slots_ptr + m).to(tl.int64)
     position = tl.load(positions_ptr + m).to(tl.int64)
+    page = tl.load(pages_ptr + slot * width + position // PAGE).to(tl.int64)
     source = qkv_ptr + (m * (heads + 2 * kv_heads) + h) * DIM + d
     low = tl.load(source, mask=inside, other=0.0)
     high = tl.load(source + DIM // 2, mask=inside, other=0.0)
@@ -208,19 +239,22 @@ def _rope_write(
     tl.store(source, low, mask=h < heads)
     tl.store(source + DIM // 2, high, mask=h < heads)
     head = tl.where(is_value, h - heads - kv_heads, h - heads).to(tl.int64)
-    target = kv_ptr + tl.where(is_value, value_offset, 0) + ((slot * kv_heads + head) * capacity + position) * DIM + d
+    row = (page * kv_heads + head) * PAGE + position % PAGE
+    target = kv_ptr + tl.where(is_value, value_offset, 0) + row * DIM + d
     tl.store(target, low, mask=inside & (h >= heads))
     tl.store(target + DIM // 2, high, mask=inside & (h >= heads))
 
 
-def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rope_write(
+    qkv: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+) -> None:
     """Rotate queries and keys by their positions, and write keys and values into the cache."""
-    _, _, kv_heads, capacity, dim = kv.shape
+    kv_heads, dim = kv.shape[2], kv.shape[4]
     all_heads = qkv.shape[1] // dim
     block = 8
     _rope_write[(qkv.shape[0], triton.cdiv(all_heads, block))](
-        qkv, kv, slots, positions, cos, sin, all_heads - 2 * kv_heads, kv_heads, capacity, kv.stride(0),
-        DIM=dim, BLOCK_H=block, num_warps=2, **overlapping(qkv.device),
+        qkv, kv, pages, slots, positions, cos, sin, all_heads - 2 * kv_heads, kv_heads, pages.shape[1], kv.stride(0),
+        PAGE=PAGE, DIM=dim, BLOCK_H=block, num_warps=2, **overlapping(qkv.device),
     )  # fmt: skip
 
 

@@ -19,9 +19,16 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
-from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, card, gated, overlapping, take_turn, unit_norm
-
-MAX_TILES = 16384  # output tiles of one product, hence counters kept per stream
+from pdvsim.realrun.engine.kernels import (
+    ACTIVATION_CODES,
+    activate,
+    card,
+    counters,
+    gated,
+    overlapping,
+    take_turn,
+    unit_norm,
+)
 
 
 @dataclass(slots=True)
@@ -41,7 +48,6 @@ class LinearTuning:
 
 
 TUNING = LinearTuning()
-_counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -115,14 +121,6 @@ def _narrow(
                 tl.store(sums_ptr + tile * tokens + m, tl.sum(kept * kept, 0), mask=m_in)
 
 
-def _counter(device: torch.device) -> Tensor:
-    """Zeroed counters of the current stream: its kernels run in order, and each leaves them at zero."""
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
-    if (device, stream) not in _counters:
-        _counters[device, stream] = torch.zeros(MAX_TILES, dtype=torch.int32, device=device)
-    return _counters[device, stream]
-
-
 def _run_narrow(
     x: Tensor,
     weight: Tensor,
@@ -150,7 +148,7 @@ def _run_narrow(
     part, counter = x, x
     if splits > 1:
         part = x.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
-        counter = _counter(x.device)
+        counter = counters(x.device)
     _narrow[(splits, tiles)](
         x, weight, bias, squares, part, counter, out, sums,
         tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,

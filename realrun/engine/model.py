@@ -65,9 +65,9 @@ class Transformer:
         arch = from_config(folder)
         return cls(arch, load_weights(arch, folder, device, dtype), capacity)
 
-    def new_cache(self, slots: int) -> KVCache:
+    def new_cache(self, pages: int) -> KVCache:
         """An empty KV cache for this model."""
-        return KVCache(self.arch, slots, self.capacity, self.device, self.dtype)
+        return KVCache(self.arch, pages, self.device, self.dtype)
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""
@@ -77,15 +77,16 @@ class Transformer:
             batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
         )
         rows = batch.row_tokens
+        planned = ops.plan(batch, positions, self.arch.spec.kv_heads) if rows else None
         for w, kv in zip(self.weights.layers, cache.layers, strict=True):
             qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
             if w.qk_norm is not None:
                 ops.head_norm(qkv, w.qk_norm, self.arch.spec.heads, self.arch.spec.kv_heads, eps)
             parts = []
             if batch.rows:
-                parts.append(ops.decode_attention(qkv[:rows], kv, batch, positions[:rows], self.cos, self.sin))
+                parts.append(ops.decode_attention(qkv[:rows], kv, batch, planned, positions[:rows], self.cos, self.sin))
             if batch.chunk:
-                ops.rope_write(qkv[rows:], kv, slots[rows:], positions[rows:], self.cos, self.sin)
+                ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], positions[rows:], self.cos, self.sin)
                 parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
             attended = parts[0] if len(parts) == 1 else torch.cat(parts)
             stream = ops.added(attended, w.output, stream)

@@ -12,6 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import PAGE
+
+
+def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
+    """Write the pages that slots were given since the last launch into the page table."""
+    pages.view(-1)[places.long()] = numbers
 
 
 def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
@@ -80,39 +86,50 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * c - high * s, high * c + low * s), dim=-1).to(x.dtype)
 
 
-def rope_write(qkv: Tensor, kv: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> None:
+def rope_write(
+    qkv: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+) -> None:
     """Rotate q in place; rotate k and write k and v into the cache at each token's slot and position."""
     _, _, kv_heads, _, dim = kv.shape
     kv_width = kv_heads * dim
     q, k, v = qkv.split((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), dim=-1)
     q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
     k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
-    kv[0, slots.long(), :, positions.long()] = k
-    kv[1, slots.long(), :, positions.long()] = v.unflatten(-1, (-1, dim))
+    page, inside = pages[slots.long(), positions.long() // PAGE].long(), positions.long() % PAGE
+    kv[0, page, :, inside] = k
+    kv[1, page, :, inside] = v.unflatten(-1, (-1, dim))
 
 
-def attend(q: Tensor, kv: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
+def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
     _, _, kv_heads, _, dim = kv.shape
     span = int(positions.max()) + 1
     q = q.unflatten(-1, (kv_heads, -1, dim)).float()
-    k, v = kv[:, slots.long(), :, :span].float().unbind(0)
+    held = kv[:, pages[slots.long(), : -(-span // PAGE)].long()].transpose(2, 3).flatten(3, 4)
+    k, v = held[:, :, :, :span].float().unbind(0)
     scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
     seen = torch.arange(span, device=q.device) <= positions[:, None]
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
     return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(kv.dtype)
 
 
-def decode_attention(qkv: Tensor, kv: Tensor, batch: Batch, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:
+    """Nothing: here each row is read in one go."""
+    return positions
+
+
+def decode_attention(
+    qkv: Tensor, kv: Tensor, batch: Batch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+) -> Tensor:
     """Rope, cache write and attention of the row part: `qkv` and `positions` are its tokens only."""
     slots = batch.row_slots.repeat_interleave(batch.tokens_per_row)
-    rope_write(qkv, kv, slots, positions, cos, sin)
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
+    rope_write(qkv, kv, batch.pages, slots, positions, cos, sin)
+    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
 
 
 def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
     """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, slots, positions)
+    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -7,8 +7,7 @@ a part of the GPU that others find no room in; together they hold all of it at m
 
 - `none` and `stream` are what the hardware does; `dynamic` is `stream` with priorities that a policy sets per work;
 - `preemptive` is the ideal: a lane has all it can use of what the lanes above it leave, of both resources and of the
-  room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel;
-- `partition` cuts the GPU up: a lane holds and computes no more than its share, whether or not the others use theirs.
+  room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel.
 
 Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
 """
@@ -34,7 +33,7 @@ class Load(Protocol):
     compute: float
     bandwidth: float
     turn_s: float  # time per layer, alone
-    nimble: bool  # its kernels are small enough to run beside others
+    nimble: float  # share of its kernels that are small enough to run beside others
     share: float  # of the turns, kept here once worked out; 0 before
     rate: float
 
@@ -121,16 +120,13 @@ class Sharing:
         model: Contention,
         priority: Priority,
         fit: ContentionFit,
-        partition: dict[str, float] | None = None,
         weights: dict[str, float] | None = None,  # of lanes, where they share by turns
     ) -> None:
         self.model = model
-        self.priority = "stream" if priority == "dynamic" else priority
+        # a partition is not modelled: what plans for one plans for streams
+        self.priority = "stream" if priority in ("dynamic", "partition") else priority
         self.fit = fit
-        self.partition = partition or {}
         self.weights = weights or {}
-        # a work alone runs at its solo speed except inside a partition
-        self.alone_is_full = priority != "partition"
         self._measured = fit.turn_exponent > 0
         self._goes_first = self._measured and fit.nimble_first_rate is not None
         self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
@@ -143,7 +139,7 @@ class Sharing:
                 load.rate = 1.0
         elif self.model == "serial":
             self._serial(loads)
-        elif len(loads) == 1 and self.alone_is_full:
+        elif len(loads) == 1:
             loads[0].rate = 1.0
         else:
             self._fluid(loads)
@@ -160,12 +156,7 @@ class Sharing:
         if self.priority == "preemptive":
             self._levels(loads)
             return
-        capacity = self._efficiency(loads)
-        if self.priority == "partition":
-            limits = [self._limit(load) for load in loads]
-            max_min(loads, [1.0] * len(loads), limits, capacity, capacity)
-        else:
-            self._turns(loads, capacity)
+        self._turns(loads, self._efficiency(loads))
 
     def _levels(self, loads: Sequence[Load]) -> None:
         """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
@@ -191,12 +182,11 @@ class Sharing:
         if self.priority == "stream":
             weights = [w * self._crowd_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)]
         holds = [self._hold(load) for load in loads]
+        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
         if self.priority == "stream" and self._goes_first and len(levels) > 1:
             top = max(range(len(loads)), key=lambda i: loads[i].priority)
             if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
-                self._first(loads, weights, holds, top, capacity)
-                return
-        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
+                self._at_times_first(loads, weights, holds, top, capacity)
 
     def _two(self, a: Load, b: Load, capacity: float) -> None:
         """The same for two, by far the most common case."""
@@ -205,10 +195,16 @@ class Sharing:
             a, b = b, a
         heavy, light = self._share(a), self._share(b)
         if ordered:
-            if self._goes_first and a.nimble:
-                self._first((a, b), (heavy, light), (self._hold(a), self._hold(b)), 0, capacity)
+            first, shares = a.nimble if self._goes_first else 0.0, (heavy, light)
+            if first == 1.0:
+                self._first((a, b), shares, (self._hold(a), self._hold(b)), 0, capacity)
                 return
             heavy *= self.fit.stream_weight
+            if first:
+                holds = (self._hold(a), self._hold(b))
+                max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, holds)
+                self._at_times_first((a, b), shares, holds, 0, capacity)
+                return
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -222,7 +218,9 @@ class Sharing:
         if not load.share:
             load.share = self.weights.get(load.lane, 1.0)
             if self._measured:
-                load.share *= load.turn_s**self.fit.turn_exponent * (self.fit.nimble_weight if load.nimble else 1.0)
+                load.share *= load.turn_s**self.fit.turn_exponent
+                if load.nimble:
+                    load.share *= self.fit.nimble_weight**load.nimble
         return load.share
 
     def _hold(self, load: Load) -> float:
@@ -230,6 +228,20 @@ class Sharing:
         fit = self.fit
         held = fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth
         return held if held < 1.0 else 1.0
+
+    def _at_times_first(
+        self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
+    ) -> None:
+        """With its nimble kernels the top work goes first, with the others it takes turns, whose rates are set."""
+        nimble, in_turn = loads[top].nimble, [load.rate for load in loads]
+        self._first(loads, weights, holds, top, capacity)
+        first = loads[top]
+        if nimble == 1.0 or not in_turn[top] or not first.rate:
+            return
+        first_s, turn_s = nimble / first.rate, (1.0 - nimble) / in_turn[top]
+        for load, rate in zip(loads, in_turn, strict=True):
+            load.rate = (load.rate * first_s + rate * turn_s) / (first_s + turn_s)
+        first.rate = 1.0 / (first_s + turn_s)
 
     def _first(
         self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
@@ -263,13 +275,6 @@ class Sharing:
             [loads[i] for i in rest], [weights[i] for i in rest], [1.0] * len(rest), left_c, left_b,
             [holds[i] for i in rest], room,
         )  # fmt: skip
-
-    def _limit(self, load: Load) -> float:
-        """The rate at which a work fills its partition."""
-        share = self.partition[load.lane]
-        reach = min(1.0, self.fit.partition_bandwidth_reach * share)
-        needs = ((load.compute, share), (load.bandwidth, reach), (self._hold(load), share))
-        return min([1.0, *(most / need for need, most in needs if need)])
 
     def _efficiency(self, loads: Sequence[Load]) -> float:
         table = self.fit.efficiency

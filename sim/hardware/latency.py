@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
 
 STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
+MOSTLY = 0.5  # works with fewer nimble kernels are taken to have none
 MAX_CUTS = 32  # stretches that a row's context is read in at most
 
 
@@ -52,7 +53,10 @@ class ForwardFit:
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
-    nimble_tokens: int = 0  # up to so many tokens a forward's kernels are small enough to run beside another's
+    # up to so many tokens a forward's kernels are small enough to run beside another's, but for those of its large
+    # products, which take so long
+    nimble_tokens: int = 0
+    large_s: float = 0.0
     draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
     chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
@@ -168,9 +172,12 @@ class Latency:
         priced = [self.carrying(0, 0, 1, group, False) for group in groups]
         return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
 
-    def nimble(self, rows: int, tokens: int, prompt: int) -> bool:
-        """Whether a forward's kernels leave room beside them."""
-        return self._padded(rows) * tokens + prompt <= self.fit.nimble_tokens
+    def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
+        """Share of a forward's time in kernels that leave room beside them, if it is the larger part."""
+        if self._padded(rows) * tokens + prompt > self.fit.nimble_tokens:
+            return 0.0
+        share = 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
+        return share if share >= MOSTLY else 0.0
 
     def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
@@ -234,6 +241,14 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:
+    """Seconds in which a forward reads the weights of its layers' products of more than `small_bytes`."""
+    attended, mlp = spec.heads * spec.head_dim, spec.intermediate
+    outputs = (attended + 2 * spec.kv_heads * spec.head_dim, attended, 2 * mlp, mlp)  # gate and up are one product
+    products = [spec.hidden * n * spec.dtype_bytes for n in outputs]
+    return spec.layers * sum(size for size in products if size > small_bytes) / bytes_per_s
 
 
 def cuts(programs: int, wanted: int) -> int:

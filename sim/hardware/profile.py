@@ -17,6 +17,7 @@ from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
@@ -49,7 +50,15 @@ PROFILE_RANGES: dict[str, Range] = {
     "hold_compute": Range(0, 10),
     "hold_bandwidth": Range(0, 10),
     "efficiency": Range(0.01, 1),
-    "partition_bandwidth_reach": Range(0.01, 100),
+    # PowerFit
+    "rest_w": Range(0, 1e5),
+    "weight_j": Range(0, 1e-6),
+    "cache_j": Range(0, 1e-6),
+    "flop_j": Range(0, 1e-9),
+    "limit_w": Range(1, 1e6),
+    "slope": Range(0, 10),
+    "calm": Range(0, 1),
+    "settle_s": Range(1e-4, 60),
     # Reach
     "rows": _SIZE,
     "k": _SIZE,
@@ -73,6 +82,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "sharpness": Range(1, 100),
     "programs": Range(0, 1_000_000),
     "nimble_tokens": Range(0, MAX_TOKENS),
+    "large_s": _TIME_S,
     "draft_ratio": Range(0.01, 10),
     "row_buckets": Range(1, 65_536),
     "chunk_buckets": Range(1, MAX_TOKENS),
@@ -113,7 +123,6 @@ class ContentionFit:
     hold_bandwidth: float = 0.0
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
-    partition_bandwidth_reach: float = 2.0  # a share s of the SMs draws at most this times s of the bandwidth
 
 
 @dataclass(frozen=True)
@@ -127,6 +136,7 @@ class Profile:
     models: dict[str, ForwardFit]
     host: HostCost
     contention: ContentionFit = field(default_factory=ContentionFit)
+    power: PowerFit | None = None  # absent: the clock is taken to stay where it was when forwards were measured
     provenance: dict[str, Any] = field(default_factory=dict)
     # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
     uncertainty: dict[str, float] = field(default_factory=dict)
@@ -236,6 +246,8 @@ def _load(path: str | Path) -> Profile:
     parts |= {f"measured.{name}.": (data["measured"][name], reach) for name, reach in profile.measured.items()}
     if profile.measured_together is not None:
         parts["measured_together."] = (data["measured_together"], profile.measured_together)
+    if profile.power is not None:
+        parts["power."] = (data["power"], profile.power)
     if "contention" in data:
         parts["contention."] = (data["contention"], profile.contention)
     for where, (given, read) in parts.items():
@@ -287,7 +299,13 @@ def builtin(gpu_name: str) -> Profile:
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
-    parts = {"gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "measured_together": Reach}
+    parts = {
+        "gpu": GpuSpec,
+        "host": HostCost,
+        "contention": ContentionFit,
+        "power": PowerFit,
+        "measured_together": Reach,
+    }
     read = {k: parts[k](**v) if k in parts and v is not None else v for k, v in data.items()}
     return Profile(models=models, measured=measured, **read)
 

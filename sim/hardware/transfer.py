@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.latency import ForwardFit, large_products_s
 
 Floats = NDArray[np.float64]
 
@@ -225,7 +225,6 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
     reading, multiplying = (float(x) for x in prices.head())
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
-    largest = 2 * spec.hidden * spec.intermediate * spec.dtype_bytes
     return ForwardFit(
         fixed_s=0.0,
         weights_s=0.0,
@@ -240,7 +239,8 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
         width_knots=_knots(WIDTHS, prices.width(widths)),
         row_s=float(prices.row()),
         mixed_s=float(prices.mixed()),
-        nimble_tokens=engine.small_tokens if largest <= engine.small_bytes else 0,
+        nimble_tokens=engine.small_tokens,
+        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
         draft_ratio=prices.c.draft_ratio,
         row_buckets=engine.row_buckets,
         chunk_buckets=engine.chunk_buckets,

@@ -21,6 +21,7 @@ from pdvsim.sim.core import Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
 from pdvsim.sim.records import Launches
@@ -37,16 +38,19 @@ class Job(Completion):
     remaining_s: float  # at rate 1, as of the GPU's state time
     rate = 0.0
     start_s = -1.0
-    begins_s: float  # likewise, while it is only tried whether it has the GPU to itself
+    # the same, while it is only tried whether it has the GPU to itself
+    begins_s: float
+    ends_s: float
     # what those that share the GPU with it need to know; worked out where any does
     kind: str
     lane: str
     priority: int
     compute: float
     bandwidth: float
-    nimble: bool
+    nimble: float
     turn_s = -1.0
     share = 0.0
+    draw: Draw  # where the card's power is modelled
 
     def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
         self.env = device.env
@@ -55,6 +59,10 @@ class Job(Completion):
         self.work = work
         self.ready_s = ready_s  # launched by the host
         self.solo_s, self.bytes, self.flops = device.books.price(work)
+        if device.power is not None:
+            spec = device.books.models[work.role].spec
+            cache = float(work.steps * work.context * spec.kv_bytes_per_token)
+            self.draw = device.power.draw(self.solo_s, max(0.0, self.bytes - cache), cache, self.flops)
 
 
 class SimulatedGPU:
@@ -71,6 +79,7 @@ class SimulatedGPU:
         peak: tuple[float, float],
         replica: int = 0,
         gpu: int = 0,
+        power: PowerFit | None = None,
     ) -> None:
         self.env = env
         self.host = host
@@ -78,6 +87,8 @@ class SimulatedGPU:
         self.sharing = sharing
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
+        self.power = Power(power, self.bytes_per_s) if power is not None else None
+        self.mean_w = power.rest_w if power is not None else 0.0  # drawn lately, as of `time_s`
         self.streams: dict[str, deque[Job]] = defaultdict(deque)
         self.fresh: list[Job] = []  # launched, not on their streams yet
         self.running: list[Job] = []  # heads of their streams that have started
@@ -119,29 +130,30 @@ class SimulatedGPU:
         """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
         fresh = self.fresh
         final = fresh[-1]
-        if final is not last or self.running or self.coming or not self.sharing.alone_is_full:
+        if final is not last or self.running or self.coming:
             return None
-        start = end = self.time_s
-        if len(fresh) > 1:
-            lane = final.work.lane
-            for job in fresh[:-1]:
-                if job.work.watched or job.work.lane != lane:
-                    return None
-                job.begins_s = start = job.ready_s if job.ready_s > end else end
-                end = start + job.solo_s
-        start = final.ready_s if final.ready_s > end else end
-        end = start + final.solo_s
+        end, mean_w, power = self.time_s, self.mean_w, self.power
+        rest_w = power.fit.rest_w if power is not None else 0.0
+        lane = final.work.lane
+        for job in fresh:
+            if job is not final and (job.work.watched or job.work.lane != lane):
+                return None
+            job.begins_s = start = job.ready_s if job.ready_s > end else end
+            if power is None:
+                job.ends_s = end = start + job.solo_s
+            else:  # to the last bit as `_warm` does it
+                mean_w = power.mean_w(mean_w, start - end, rest_w)
+                job.ends_s = end = start + power.taken_s(mean_w, job.draw, job.solo_s)
+                mean_w = power.mean_w(mean_w, end - start, rest_w + (job.draw.watts - rest_w))
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
             return None
         host.free_at = noticed_s
-        self.time_s = end
+        self.time_s, self.mean_w = end, mean_w
         note = self.books.note
-        if len(fresh) > 1:
-            for job in fresh[:-1]:
-                note(job.work, job.begins_s, job.begins_s + job.solo_s, job.solo_s, job.bytes, job.flops)
-        note(final.work, start, end, final.solo_s, final.bytes, final.flops)
+        for job in fresh:
+            note(job.work, job.begins_s, job.ends_s, job.solo_s, job.bytes, job.flops)
         fresh.clear()
         final._value = self.verdict(final.work)
         return noticed_s
@@ -155,6 +167,7 @@ class SimulatedGPU:
             self._advance(end)
             running.remove(job)
         else:
+            self._warm(end)
             self.time_s = end
             running.clear()
         work = job.work
@@ -203,7 +216,7 @@ class SimulatedGPU:
     def _share(self) -> None:
         """What runs has changed: set the rates anew."""
         running = self.running
-        if len(running) == 1 and self.sharing.alone_is_full:
+        if len(running) == 1:
             running[0].rate = 1.0
         elif running:
             for job in running:
@@ -213,6 +226,8 @@ class SimulatedGPU:
         for job in running:
             if job.start_s < 0 and job.rate > 0:  # at the head of its stream it may still be held back
                 job.start_s = self.time_s
+                if self.power is not None:
+                    job.remaining_s = self.power.taken_s(self.mean_w, job.draw, job.solo_s)
 
     def demand(self, job: Job) -> None:
         """What a work asks of the GPU, for those it shares it with."""
@@ -224,14 +239,24 @@ class SimulatedGPU:
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
         model = self.books.models[work.role]
         job.turn_s = solo / (work.steps * model.spec.layers)
-        job.nimble = False
+        job.nimble = 0.0
         if model.fit.nimble_tokens:
             width = work.tokens if work.steps == 1 else 1
-            job.nimble = model.nimble(len(work.rows), width, sum(chunk.tokens for chunk in work.chunks))
+            prompt = sum(chunk.tokens for chunk in work.chunks)
+            job.nimble = model.nimble(len(work.rows), width, prompt, solo / work.steps)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""
+        self._warm(time_s)
         elapsed = time_s - self.time_s
         for job in self.running:
             job.remaining_s -= elapsed * job.rate
         self.time_s = time_s
+
+    def _warm(self, time_s: float) -> None:
+        """Let the card draw what the running works want of it, up to `time_s`."""
+        power = self.power
+        if power is not None:
+            rest_w = power.fit.rest_w
+            watts = rest_w + sum([job.rate * (job.draw.watts - rest_w) for job in self.running])
+            self.mean_w = power.mean_w(self.mean_w, time_s - self.time_s, watts)

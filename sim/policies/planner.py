@@ -1,4 +1,7 @@
-"""The calibrated latency model, asked beforehand: what would this batch cost? Used by controllers and `adaptive`."""
+"""The calibrated latency model, asked beforehand: what would this batch cost? Used by controllers and `adaptive`.
+
+Not reckoned with: the power limit. Times are those of a rested card.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ class _Demand:
     bandwidth: float
     solo_s: float
     turn_s: float
-    nimble: bool
+    nimble: float
     share: float = 0.0
     rate: float = 0.0
 
@@ -155,5 +158,6 @@ class Planner:
         moved = shape.bytes_0 + shape.bytes_1 * context
         compute = min(1.0, flops / (solo * self.flops_per_s)) if solo else 0.0
         bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
-        turn_s, nimble = solo / (steps * model.spec.layers), width <= model.fit.nimble_tokens
+        turn_s = solo / (steps * model.spec.layers)
+        nimble = model.nimble(0, 0, width, solo / steps)
         return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble)

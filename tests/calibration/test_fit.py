@@ -127,14 +127,14 @@ HELD = ContentionFit(
 )  # fmt: skip
 
 
-def group(ordered: bool, nimble: bool, triple: bool = False, long_us: float = 380.0) -> Group:
+def group(ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0) -> Group:
     """Works side by side, as fast as the figures above make them."""
     members = [
-        Member("draft", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 1.0),
-        Member("prefill", "prefill", 0, 0.6, 0.3, long_us * 1e-6, False, 1.0),
+        Member("draft", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 1.0, 1e-3),
+        Member("prefill", "prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 1.0, 1e-3),
     ]
     if triple:
-        members.insert(1, Member("verify", "verify", 1 * ordered, 0.2, 0.7, 150e-6, False, 1.0))
+        members.insert(1, Member("verify", "verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 1.0, 1e-3))
     Sharing("fluid", "stream" if ordered else "none", HELD).solve(members)
     for member in members:
         member.measured = member.rate

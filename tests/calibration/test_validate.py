@@ -15,6 +15,7 @@ from pdvsim.calibration.validate.compare import (
     METRICS,
     Checked,
     Validation,
+    _rising,
     bars,
     coverage,
     dataset,
@@ -74,7 +75,7 @@ def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation
     assert told.bars.keys() == whole["bars"].keys()
     for load, found in whole["bars"].items():
         assert told.bars[load] == pytest.approx(found, abs=1.5e-3)
-    off = {name: lead["p95"] for name, lead in whole["leads"]["by_metric"].items()}
+    off = {name: lead["limit"] for name, lead in whole["leads"]["by_metric"].items()}
     assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(told.leads, abs=1.5e-3)
     assert whole["coverage"]["covered"] == pytest.approx(0.9, abs=0.03)
 
@@ -151,6 +152,20 @@ def test_leads_by_hand() -> None:
     assert leads(tied)["by_metric"]["mean_tpot_ms"]["order_right"] == 0
     elsewhere = those("pdv", 100.0, 125.0, users=1)  # no two of these met
     assert leads([*those("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
+
+
+def test_tails_are_the_further_off_the_further_out() -> None:
+    """A percentile that few pairs have, or that is further off than the next, is told by both."""
+    rising = {"p90": [0.01] * 20, "p95": [0.02] * 20, "p99": [0.03] * 20}
+    assert _rising(rising) == pytest.approx({"p90": 0.01, "p95": 0.02, "p99": 0.03})
+    # one of forty pairs has a p90, the others a p95: 95% of the forty are off by no more than 3%
+    few = {"p90": [0.09], "p95": [0.03] * 39, "p99": [0.07] * 40}
+    assert _rising(few) == pytest.approx({"p90": 0.03, "p95": 0.03, "p99": 0.07})
+    # a fifth of them has a p90; together they are further off than p99, which is told with them
+    more = {"p90": [0.09] * 8, "p95": [0.03] * 32, "p99": [0.07] * 40}
+    assert _rising(more) == pytest.approx(dict.fromkeys(more, 0.09))
+    assert _rising({"p99": [0.05] * 2}) == pytest.approx({"p99": 0.05})
+    assert _rising({}) == {}
 
 
 def test_bars_hold_nine_of_ten_by_hand() -> None:

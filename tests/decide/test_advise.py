@@ -256,7 +256,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     )
 
 
-@pytest.mark.parametrize(("batches", "known"), [(0, "Nothing is known yet"), (1, "Not decided"), (3, "Recommendation")])
+@pytest.mark.parametrize(("batches", "known"), [(1, "Nothing is known yet"), (2, "Not decided"), (3, "Recommendation")])
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:

@@ -20,7 +20,16 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import Bisection, Bracket, Capacities, Plan, find_capacities, search
+from pdvsim.decide.capacity import (
+    Bisection,
+    Bracket,
+    Capacities,
+    Held,
+    Plan,
+    find_capacities,
+    search,
+    steepness,
+)
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
@@ -36,12 +45,12 @@ from pdvsim.study.sweep import Row, SweepInterrupted
 SERVICE_S = 0.01
 
 
-def drive(steps: Bisection, holds: float) -> tuple[Bracket, list[float]]:
-    """A search against a server that holds every rate up to `holds`."""
+def drive(steps: Bisection, holds: float, steepness: float = 1.0) -> tuple[Bracket, list[float]]:
+    """A search against a server that holds every rate up to `holds`, with a head-room as steep in the rate."""
     asked = [next(steps)]
     while True:
         try:
-            asked.append(steps.send(asked[-1] <= holds))
+            asked.append(steps.send(Held(asked[-1] <= holds, (holds / asked[-1]) ** steepness)))
         except StopIteration as end:
             found: Bracket = end.value
             return found, asked
@@ -52,12 +61,37 @@ def drive(steps: Bisection, holds: float) -> tuple[Bracket, list[float]]:
     off=st.floats(0.01, 100),
     step=st.sampled_from([1.06, 1.25]),
     tolerance=st.floats(0.005, 0.2),
+    steepness=st.sampled_from([0.0, 0.5, 3.0, 40.0]),
 )
-def test_a_search_brackets_the_capacity(capacity: float, off: float, step: float, tolerance: float) -> None:
-    found, asked = drive(search(capacity * off, step, tolerance), capacity)
+def test_a_search_brackets_the_capacity_from_anywhere(
+    capacity: float, off: float, step: float, tolerance: float, steepness: float
+) -> None:
+    found, asked = drive(search(capacity * off, step, tolerance), capacity, steepness)
     assert found.held <= capacity < found.failed
-    assert found.failed / found.held <= 1 + tolerance
+    assert found.failed / found.held == pytest.approx(1 + tolerance)
     assert len(asked) < 30
+    assert drive(search(capacity, step, tolerance), capacity)[0] == found
+
+
+def test_a_search_that_starts_near_takes_few_runs() -> None:
+    for off in (0.96, 0.99, 1.0, 1.01, 1.04):
+        assert len(drive(search(10.0 * off, 1.06, 0.02), 10.0, 3.0)[1]) <= 4
+
+
+@given(power=st.floats(0.6, 9), rates=st.lists(st.floats(1, 100), min_size=2, max_size=5))
+def test_steepness_is_the_power_with_which_room_falls(power: float, rates: list[float]) -> None:
+    """Each search near a rate of its own; one run each tells nothing, and scatter makes it no steeper."""
+    near = [math.log(rate) + off for rate in rates for off in (-0.02, 0.0, 0.03)]
+    brackets = [
+        Bracket(1.0, 2.0, tuple((x, power * (math.log(rate) - x)) for x in near[3 * i : 3 * i + 3]))
+        for i, rate in enumerate(rates)
+    ]
+    assert steepness(brackets) == pytest.approx(power)
+    assert steepness(Bracket(1.0, 2.0, of.rooms[:1]) for of in brackets) == 1.0
+    scattered = [
+        Bracket(1.0, 2.0, tuple((x, y + 0.01 * (n % 2)) for n, (x, y) in enumerate(of.rooms))) for of in brackets
+    ]
+    assert steepness(scattered) < power
 
 
 def test_a_search_gives_up_at_a_trickle() -> None:
@@ -109,7 +143,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
     for row in found.rows:
         assert lindley_holds(plan, row["seed"], row["rate"])
         assert not lindley_holds(plan, row["seed"], row["failed_rate"])
-        assert row["failed_rate"] / row["rate"] <= 1.02
+        assert row["failed_rate"] / row["rate"] == pytest.approx(1.02)
         assert row["rate"] < 1.1 / SERVICE_S  # rho below 1, but for the chance of a finite run
         assert row["output_tokens_per_s"] == pytest.approx(row["rate"])  # one token each
     # M/D/1: the stationary share that waits no longer than w < S is (1 - rho) exp(rate w) (Erlang)
@@ -179,23 +213,26 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "gain", "limit", "sure"),
+    ("tolerance", "gain", "limit", "steep", "sure"),
     [
-        (0.05, 1.045, "queue", False),
-        (0.05, 1.06, "queue", True),
-        (0.02, 1.03, "queue", False),
-        (0.02, 1.045, "queue", True),
-        (0.02, 1.045, "ttft", False),  # a time to the first token is not so well known
-        (0.02, 1.4, "ttft", True),
+        (0.05, 1.045, "queue", 1, False),
+        (0.05, 1.06, "queue", 1, True),
+        (0.02, 1.03, "queue", 9, False),
+        (0.02, 1.045, "queue", 1, True),
+        (0.02, 1.045, "ttft", 1, False),  # a time to the first token is not so well known
+        (0.02, 1.4, "ttft", 1, True),
+        (0.02, 1.045, "ttft", 8, True),  # but where it rises steeply, it moves the rate by little
+        (0.02, 1.03, "ttft", 99, False),
+        (0.02, 1.4, "ttft", 0.5, False),
     ],
 )
 def test_a_lead_within_the_tolerance_or_the_profiles_error_is_none(
-    one_by_one: Experiment, tolerance: float, gain: float, limit: str, sure: bool
+    one_by_one: Experiment, tolerance: float, gain: float, limit: str, steep: float, sure: bool
 ) -> None:
     goal = Goal("throughput", ("ttft:15",), 0.9)
     found = Capacities(Plan(one_by_one, ("autoregressive", "colocated"), (1,), 5, goal, tolerance))
     found.rows = [
-        {"arch": arch, "gpus": 1, "rate": rate * factor, "limited_by": limit}
+        {"arch": arch, "gpus": 1, "rate": rate * factor, "limited_by": limit, "steepness": steep}
         for arch, factor in (("autoregressive", 1.0), ("colocated", gain))
         for rate in (10.0, 11.0, 12.0, 13.0, 14.0)
     ]
@@ -206,7 +243,7 @@ def test_a_rate_is_not_less_than_nothing(one_by_one: Experiment) -> None:
     """In the table an interval that would be starts at 0; in the picture it is cut at the frame, which says so."""
     plan = Plan(one_by_one, ("autoregressive", "colocated"), (1,), 2, Goal("throughput", ("ttft:15",), 0.9), 0.05)
     row = {"gpus": 1, "output_tokens_per_s": 1.0, "usd_per_million_output_tokens": 1.0, "attainment": 1.0}
-    row |= {"limited_by": "queue", "profile": "a profile whose name is long"}
+    row |= {"limited_by": "queue", "profile": "a profile whose name is long", "steepness": 1.0}
     rates = (("autoregressive", (10.0, 30.0)), ("colocated", (20.0, 20.1)))
     found = Capacities(plan, rows=[row | {"arch": arch, "rate": rate} for arch, both in rates for rate in both])
     assert "20.00 (0 to 147.06)" in str(found)  # t(1) = 12.7062

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.text import lead_text, threshold_text
@@ -30,6 +30,25 @@ def fields(draw: st.DrawFn, least: int = 2, most: int = 8) -> dict[str, list[flo
 
 
 signs = st.sampled_from([1, -1])
+
+
+@given(
+    seeds=st.integers(LEAST_SEEDS, 12),
+    confidence=st.floats(0.95, 0.999),
+    leads=st.lists(st.floats(-1, 1), min_size=12, max_size=12),
+    threshold=st.floats(0, 0.3),
+)
+def test_what_a_few_seeds_settle_more_do_not_undo(
+    seeds: int, confidence: float, leads: list[float], threshold: float
+) -> None:
+    """A lead that in the mean of the first is no more than the threshold; with one of them fewer it could be undone."""
+    few = enough(seeds, confidence)
+    off = max(0.0, sum(leads[:few]) / few - threshold)
+    sample = [*(lead - off - 1e-9 for lead in leads[:few]), *leads[few:seeds]]
+    assert not exceeds(interval(sample, confidence), threshold)
+    if few > 1:
+        undone = [threshold] * (few - 1) + [threshold + 1.0] * (seeds - few + 1)
+        assert exceeds(interval(undone, confidence), threshold - 1e-9)
 
 
 @given(values=fields(most=LEAST_SEEDS - 1), sign=signs)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pandas as pd
 import pytest
@@ -14,6 +14,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.common.outcomes import Row
+from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice, advice_document
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry
@@ -21,7 +22,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
 from pdvsim.decide.space import CONTROLLERS, PROMISING, TRIED, Space
-from pdvsim.decide.tune import APART, SEEDS, Search, most_runs, tuned
+from pdvsim.decide.tune import APART, BEHIND, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.study import output
 
@@ -56,7 +57,7 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
         assert goal.sign * search.figures[mine] >= goal.sign * search.figures[starts[arch]]
     order = [goal.sign * search.figures[mine] for mine in best.values()]
     assert order == sorted(order, reverse=True)
-    assert bench.runs == SEEDS * len(search.figures) <= most_runs(search.space, 1)
+    assert len(search.figures) < bench.runs <= SEEDS * len(search.figures) <= most_runs(search.space, 1)
     # the runs are short, and of seeds that no replication has
     assert {run.traffic.seed for run in bench.asked} == {APART, APART + 1}
     assert max(run.traffic.num_prompts for run in bench.asked) < place.traffic.num_prompts
@@ -99,6 +100,45 @@ def test_drafts_are_tried_on_while_they_get_better() -> None:
     assert best["pd"].server.num_speculative_tokens == 7
     promising = {found.k for found in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
+
+
+class Made(Bench):
+    """A bench of made-up figures: by draft length, and on the second seed a tenth less."""
+
+    speeds: ClassVar = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
+
+    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+        self.runs += len(experiments)
+        return [
+            {
+                "output_throughput": self.speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)),
+                "max_concurrent_requests": 1,
+            }
+            for e in experiments
+        ]
+
+
+def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place() -> None:
+    space = Space(("pd",), (0, 1, 2, 3), ("fixed",), (128,), (2048,), own=False)
+    search, bench = Search(Goal("throughput"), space, 0.0, 0.0), Made(1)
+    tuned(search, [LOOP], bench)
+    figures = {c.server.num_speculative_tokens: figure for c, figure in search.figures.items()}
+    assert figures == pytest.approx({k: 0.95 * bench.speeds[k] for k in figures})
+    start = Formula(LOOP).ranked(space.draft_lengths)[0].k  # it ran before there was anything to be behind
+    assert bench.runs == sum(2 if k == start or bench.speeds[k] > 100 / BEHIND else 1 for k in figures)
+
+
+def test_nobody_is_out_for_drafts_that_the_formula_liked() -> None:
+    """Every draft passes, so that the formula wants many; but only without any is this made-up server fast."""
+
+    class Slow(Made):
+        speeds: ClassVar = {k: 1.0 + 99 * (k == 0) for k in range(9)}
+
+    space = Space(("autoregressive", "pd"), Space.draft_lengths, ("fixed",), (128,), (2048,), own=False)
+    base = replace(at_acceptance(LOOP, 1.0), arch="autoregressive", server=Server(num_speculative_tokens=0))
+    assert Formula(replace(base, arch="pd")).ranked(Space.draft_lengths)[0].k > 1
+    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], Slow(1))
+    assert best["pd"].server.num_speculative_tokens == 0
 
 
 def test_of_settings_that_are_alike_the_simplest_goes_on() -> None:
@@ -176,7 +216,7 @@ def test_seeds_are_added_while_that_would_tell(
     for module in ("goal", "verdict"):
         monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
     both = [LOOP, replace(LOOP, arch="pdv")]
-    finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
+    *_, finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
     assert finals.held.seeds == seeds
     assert finals.held.best == "pd"
@@ -198,14 +238,13 @@ COMMANDS = {
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """Everything that is simulated for a decision."""
     found: list[Experiment] = []
-    for module in ("pdvsim.decide.runs", "pdvsim.study.compare"):
-        real = __import__(module, fromlist=["run_sweep"]).run_sweep
+    real = runs_module.run_sweep
 
-        def run_sweep(points: Any, *rest: Any, real: Any = real) -> pd.DataFrame:
-            found.extend(point.experiment for point in points)
-            return real(points, *rest)  # type: ignore[no-any-return]
+    def run_sweep(points: Any, *rest: Any) -> pd.DataFrame:
+        found.extend(point.experiment for point in points)
+        return real(points, *rest)
 
-        monkeypatch.setattr(f"{module}.run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
     return found
 
 

@@ -7,8 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from pdvsim.calibration.validate.cards import Slower, probed_reference, slowdown, slower
 from pdvsim.cli import main
-from pdvsim.profiler.probe import RATES, Slower, probe, probed_reference, slowdown, slower
+from pdvsim.profiler.probe import RATES, probe
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Result
 

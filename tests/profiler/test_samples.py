@@ -130,7 +130,7 @@ def test_broken_samples_are_refused(
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        (lambda h: h.update(schema_version=2), "schema_version: is 2, this version reads 1"),
+        (lambda h: h.update(schema_version=3), "schema_version: is 3, this version reads 2"),
         (lambda h: h.pop("schema_version"), "schema_version: is None"),
         (lambda h: h.pop("device"), "device: Field required"),
         (lambda h: h["device"].update(bandwidth_bytes_per_s=4.27), "device.bandwidth_bytes_per_s: "),

@@ -88,7 +88,7 @@ def feed(model: Transformer, cache: Any, sequences: Sequences, rows: int, width:
     ints = lambda *v: torch.tensor(v, dtype=torch.int32)  # noqa: E731
     batch = Batch(
         rows, width, chunk, ints(*[0] * rows), ints(*[0] * MAX_CHUNKS), ints(*[0] * MAX_CHUNKS),
-        ints(0, *[n] * MAX_CHUNKS), sequences.scratch,
+        ints(0, *[n] * MAX_CHUNKS), sequences.pages, sequences.scratch,
     )  # fmt: skip
     return model.logits(model.forward(batch, cache, sequences).stream)
 
@@ -104,12 +104,13 @@ def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
     expected = reference(torch.tensor([tokens])).logits[0].detach()
 
     model = Transformer.load(tmp_path, 128, CPU, torch.float32)
-    sequences, cache = Sequences(2, 128, CPU), model.new_cache(2)
+    sequences = Sequences(2, 128, CPU)
+    cache = model.new_cache(sequences.pool)
     sequences.put(0, tokens, settled=True)
     whole = feed(model, cache, sequences, 0, 0, 64, 40)[:40]
     torch.testing.assert_close(whole, expected, rtol=2e-5, atol=2e-5)
 
-    fresh = model.new_cache(2)
+    fresh = model.new_cache(sequences.pool)
     feed(model, fresh, sequences, 0, 0, 32, 30)  # a prompt, then cached decoding one and several tokens at a time
     for width, upto in ((1, 31), (1, 32), (4, 36), (3, 39)):
         sequences.length[0] = upto - width + 1

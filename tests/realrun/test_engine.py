@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
-from pdvsim.realrun.engine.cache import HEADROOM, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.realrun.engine.speculative import generate, prefill
 
@@ -16,7 +16,8 @@ PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
 
 
 def cached(lanes: Stage, slot: int, upto: int) -> torch.Tensor:
-    return lanes.target.engine.cache.data[:, :, slot, :, :upto].clone()
+    pages = lanes.target.engine.cache.data[:, :, lanes.sequences.pages[slot].long()]
+    return pages.transpose(3, 2).flatten(3, 4)[:, :, :, :upto].clone()
 
 
 @settings(max_examples=15, deadline=None)
@@ -92,7 +93,8 @@ def test_padded_rows_change_nothing(rows: int) -> None:
     lanes.draft.draft(list(range(rows)), 3, catch_up=True).outcome()
     lanes.target.verify(list(range(rows)), 3).outcome()
     after, idle = lanes.target.engine.cache.data, slice(rows, 8)
-    assert after[:, :, idle].equal(before[:, :, idle])
+    theirs = lanes.sequences.pages[idle, : lanes.sequences.capacity // PAGE].flatten().long()
+    assert after[:, :, theirs].equal(before[:, :, theirs])
     assert lanes.sequences.tokens[idle].equal(tokens[idle])
     assert lanes.sequences.length[idle].equal(length[idle])
     assert int(lanes.sequences.length[lanes.sequences.scratch]) == 2

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from unittest import mock
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +16,12 @@ pytest.importorskip("triton")
 from pdvsim.realrun.engine import attention, kernels, linear, twins
 from pdvsim.realrun.engine.arch import Activation
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import PAGE, Sequences
 
 SLOTS, CAPACITY = 5, 96
+SEQUENCES = Sequences(SLOTS, CAPACITY, torch.device("cpu"))
+SEQUENCES.deal(range(SLOTS), CAPACITY // PAGE, np.random.default_rng(3))
+PAGES, POOL = SEQUENCES.pages, SEQUENCES.pool
 quick = settings(max_examples=12, deadline=None)
 
 
@@ -27,7 +35,8 @@ def ints(*values: int) -> torch.Tensor:
 
 def rows_batch(slots: list[int], width: int, first: int = -1) -> Batch:
     nothing = ints(*[0] * MAX_CHUNKS)
-    return Batch(len(slots), width, 0, ints(*slots), nothing, nothing, ints(*[0] * (MAX_CHUNKS + 1)), SLOTS, first)
+    bounds = ints(*[0] * (MAX_CHUNKS + 1))
+    return Batch(len(slots), width, 0, ints(*slots), nothing, nothing, bounds, PAGES, SLOTS, first)
 
 
 def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -46,8 +55,8 @@ def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> No
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     chunk = int(bounds[-1]) + 3 if sum(sizes) or not slots else 0
     batch = Batch(
-        len(slots), width if slots else 0, chunk, ints(*slots), ints(1, 0, 3, 2), ints(0, 7, 20, 31), bounds, SLOTS,
-        first,
+        len(slots), width if slots else 0, chunk, ints(*slots), ints(1, 0, 3, 2), ints(0, 7, 20, 31), bounds, PAGES,
+        SLOTS, first,
     )  # fmt: skip
     tokens = torch.randint(0, 50, (SLOTS + 1, CAPACITY), dtype=torch.int32)
     length = torch.randint(2, 40, (SLOTS + 1,), dtype=torch.int32)
@@ -127,11 +136,11 @@ def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.LinearTuni
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 3, 32), (10, 1, 16)])
 def test_rope_write(heads: int, kv_heads: int, dim: int) -> None:
     qkv = normal(4, (heads + 2 * kv_heads) * dim)
-    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim)
+    kv = normal(2, POOL, kv_heads, PAGE, dim)
     slots, positions = ints(0, 3, 3, 5), ints(7, 0, 95, 2)
     got_qkv, got_kv = qkv.clone(), kv.clone()
-    kernels.rope_write(got_qkv, got_kv, slots, positions, *tables(dim))
-    twins.rope_write(qkv, kv, slots, positions, *tables(dim))
+    kernels.rope_write(got_qkv, got_kv, PAGES, slots, positions, *tables(dim))
+    twins.rope_write(qkv, kv, PAGES, slots, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)
     torch.testing.assert_close(got_qkv[:, : heads * dim], qkv[:, : heads * dim])
 
@@ -141,19 +150,27 @@ def test_rope_write(heads: int, kv_heads: int, dim: int) -> None:
     st.lists(st.integers(0, CAPACITY - 9), min_size=1, max_size=3),
     st.integers(1, 5),
     st.sampled_from([(4, 2), (2, 2), (8, 1)]),
-    st.sampled_from([1, 2, 4, 8]),
+    st.sampled_from([1, 2, 40]),
     st.integers(0, 99),
 )
-def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int], splits: int, seed: int) -> None:
+def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int], programs: int, seed: int) -> None:
     (heads, kv_heads), dim, rows = shape, 16, len(firsts)
     qkv = normal(rows * width, (heads + 2 * kv_heads) * dim, seed=seed)
-    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim, seed=seed + 1)
+    kv = normal(2, POOL, kv_heads, PAGE, dim, seed=seed + 1)
     batch = rows_batch([(3 * r + seed) % SLOTS for r in range(rows)], width)
     positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int()
     got_qkv, got_kv = qkv.clone(), kv.clone()
-    tuning = attention.AttentionTuning(programs_per_sm=splits * rows * kv_heads // 8 + 1, block=16)
-    got = attention.decode_attention(got_qkv, got_kv, batch, positions, *tables(dim), tuning)
-    expected = twins.decode_attention(qkv, kv, batch, positions, *tables(dim))
+    with mock.patch.object(attention, "BLOCK", 32), mock.patch.object(attention.TUNING, "programs_per_sm", programs):
+        planned = attention.plan(batch, positions, kv_heads)
+        got = attention.decode_attention(got_qkv, got_kv, batch, planned, positions, *tables(dim))
+    entries = planned.table[-planned.programs * attention.ENTRY :].view(-1, attention.ENTRY).tolist()
+    stretches = sorted((row, begin, end) for row, _, begin, end, *_ in entries if row >= 0 and begin < end)
+    for r, first in enumerate(firsts):  # each row is read once, from its first position to its last
+        edges = [(begin, end) for row, begin, end in stretches if row == r]
+        assert edges[0][0] == 0
+        assert edges[-1][1] == first + width
+        assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(edges))
+    expected = twins.decode_attention(qkv, kv, batch, positions, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -168,15 +185,25 @@ def test_prefill_attention(sizes: list[int], starts: list[int], shape: tuple[int
     (heads, kv_heads), dim = shape, 16
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     real = int(bounds[-1])
-    batch = Batch(0, 0, real + 5, ints(), ints(3, 1, 0, 4), ints(*starts), bounds, SLOTS)
+    batch = Batch(0, 0, real + 5, ints(), ints(3, 1, 0, 4), ints(*starts), bounds, PAGES, SLOTS)
     qkv = normal(real + 5, (heads + 2 * kv_heads) * dim)
-    kv = normal(2, SLOTS + 1, kv_heads, CAPACITY, dim, seed=1)
+    kv = normal(2, POOL, kv_heads, PAGE, dim, seed=1)
     _, slots, positions = twins.embed(
         batch, torch.zeros(SLOTS + 1, CAPACITY, dtype=torch.int32), ints(*[2] * (SLOTS + 1)), normal(1, 4), 1.0
     )
     got = attention.prefill_attention(qkv, kv, batch, slots, positions)
     expected = twins.prefill_attention(qkv, kv, batch, slots, positions)
     torch.testing.assert_close(got[:real], expected[:real], rtol=1e-5, atol=1e-5)
+
+
+@quick
+@given(st.dictionaries(st.integers(0, PAGES.numel() - 1), st.integers(0, 99), min_size=1, max_size=300))
+def test_turn_pages(entries: dict[int, int]) -> None:
+    got, expected = PAGES.clone(), PAGES.clone()
+    kernels.turn_pages(got, ints(*entries), ints(*entries.values()))
+    twins.turn_pages(expected, ints(*entries), ints(*entries.values()))
+    assert got.equal(expected)
+    assert all(got.view(-1)[place] == number for place, number in entries.items())
 
 
 def test_argmax_takes_the_lowest_of_ties() -> None:

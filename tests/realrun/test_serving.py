@@ -15,8 +15,8 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
-from pdvsim.realrun.device import ServingRig
-from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.device import CudaGPU, ServingRig
+from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, Engine
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
@@ -26,8 +26,8 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
 from pdvsim.realrun.site import TINY, prepare, prompts, serve
 from pdvsim.sim import policies
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS, Request, Role
+from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
+from pdvsim.sim.core import KINDS, Request, Role, Work
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
@@ -192,7 +192,8 @@ def test_slots_are_used_again_and_never_shared(arch: Arch, monkeypatch: pytest.M
     monkeypatch.setattr(Slots, "release", watched_release)
     result = serve(experiment(arch, rate=float("inf")), MACHINE)
     assert len(taken) == 9
-    assert len(set(taken)) <= result.meta["kv_slots"] < 9
+    assert len(set(taken)) < 9
+    assert result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
 
 
 def test_the_policies_are_the_simulators_own() -> None:
@@ -257,6 +258,33 @@ def test_every_draft_ahead_finds_its_graph_prepared(fan: int | None, miss: str) 
     assert {shape.rows for shape in rig.needs.shapes(("verify", "target"))} <= set(rig.needs.row_buckets)
 
 
+@pytest.mark.parametrize("kv_cache", ["reserved", "paged"])
+@pytest.mark.parametrize("fan", [0, 2])
+@pytest.mark.parametrize("k", [3, 14])
+def test_drafts_ahead_find_pages_where_the_cache_is_full(
+    kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also for where a draft ends that begins after its verdict, with all that was verified."""
+    served: list[Work] = []
+    submit = CudaGPU._submit
+
+    def watched(device: CudaGPU, work: Work) -> list[Ticket]:
+        tickets = submit(device, work)
+        if work.kind == "ahead":
+            served.append(work)
+            for slot, row in zip(device.slots.of(work.rows), work.rows, strict=True):
+                assert len(device.slots._pages[slot]) * PAGE >= row.context + row.k + 1 + work.steps + 1
+        device.slots.check_integrity()
+        return tickets
+
+    monkeypatch.setattr(CudaGPU, "_submit", watched)
+    chosen = tight("pdv-ahead", kv_cache)
+    server = replace(chosen.server, num_speculative_tokens=k, ahead_fan=fan)
+    result = serve(replace(chosen, server=server, acceptance=Acceptance(0.9)), MACHINE)
+    assert served
+    assert (result.requests["finish_s"] > 0).all()
+
+
 def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
     with pytest.raises(ValueError, match="pdv-ahead needs --verdict pinned"):
         serve(experiment("pdv-ahead"), OWN)
@@ -284,15 +312,36 @@ def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
     assert Needs.of(chosen, requests).covers(Needs.of(smaller, requests))
 
 
-@pytest.mark.parametrize("arch", ["baseline", "colocated", "pdv-unified"])
-def test_with_fewer_slots_than_asked_for_requests_wait(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = experiment(arch, rate=float("inf"), num_workers=4)
+def tight(arch: Arch, kv_cache: KvPolicy) -> Experiment:
+    """All requests at once, over a KV cache that holds two of the longest."""
+    chosen = experiment(arch, rate=float("inf"), num_workers=4, kv_cache=kv_cache)
     requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = prepare(replace(chosen, traffic=replace(chosen.traffic, max_concurrency=2)), MACHINE, requests)
-    monkeypatch.setattr(ServingRig, "serves", lambda self, server, needs: True)
-    result = serve(chosen, MACHINE, requests=requests, rig=rig)
+    longest = max(r.prompt_tokens + r.output_tokens for r in requests)
+    room = 2 * PAGE * -(-(longest + chosen.longest_draft) // PAGE)
+    return replace(chosen, hardware=replace(chosen.hardware, kv_capacity_tokens=room))
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_where_the_cache_is_full_requests_wait(arch: Arch) -> None:
+    chosen = tight(arch, "reserved")
+    result = serve(chosen, MACHINE)
     assert (result.requests["finish_s"] > 0).all()
-    assert result.meta["kv_slots"] == 2 < result.meta["kv_slots_wanted"]
+    assert result.requests["preemptions"].sum() == 0
+    assert result.meta["kv_peak_tokens"] <= chosen.hardware.kv_capacity_tokens < result.meta["kv_wanted_tokens"]
+
+
+@pytest.mark.parametrize("arch", JUDGED)
+def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages go to others; read again, prompt and output, it goes on where it was."""
+    let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
+    chosen = tight(arch, "paged")
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = rig_for(chosen, requests)
+    outputs: dict[int, list[int]] = {}
+    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+    assert result.requests["preemptions"].sum() > 0
+    assert result.meta["graphs_captured_late"] == 0
 
 
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:

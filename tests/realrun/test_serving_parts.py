@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,9 +16,10 @@ from simpy.core import EmptySchedule
 from simpy.events import AllOf, Event, Timeout
 
 from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk
 from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
-from pdvsim.realrun.memory import MAX_CHUNKS, Needs, SlotKv, buckets_for, fitted, packed
+from pdvsim.realrun.memory import MAX_CHUNKS, Needs, Slots, buckets_for, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
@@ -194,30 +196,38 @@ def test_buckets_reach_what_is_asked() -> None:
     assert buckets_for((64, 128), 500) == (64, 128, 256, 512)
 
 
-def test_what_does_not_fit_names_what_to_lower_and_what_would_fit() -> None:
-    def needs(seqs: int) -> Needs:
-        traffic = Traffic("random", num_prompts=300, input_len=1000, output_len=500)
-        experiment = Experiment("pd", traffic, server=Server(max_num_seqs=seqs))
-        return Needs.of(experiment, make_requests(traffic, experiment.acceptance))
-
-    room = 150e6
-    with pytest.raises(ValueError, match=r"lower --input-len.* --max-num-seqs .*\((\d+) requests at once") as refusal:
-        fitted(TINY, needs(200), 4, room)
-    fits = int(str(refusal.value).split("(")[1].split()[0])
-    assert 0 < fits < 100
-    assert fitted(TINY, needs(fits), 4, room) == needs(fits)
-    assert fits <= fitted(TINY, needs(fits + 20), 4, room).slots < fits + 20  # not all at once: some wait
+def test_as_many_pages_are_taken_as_fit_and_one_request_must() -> None:
+    traffic = Traffic("random", num_prompts=300, input_len=1000, output_len=500)
+    experiment = Experiment("pd", traffic, server=Server(max_num_seqs=200))
+    requests = make_requests(traffic, experiment.acceptance)
+    needs = Needs.of(experiment, requests)
+    pages = [pages_that_fit(TINY, needs, 4, room) for room in (120e6, 150e6, 1e12)]
+    assert needs.capacity // PAGE <= pages[0] < pages[1] < pages[2] == needs.pages == 200 * needs.capacity // PAGE
+    fewer = Needs.of(experiment, requests, pages[1])
+    assert fewer.pages == pages[1]
+    assert fewer.covers(needs)  # admission waits
+    assert not needs.resumes
+    paged = replace(experiment, server=replace(experiment.server, kv_cache="paged"))
+    assert Needs.of(paged, requests, pages[1]).resumes
+    assert not Needs.of(paged, requests).resumes
     with pytest.raises(ValueError, match=r"lower --input-len, --output-len or --max-num-batched-tokens$"):
-        fitted(TINY, needs(200), 4, 1e5)
+        pages_that_fit(TINY, needs, 4, 1e5)
 
 
-def test_a_full_cache_is_out_of_tokens_or_out_of_slots() -> None:
-    kv = SlotKv(100, 0, 2)
-    a, b, c = (Request(i, 0.0, 10, 10, b"") for i in range(3))
-    assert [kv.admit(r, 10) for r in (a, b, c)] == [True, True, False]
-    kv.release(a)
-    assert kv.admit(c, 10)
-    assert not SlotKv(30, 0, 5).admit(Request(3, 0.0, 30, 10, b""), 30)
+def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
+    sequences = Sequences(3, 64, torch.device("cpu"), SCRATCH_PAGES + 5)
+    slots, wide = Slots(sequences), sequences.pages.shape[1]
+    a, b = (Request(i, 0.0, 10, 10, b"") for i in range(2))
+    first, second = slots.take(a), slots.take(b)
+    assert slots.grown([first, second], [17, 1]) == [(wide * first, 4), (wide * first + 1, 5), (wide * second, 6)]
+    assert slots.grown([first, second], [32, 16]) == []
+    slots.check_integrity()
+    slots.release_pages(a)
+    assert slots.grown([second], [64]) == [(wide * second + i, page) for i, page in ((1, 7), (2, 8), (3, 4))]
+    slots.release_pages(b)
+    for request in (a, b):
+        slots.release(request)
+    slots.check_integrity()
 
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:

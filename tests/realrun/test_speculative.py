@@ -123,7 +123,17 @@ def target_pairs(lanes: Stage, prompt: list[int], temperature: float) -> torch.T
     vocab = engine_.model.arch.spec.vocab
     slots = torch.arange(vocab, dtype=torch.int32)
     empty = torch.zeros(MAX_CHUNKS, dtype=torch.int32)
-    batch = Batch(vocab, 2, 0, slots, empty, empty, torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32), sequences.scratch)
+    batch = Batch(
+        vocab,
+        2,
+        0,
+        slots,
+        empty,
+        empty,
+        torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32),
+        sequences.pages,
+        sequences.scratch,
+    )
     sequences.tokens[:vocab, 3] = slots
     sequences.length[:vocab] = len(prompt)
     logits = engine_.model.logits(engine_.model.forward(batch, engine_.cache, sequences).stream)
@@ -152,7 +162,9 @@ def test_rejection_rule_on_given_distributions() -> None:
     sequences.tokens[:rows, 2] = torch.multinomial(q.expand(rows, 4), 1, generator=generator)[:, 0].int()
     empty = torch.zeros(MAX_CHUNKS, dtype=torch.int32)
     slots = torch.arange(rows, dtype=torch.int32)
-    batch = Batch(rows, 2, 0, slots, empty, empty, torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32), rows)
+    batch = Batch(
+        rows, 2, 0, slots, empty, empty, torch.zeros(MAX_CHUNKS + 1, dtype=torch.int32), sequences.pages, rows
+    )
     sampler = Sampler(1.0, CPU, seed=7)
     limits, pins = torch.ones(rows, dtype=torch.int32), torch.full((rows,), -1, dtype=torch.int32)
     agreed, chosen = sampler.judge(batch, p.log().expand(2 * rows, 4), limits, pins, sequences)

@@ -167,7 +167,7 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
         "server.verify_gather": rng.choice(["auto", "always", "never"]),
         "server.admission_factor": rng.choice([0.1, 1.2, 5.0]),
         "server.hybrid_threshold": rng.choice([0, 1, 2, 8]),
-        "server.priority": rng.choice(["none", "stream", "preemptive", "partition"]),
+        "server.priority": rng.choice(["none", "stream", "preemptive"]),
         "hardware.gpu": rng.choice(["h200", "h200", *GPUS]),
         "hardware.contention": rng.choice(["fluid", "fluid", "serial", "max"]),
         "hardware.kv_capacity_tokens": rng.choice([need, 2 * need, 10**6]),

@@ -26,9 +26,8 @@ from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early
-PRIORITIES: tuple[Priority, ...] = ("none", "stream", "dynamic", "preemptive", "partition")
+PRIORITIES: tuple[Priority, ...] = ("none", "stream", "dynamic", "preemptive")
 TURNS: tuple[Priority, ...] = ("none", "stream")
-SHARES = {"decode": 0.5, "verify": 0.3, "prefill": 0.2}
 H200 = builtin("h200").contention
 
 
@@ -40,7 +39,7 @@ class Load:
     lane: str = "decode"
     kind: str = "draft"
     turn_s: float = 1e-4
-    nimble: bool = False
+    nimble: float = 0.0
     share: float = 0.0
     rate: float = 0.0
 
@@ -49,6 +48,7 @@ demands = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-6, 1.0))
 used = st.floats(1e-6, 1.0)
 weights = st.sampled_from([1.0, 2.0, 4.0, 16.0])
 share = st.floats(0.0, 1.0)
+nimble = st.sampled_from([0.0, 0.4, 1.0])
 turns_s = st.sampled_from([5e-6, 3e-5, 2e-4, 1e-3])  # per layer: a small drafter's to a long prompt's
 efficiencies = st.sampled_from([{}, {"draft+verify": 0.9, "draft+prefill": 0.8, "prefill+verify": 0.7}])
 
@@ -78,7 +78,7 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
     kinds = {"prefill": "prefill", "verify": "verify", "decode": "draft"}
     order = ("prefill", "verify", "decode")
     return [
-        Load(draw(demands), draw(demands), order.index(lane), lane, kinds[lane], draw(turns_s), draw(st.booleans()))
+        Load(draw(demands), draw(demands), order.index(lane), lane, kinds[lane], draw(turns_s), draw(nimble))
         for lane in lanes
     ]
 
@@ -172,24 +172,25 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     """Whatever the priority: nobody is faster than alone, and neither resource nor the room is given out twice.
 
     Nor is any wasted: whoever is held back lacks something, and together they get on as fast as one after the other.
-    Two are held back otherwise, which their tests check: a work in a partition, and a nimble one that goes first.
+    A nimble work that goes first is held back otherwise, which its test checks; one that is so in part, and those
+    beside it, have their rates over time.
     """
-    sharing = Sharing("fluid", priority, fit, SHARES)
+    sharing = Sharing("fluid", priority, fit)
     found = rates(sharing, loads)
     assert all(0 <= rate <= 1 for rate in found)
     assert any(rate > 0 for rate in found)
-    if len(loads) == 1 and priority != "partition":
+    if len(loads) == 1:
         assert found == [1.0]
         return
     # pairs lose efficiency; under preemption only the lower of a pair does, out of what is left to it
     whole = 1.0 if priority == "preemptive" else capacity(fit, loads)
     assert max(used_up(loads)) <= whole + TINY
     assert sum(x.rate * hold(fit, x) for x in loads) <= 1 + TINY
-    if priority == "partition":
-        return
     assert sum(found) >= capacity(fit, loads) - NEAR
     top = max(loads, key=lambda x: x.priority)
     first = top if priority in ("stream", "dynamic") and top.nimble and fit.nimble_first_rate is not None else None
+    if first and first.nimble < 1:
+        return
     for load in loads:
         if load.rate < 1 - NEAR and load is not first:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
@@ -282,7 +283,7 @@ def test_a_nimble_work_that_goes_first_has_its_measured_rate(loads: list[Load], 
     """`nimble_first_rate` beside works of 200 us a layer, less beside longer ones, unless a resource is full before."""
     fit = replace(fit, nimble_first_rate=fit.nimble_first_rate or 0.5)
     first = max(loads, key=lambda x: x.priority)
-    first.nimble = True
+    first.nimble = 1.0
     rates(Sharing("fluid", "stream", fit), loads)
     beside_s = sum(x.turn_s for x in loads if x is not first)
     assert fit.nimble_first_rate is not None
@@ -292,45 +293,30 @@ def test_a_nimble_work_that_goes_first_has_its_measured_rate(loads: list[Load], 
     assert first.rate == pytest.approx(min([1.0, rate, *most]))
 
 
-@given(loads=lanes_at_work(), fit=measured)
-@settings(max_examples=200)
-def test_a_partition_keeps_works_apart(loads: list[Load], fit: ContentionFit) -> None:
-    """A work takes no more than its share of the SMs, and all of it unless the shared bandwidth is full."""
-    reach, fit = 2.0, replace(fit, partition_bandwidth_reach=2.0, efficiency={})
-    rates(Sharing("fluid", "partition", fit, SHARES), loads)
-    for load in loads:
-        share = SHARES[load.lane]
-        needs = ((load.compute, share), (load.bandwidth, min(1.0, reach * share)), (hold(fit, load), share))
-        assert all(load.rate * need <= most + TINY for need, most in needs)
-        full = used_up(loads)[1] >= 1 - TINY and load.bandwidth
-        limit = min([1.0, *(most / need for need, most in needs if need)])
-        assert full or load.rate == pytest.approx(limit, abs=NEAR)
-
-
-def test_partition_limits_by_hand() -> None:
-    load = Load(compute=0.8, bandwidth=0.5, lane="prefill", kind="prefill")
-    ideal_fit = ContentionFit(partition_bandwidth_reach=2.0)
-    assert rates(Sharing("fluid", "partition", ideal_fit, SHARES), [load]) == pytest.approx(
-        [0.2 / 0.8]  # a fifth of the SMs for a work that could use four
-    )
-    load = Load(compute=0.1, bandwidth=0.8, lane="prefill", kind="prefill")
-    assert rates(Sharing("fluid", "partition", ideal_fit, SHARES), [load]) == pytest.approx(
-        [0.4 / 0.8]  # a fifth of the SMs draws two fifths of the bandwidth
-    )
-    held = ContentionFit(hold=0.5, hold_bandwidth=0.25, partition_bandwidth_reach=2.0)
-    assert rates(Sharing("fluid", "partition", held, SHARES), [load]) == pytest.approx(
-        [0.2 / 0.7]  # and it cannot hold more than the fifth
-    )
+@given(loads=lanes_at_work(2), fit=measured, share=st.floats(0.01, 0.99))
+@settings(max_examples=100)
+def test_a_work_that_is_nimble_in_part_goes_first_in_part(loads: list[Load], fit: ContentionFit, share: float) -> None:
+    """Its time is that of its nimble kernels, first, and of the others, in turn; those beside it gain by the time."""
+    fit = replace(fit, nimble_first_rate=fit.nimble_first_rate or 0.5, nimble_weight=1.0)
+    first = max(loads, key=lambda x: x.priority)
+    sharing, found = Sharing("fluid", "stream", fit), {}
+    for first.nimble in (0.0, 1.0, share):
+        found[first.nimble] = dict(zip(map(id, loads), rates(sharing, loads), strict=True))
+    turn_s, first_s = (part / found[n][id(first)] for part, n in ((1 - share, 0.0), (share, 1.0)))
+    assert found[share][id(first)] == pytest.approx(1 / (turn_s + first_s))
+    for other in (load for load in loads if load is not first):
+        done = found[0.0][id(other)] * turn_s + found[1.0][id(other)] * first_s
+        assert found[share][id(other)] == pytest.approx(done / (turn_s + first_s), abs=NEAR)
 
 
 @given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream"]))
 def test_the_ablations(loads: list[Load], priority: Priority) -> None:
     """`max`: all at full speed. `serial`: one alone, who keeps the GPU to its end; neither knows other priorities."""
-    Sharing("max", priority, ContentionFit(), SHARES).solve(loads)
+    Sharing("max", priority, ContentionFit()).solve(loads)
     assert [x.rate for x in loads] == [1.0] * len(loads)
     for load in loads:
         load.rate = 0.0
-    serial = Sharing("serial", priority, ContentionFit(), SHARES)
+    serial = Sharing("serial", priority, ContentionFit())
     serial.solve(loads)
     assert sorted(x.rate for x in loads) == [0.0] * (len(loads) - 1) + [1.0]
     chosen = next(x for x in loads if x.rate)
@@ -355,7 +341,7 @@ class Bench:
     ) -> None:
         self.env = Clock()
         self.log = Launches()
-        sharing = Sharing(contention, priority, ContentionFit(stream_weight=3.0), SHARES)
+        sharing = Sharing(contention, priority, ContentionFit(stream_weight=3.0))
         model = Latency(MODELS["llama-2-7b"], ForwardFit(0.0, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0))
         self.gpu = SimulatedGPU(
             self.env, SimulatedHost(HostTimes(launch_s=launch_s)), {"target": model}, sharing, self.log,
@@ -441,14 +427,6 @@ def test_max_lets_everything_overlap_for_free() -> None:
     assert sorted(bench.run(), key=lambda row: row[0]) == [("decode", 0, 10), ("decode", 10, 11), ("verify", 4, 10)]
 
 
-def test_a_partition_holds_a_work_back_even_alone() -> None:
-    """A prefill that could use all SMs has a fifth of them: 2 ms of work take 10."""
-    bench = Bench("fluid", "partition", bound="compute")
-    bench.submit(0.000, "prefill", 2)
-    bench.submit(0.001, "decode", 3)  # half the SMs: 6 ms
-    assert bench.run() == [("decode", 1, 7), ("prefill", 0, 10)]
-
-
 def test_the_host_launches_one_work_at_a_time() -> None:
     """A launch costs 1 ms of the host: the second of two submissions reaches the GPU at 2, not at 1."""
     bench = Bench("max", "none", launch_s=0.001)
@@ -468,7 +446,7 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     models: dict[Role, Latency] = {
         "draft": Latency(PAIR.draft, profile.fit(PAIR.draft)), "target": Latency(PAIR.target, profile.fit(PAIR.target))
     }  # fmt: skip
-    sharing = Sharing("fluid", priority, profile.contention, SHARES)
+    sharing = Sharing("fluid", priority, profile.contention)
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     host = HostTimes()
     log = Launches()
@@ -511,12 +489,13 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
     """
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
-    for tokens, steps, nimble in ((1, 1, True), (2, 1, False), (1, 4, True), (2, 4, True)):
+    for tokens, steps, nimble in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
         job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))
         assert job.nimble == nimble
         assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
     assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
-    assert not beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble  # none of a large model's are
+    # a large model's products take most of its time
+    assert not beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble
 
 
 def test_a_lane_hands_out_each_request_once_in_order() -> None:

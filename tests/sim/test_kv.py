@@ -89,7 +89,7 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
 def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
     compared = closed_loop("colocated", "tinyllama-1.1b:llama-2-7b", 48)
     assert as_served(compared) == compared
-    assert not compared.paged
+    assert compared.paged
     assert compared.server.max_prompts_per_forward == MAX_PROMPTS
     fewer = Experiment("pd", server=Server(max_prompts_per_forward=2))
     assert as_served(fewer).server.max_prompts_per_forward == 2

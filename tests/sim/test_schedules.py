@@ -1164,44 +1164,6 @@ def test_max_ablation(run: Run) -> None:
     )
 
 
-def test_partition(run: Run) -> None:
-    """Shares 0.4, 0.4, 0.2 of the SMs draw at most twice that of the bandwidth: decode 0.8, prefill 0.4, even alone.
-
-    Prompt: 20 / 0.4 = 50 -> 50.1, first token 50.3; 2 / 0.4 = 5 -> 55.1, completed 55.3, handed over 55.8.
-    Draft 2.02 / 0.8 = 2.525: 55.9 -> 58.425; verify 12.875 -> 71.3; 71.5.
-    """
-    result = run("pd", [(0, 100, 2, {})], server={"priority": "partition"})
-    check(
-        result,
-        [
-            ("prefill", "prefill", 0, 0.1, 50.1),
-            ("prefill", "prefill", 0, 50.1, 55.1),
-            ("decode", "draft", 1, 55.9, 58.425),
-            ("decode", "verify", 1, 58.425, 71.3),
-        ],
-        [[(50.3, 1), (71.5, 1)]],
-    )
-
-
-def test_a_partition_holds_no_more_than_its_share(run: Run) -> None:
-    """As above with works that hold 0.8 of the GPU at full speed: decode runs at 0.4 / 0.8, prefill at 0.2 / 0.8.
-
-    Prompt: 20 / 0.25 = 80 -> 80.1, first token 80.3; 2 / 0.25 = 8 -> 88.1, completed 88.3, handed over 88.8.
-    Draft 2.02 / 0.5 = 4.04: 88.9 -> 92.94; verify 20.6 -> 113.54; 113.74.
-    """
-    result = run("pd", [(0, 100, 2, {})], server={"priority": "partition"}, hold=0.8)
-    check(
-        result,
-        [
-            ("prefill", "prefill", 0, 0.1, 80.1),
-            ("prefill", "prefill", 0, 80.1, 88.1),
-            ("decode", "draft", 1, 88.9, 92.94),
-            ("decode", "verify", 1, 92.94, 113.54),
-        ],
-        [[(80.3, 1), (113.74, 1)]],
-    )
-
-
 def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
     """Works that draw 3/4 of the bandwidth each; decode weighs four times prefill; prefill+verify leave 3/4 of the GPU.
 

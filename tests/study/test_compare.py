@@ -6,23 +6,25 @@ import json
 import math
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-import pdvsim
 from pdvsim.cli import main
 from pdvsim.cli.compare import prices_usd
-from pdvsim.sim.config import Arch, Experiment, Traffic
+from pdvsim.decide import runs as runs_module
+from pdvsim.decide.tune import APART
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware import models
-from pdvsim.study import compare as compare_module
 from pdvsim.study.compare import COST, Comparison, differences, run_comparison, summary
 from pdvsim.study.sweep import SweepInterrupted, run_sweep
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
+RUN = partial(run_sweep, jobs=1)
 FLAGS = ["--num-prompts", "6", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--jobs", "1"]
 
 
@@ -47,7 +49,7 @@ def small(**changes: Any) -> Comparison:
 
 def test_every_pair_on_every_card_with_common_seeds(second_card: str) -> None:
     base = replace(SMALL, hardware=replace(SMALL.hardware, profile="roofline"))
-    frame = run_comparison(small(gpus=("h200", second_card), num_runs=2, base=base), jobs=1)
+    frame = run_comparison(small(gpus=("h200", second_card), num_runs=2, base=base), RUN)
     assert len(frame) == 2 * 2 * 2 * 2
     assert set(zip(frame["pair"], frame["gpu"], strict=True)) == {(p, g) for p in PAIRS for g in ("h200", "h400")}
     entries = {(e["pair"], e["gpu"], e["arch"]): e["output_throughput"].mean for e in summary(frame)}
@@ -55,20 +57,20 @@ def test_every_pair_on_every_card_with_common_seeds(second_card: str) -> None:
 
 
 def test_cost_is_price_over_tokens() -> None:
-    frame = run_comparison(small(gpu_hour_usd={"h200": 3.6}), jobs=1)
+    frame = run_comparison(small(gpu_hour_usd={"h200": 3.6}), RUN)
     assert frame[COST].tolist() == pytest.approx([1e3 / rate for rate in frame["output_throughput"]])
-    assert COST not in run_comparison(small(pairs=PAIRS[:1]), jobs=1)
+    assert COST not in run_comparison(small(pairs=PAIRS[:1]), RUN)
 
 
 def test_pairs_may_have_their_own_acceptance() -> None:
-    frame = run_comparison(small(pair_acceptance=(1.0, 0.0)), jobs=1)
+    frame = run_comparison(small(pair_acceptance=(1.0, 0.0)), RUN)
     shown = frame.groupby("pair")["spec_decode_acceptance_rate"].agg(["min", "max"])
     assert shown.loc[PAIRS[0]].tolist() == [100, 100]
     assert shown.loc[PAIRS[1]].tolist() == [0, 0]
 
 
 def test_differences_are_paired_within_a_pair_and_card() -> None:
-    frame = run_comparison(small(num_runs=2), jobs=1)
+    frame = run_comparison(small(num_runs=2), RUN)
     found = differences(frame, ["mean_e2el_ms"], "pd")
     assert [(d["pair"], d["arch"]) for d in found] == [(p, "pdv") for p in PAIRS]
     for entry in found:
@@ -176,35 +178,6 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
             assert difference["told_apart"] is (beyond and num_runs >= 5)
 
 
-@pytest.mark.usefixtures("quick_plots")
-@pytest.mark.parametrize("archs", [("autoregressive", "colocated", "pd"), ("pd", "pdv")])
-def test_advice_map_and_comparison_agree_on_who_leads(
-    archs: tuple[Arch, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The same question asked three ways: 30 requests per second, the shortest mean latency behind the warm-up."""
-    few: dict[str, Any] = {"dataset_name": "random", "num_prompts": 30, "input_len": 64, "output_len": 12}
-    same = few | {"arch": list(archs), "objective": "e2el", "num_runs": 5, "jobs": 1}
-    advice = pdvsim.advise(**same, request_rate=30, warmup_share=0.1, budget=80)
-    [cell] = pdvsim.winner_map(**same, request_rate=[30], acceptances=[0.6], warmup_share=0.1).cells
-    argv = [f"--{name.replace('_', '-')}={value}" for name, value in few.items()]
-    argv += ["--request-rate", "30", "--warmup-share", "0.1", "--objective", "e2el", "--arch", ",".join(archs)]
-    assert main(["compare", "--pairs", PAIRS[0], *argv, "--jobs", "1", "--json", "-o", str(tmp_path)]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert advice.held is not None
-    assert advice.recommended is not None
-    assert cell.contest is not None
-    means = {entry["arch"]: entry["mean_e2el_ms"]["mean"] for entry in document["summary"]}
-    [compared] = document["best"]
-    assert advice.recommended.arch == cell.winner == compared["arch"]
-    assert advice.held.best == cell.contest.best == compared["contest"]["best"] == min(means, key=lambda a: means[a])
-    for arch in archs:  # who has the same settings has the same figure, to the last bit
-        finalist = advice.finalist(arch)
-        if finalist.server == cell.settings[arch].server:
-            assert advice.held.values[arch] == cell.contest.values[arch]
-            assert means[arch] == advice.held.values[arch].mean
-    assert any(advice.finalist(arch).server == cell.settings[arch].server for arch in archs)
-
-
 def test_without_a_price_there_is_no_cost_and_the_table_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -219,15 +192,17 @@ def test_without_a_price_there_is_no_cost_and_the_table_says_so(
 def test_ctrl_c_keeps_what_is_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
-        if points[0].experiment.server.pair == PAIRS[0]:
-            return run_sweep(points, *rest)
-        raise SweepInterrupted(run_sweep(points[:1], *rest))
+    """When everyone is tuned and four runs are done: the first pair's, and one more."""
 
-    monkeypatch.setattr(compare_module, "run_sweep", interrupted)
+    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
+        if points[0].experiment.traffic.seed >= APART:
+            return run_sweep(points, *rest)
+        raise SweepInterrupted(run_sweep(points[:4], *rest))
+
+    monkeypatch.setattr(runs_module, "run_sweep", interrupted)
     argv = ["compare", "--pairs", ",".join(PAIRS), "--concurrency", "2", "--num-runs", "1", *FLAGS, "-o", str(tmp_path)]
     argv += ["--arch", "baseline,pd,pdv"]
     assert main(argv) == 130
-    assert "interrupted: 4 of 6 points saved" in capsys.readouterr().err
-    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 4
+    assert "interrupted: 3 of 6 points saved" in capsys.readouterr().err
+    assert len(pd.read_parquet(tmp_path / "compare.parquet")) == 3
     assert not math.isnan(json.loads((tmp_path / "compare.json").read_text())["points"][0]["output_throughput"])

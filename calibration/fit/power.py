@@ -1,0 +1,147 @@
+"""How a card's power limit slows it, from launches without a pause: what works draw, and what drawing too much costs.
+
+The draw is fitted to the power read where the clock stayed at its highest; limit, slope and the rest to how the times
+of the same launches grow, each predicted from the draw of those before it. Nothing is fitted on serving runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from pdvsim.calibration.fit.points import Floats
+from pdvsim.sim.core import Chunk, GpuSpec, Request
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.power import Power, PowerFit
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FULL = 0.995  # of the highest clock seen
+SETTLED_S = 0.3  # since the first launch
+COLD_S = 0.025  # of work after a rest, in which the clock has not fallen yet
+START = (700.0, 0.4, 0.5, 0.04)  # limit_w, slope, calm, settle_s
+
+
+@dataclass(frozen=True)
+class HeatedLaunch:
+    """One launch of a run without a pause: its time on a card at rest, what it reads and computes, when it began."""
+
+    cold_s: float
+    seconds: float
+    start_s: float
+    weights: float
+    cache: float
+    flops: float
+    mhz: float
+    watts: float
+
+
+def runs_of(frame: pd.DataFrame, models: dict[str, Latency]) -> list[list[HeatedLaunch]]:
+    """The heat section's groups, each in the order of its launches."""
+    heat = frame[(frame["section"] == "heat") & frame["sm_mhz"].notna()]
+    runs = []
+    for (model, _), group in heat.groupby(["model", "group"], sort=True, observed=True):
+        launches = [
+            launch for _, part in group.groupby("member", sort=True) for launch in _launches(part, models[str(model)])
+        ]
+        runs.append(sorted(launches, key=lambda launch: launch.start_s))
+    return runs
+
+
+def _launches(part: pd.DataFrame, model: Latency) -> Iterator[HeatedLaunch]:
+    part = part.sort_values("repeat")
+    seconds = part["seconds"].to_numpy(float)
+    before_s = np.cumsum(seconds) - seconds
+    cold_s = float(np.median(seconds[: max(1, int((before_s < COLD_S).sum()))]))
+    context = float(part["context_total"].mean())
+    weights, cache, flops = demands(part.iloc[0], context, model)
+    columns = (part[name].to_numpy(float) for name in ("seconds", "start_s", "sm_mhz", "power_w"))
+    for took_s, start_s, mhz, watts in zip(*columns, strict=True):
+        yield HeatedLaunch(cold_s, float(took_s), float(start_s), weights, cache, flops, float(mhz), float(watts))
+
+
+def demands(row: pd.Series, context: float, model: Latency) -> tuple[float, float, float]:
+    """Bytes of weights and of KV cache that a point's launch reads, and its flops, as the simulator counts them."""
+    rows, tokens, steps = int(row["rows"]), int(row["tokens"]), int(row["steps"])
+    if row["chunks"]:
+        each = int(row["chunk_tokens"]) // int(row["chunks"])
+        prompt = Request(0, 0.0, int(row["chunk_start"]) + each, 1, b"")
+        chunks = [Chunk(prompt, int(row["chunk_start"]), each)] * int(row["chunks"])
+        shape = model.carrying(rows, tokens, steps, chunks, bool(row["emits"]))
+    else:
+        shape = model.shape(rows, tokens, steps)
+    moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
+    cache = steps * context * model.spec.kv_bytes_per_token
+    return max(0.0, moved - cache), cache, flops
+
+
+@dataclass(frozen=True)
+class PowerCalibration:
+    """The fitted figures, how far the power read is off the draw, and how far settled launches are off their times."""
+
+    fit: PowerFit
+    power_error: Floats
+    time_error: Floats
+
+
+def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> PowerCalibration | None:
+    """The card's power, where samples tell of it."""
+    from scipy.optimize import least_squares, nnls
+
+    runs = runs_of(frame, models)
+    if not runs:
+        return None
+    highest = max(launch.mhz for run in runs for launch in run)
+    light = [late for run in runs if len({launch.flops for launch in run}) == 1 and (late := _full_clock(run, highest))]
+    if len(light) < 4:
+        return None
+    rates = np.array(
+        [[1.0, *(getattr(run[0], name) / run[0].cold_s for name in ("weights", "cache", "flops"))] for run in light]
+    )
+    read_w = np.array([np.mean([launch.watts for launch in run]) for run in light])
+    scale = rates.max(0)
+    draw = nnls(rates / scale, read_w)[0] / scale
+    base = dict(zip(("rest_w", "weight_j", "cache_j", "flop_j"), draw.tolist(), strict=True))
+
+    def fitted(values: Iterable[float]) -> PowerFit:
+        return PowerFit(**base, **dict(zip(("limit_w", "slope", "calm", "settle_s"), map(float, values), strict=True)))
+
+    def residuals(values: Floats) -> Floats:
+        power = Power(fitted(values), gpu.bandwidth_bytes_per_s)
+        return np.concatenate(
+            [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
+        )
+
+    bounds = ([1.0, 0.0, 0.0, 1e-3], [1e5, 10.0, 1.0, 10.0])
+    found = least_squares(
+        residuals, START, bounds=bounds, x_scale=START, loss="soft_l1", f_scale=0.01, diff_step=[1e-3] * len(START)
+    )
+    fit = fitted(found.x)
+    power = Power(fit, gpu.bandwidth_bytes_per_s)
+    late = []
+    for run in runs:
+        settled = [i for i, launch in enumerate(run) if launch.start_s > SETTLED_S]
+        predicted = _predicted(run, power)
+        if settled:
+            late.append(predicted[settled].sum() / sum(run[i].seconds for i in settled) - 1)
+    return PowerCalibration(fit, rates @ draw / read_w - 1, np.array(late))
+
+
+def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:
+    """The settled launches of a run that never left the highest clock, else none."""
+    late = [launch for launch in run if launch.start_s > SETTLED_S]
+    return late if late and min(launch.mhz for launch in late) >= FULL * highest else []
+
+
+def _predicted(run: Sequence[HeatedLaunch], power: Power) -> Floats:
+    """Each launch's time, from those before it."""
+    mean_w, seconds = power.fit.rest_w, np.empty(len(run))
+    for i, launch in enumerate(run):
+        draw = power.draw(launch.cold_s, launch.weights, launch.cache, launch.flops)
+        seconds[i] = taken_s = power.taken_s(mean_w, draw, launch.cold_s)
+        mean_w = power.mean_w(mean_w, taken_s, draw.watts)
+    return seconds

@@ -1,0 +1,136 @@
+"""`pdvsim live`: architectures side by side on one page, while they serve."""
+
+from __future__ import annotations
+
+import webbrowser
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from pdvsim.cli.args import parse
+from pdvsim.common.console import say
+from pdvsim.live.knobs import Setup
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import named
+
+EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
+
+
+@dataclass(frozen=True)
+class LiveTraffic(Traffic):
+    """Who asks what, and when; from the start on, until it is turned."""
+
+    request_rate: float = 8.0
+    """Requests per second."""
+    num_prompts: tyro.conf.Suppress[int] = 1000  # of no account: a session goes on
+    use_trace_timestamps: tyro.conf.Suppress[bool] = False
+
+
+@dataclass(frozen=True)
+class LiveScoring(Scoring):
+    """Service levels."""
+
+    percentile_metrics: tyro.conf.Suppress[tuple[str, ...]] = ("ttft", "tpot", "itl", "e2el")
+    metric_percentiles: tyro.conf.Suppress[tuple[float, ...]] = (50.0, 95.0, 99.0)
+    warmup_requests: tyro.conf.Suppress[int] = 0
+    detailed: tyro.conf.Suppress[bool] = True
+
+
+@dataclass(frozen=True)
+class LiveCommand:
+    """Show one to four architectures on a page while they serve the same requests; turn load and settings meanwhile."""
+
+    arch: tuple[Arch, ...] = ("pdv", "colocated")
+    """Serving architectures, one to four; differences are against the first."""
+    beside: Literal["real"] | None = None
+    """real: show the run of `realrun --live` on this machine, and the same run simulated, metric by metric."""
+    speed: float = 1.0
+    """Simulated seconds a second at the start: 1, 10, 100, or inf for as fast as it goes."""
+    port: int = 5006
+    """Of the page; 0: any that is free."""
+    host: str | None = None
+    """Address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
+    token: str | None = None
+    """The token, instead of one drawn at random."""
+    browser: bool = True
+    """--no-browser prints the page's address and opens nothing."""
+    traffic: LiveTraffic = field(default_factory=LiveTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host_costs: Annotated[Host, tyro.conf.arg(name="")] = field(default_factory=Host)
+    scoring: LiveScoring = field(default_factory=LiveScoring)
+    config: str | None = None
+    """TOML file of flags (request_rate = 8); the command line wins."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.token is not None and len(self.token) < 8:
+            raise ValueError("token takes at least 8 characters")
+
+    def setup(self) -> Setup:
+        """The session these options describe."""
+        if not self.arch:
+            raise ValueError("arch needs at least one value")
+        given: tuple[tuple[type[Any], Any], ...] = (
+            (Traffic, self.traffic), (Acceptance, self.acceptance), (Server, self.server), (Hardware, self.hardware),
+            (Host, self.host_costs), (Scoring, self.scoring),
+        )  # fmt: skip
+        plain = [kind(**{f.name: getattr(part, f.name) for f in fields(kind)}) for kind, part in given]
+        return Setup(self.arch, Experiment(self.arch[0], *plain))
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(LiveCommand, argv, "pdvsim live")
+    try:
+        from pdvsim.live.page import Dashboard
+        from pdvsim.live.server import PageServer
+    except ImportError:
+        raise ValueError(EXTRA) from None
+    from pdvsim.cli.livefiles import SavedSession
+    from pdvsim.live.pace import WINDOW_S, Feed, drive, drive_beside, setup_beside
+    from pdvsim.live.session import Session
+
+    setup = setup_beside(*_heard(args)) if args.beside else args.setup()
+    Session(setup)  # what cannot be served is refused here, in one line
+    names = [named(arch).rpartition(":")[2] for arch in setup.archs]
+    if args.beside:
+        [name] = names
+        archs, names, shown = setup.archs * 2, [f"{name} (real)", f"{name} (simulated)"], None
+        feed = Feed(drive_beside, _heard(args)[1], WINDOW_S)
+    else:
+        archs, shown = setup.archs, setup
+        feed = Feed(drive, setup, args.speed, WINDOW_S)
+
+    def made(document: Any) -> None:
+        Dashboard(document, feed, archs, names, shown, lambda saved: SavedSession(setup, saved))
+
+    try:
+        page = PageServer(made, args.host, args.port, args.token)
+        say("pdvsim", f"live at {page.url} (Ctrl-C ends it)")
+        if args.browser:
+            webbrowser.open(page.url)
+        page.run()
+    finally:
+        feed.close()
+    say("pdvsim", "live ended")
+    return 0
+
+
+def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
+    """The experiment of the real run under way, and the pair to simulate it with where its own is known to nobody."""
+    from pdvsim.live.wire import Heard, connected
+
+    try:
+        experiment = Heard(connected()).experiment
+    except OSError:
+        raise ValueError("no real run to show: start realrun --live on this machine first") from None
+    try:
+        named_pair(experiment.server.pair)
+    except ValueError:
+        return experiment, args.server.pair
+    return experiment, None

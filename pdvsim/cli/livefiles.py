@@ -1,0 +1,123 @@
+"""A live session as ordinary results: run again from its tape with every record kept, and the command lines of it."""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.cli.runfiles import RunFiles
+from pdvsim.common.files import whole, write_whole
+from pdvsim.live.knobs import Act, Knobs, Setup
+from pdvsim.live.session import TAIL_S, replay
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.timeline import trace
+from pdvsim.study import output
+from pdvsim.study.results import load
+from pdvsim.view.report import page
+from pdvsim.view.report.document import build
+from pdvsim.view.run import Run
+
+if TYPE_CHECKING:
+    from pdvsim.live.pace import Shown
+
+GROUPS = ("traffic", "acceptance", "server", "hardware", "host", "scoring")
+UNSAID = ("num_prompts", "percentile_metrics", "metric_percentiles")  # of a session's own
+
+
+def flags_of(experiment: Experiment, leave_out: Sequence[str] = ()) -> list[str]:
+    """The flags that give an experiment's settings, where they are not the defaults."""
+    words: list[str] = []
+    for group in (getattr(experiment, name) for name in GROUPS):
+        for field in fields(group):
+            value = getattr(group, field.name)
+            if field.name in leave_out or value == field.default:
+                continue
+            flag = field.name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return words
+
+
+def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
+    """What repeats a session, and what of it no command line can."""
+    begun = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(setup.base, UNSAID)]
+    if not tape:
+        runs = [["pdvsim", "run", "--arch", e.arch, *flags_of(e)] for e in made]
+        return "\n".join(["Nothing was turned. The same again:", *map(shlex.join, [begun, *runs])])
+    present = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(knobs.turned(setup.base), UNSAID)]
+    lines = ["As it began:", shlex.join(begun), "As it stood at the end:", shlex.join(present)]
+    lines.append(f"What no command line repeats, up to {now_s:.2f} s (session.json has it to the last digit):")
+    before = Knobs.of(setup.base)
+    for act in tape:
+        what = {"burst": "a burst of requests", "drop": "acceptance halved"}.get(act.what, "")
+        if act.knobs is not None:
+            old = asdict(before)
+            what = ", ".join(f"{k} {old[k]} to {v}" for k, v in asdict(act.knobs).items() if v != old[k])
+            before = act.knobs
+        lines.append(f"  at {act.at_s:.2f} s: {what}")
+    return "\n".join(lines)
+
+
+def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> str:
+    """Write table, records, timeline and page of each architecture, and one report of all; returns what to say."""
+    output.check_folder(folder)
+    date, made, paths, tables = output.now(), [], [], []
+    for result, tail in replay(setup, tape, now_s):
+        if not len(result.requests["id"]):
+            raise ValueError("nobody has come yet: there is nothing to save")
+        name = result.experiment.arch.rpartition(":")[2]
+        stem = folder / name
+        details = {detail: stem.with_name(f"{name}.{detail}.parquet") for detail in output.DETAILS}
+        pages = (folder / f"{name}.html",)
+        written = RunFiles("live", date, (folder / f"{name}.json",), details, (), pages)
+        run = Run(result)
+        written.write(run)
+        with whole(folder / f"{name}.trace.json") as file:
+            file.writelines(trace(tail))
+        made.append(result.experiment)
+        paths.append(written.results[0])
+        tables.append(run.table())
+    write_whole(folder / "report.html", page(build(load(paths))).encode())
+    knobs = next((act.knobs for act in reversed(tape) if act.knobs is not None), Knobs.of(setup.base))
+    lines = command_lines(setup, tape, knobs, now_s, made)
+    write_whole(folder / "session.txt", "\n\n".join([*tables, lines, ""]).encode())
+    document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}
+    document["tape"] = [output.settings(act) for act in tape]
+    write_whole(folder / "session.json", (output.dumps(document) + "\n").encode())
+    each = f"of each a result, records, a page and a timeline of the last {TAIL_S:g} s"
+    return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
+
+
+class SavedSession:
+    """A session being written, in a process of its own: the page goes on."""
+
+    def __init__(self, setup: Setup, shown: Shown) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        folder = Path(f"results/live-{output.now()}").absolute()
+        context.Process(target=_write, args=(theirs, setup, shown.tape, shown.now_s, folder), daemon=True).start()
+        theirs.close()
+
+    def said(self) -> str | None:
+        """What came of it, in a line or more of text; None while it goes on."""
+        try:
+            return str(self._pipe.recv()) if self._pipe.poll() else None
+        except EOFError:
+            return "nothing was saved: the process that wrote it has ended"
+
+
+def _write(pipe: Connection, setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        said: Any = write_session(setup, tape, now_s, folder)
+    except (ValueError, OSError) as error:
+        said = f"nothing was saved: {error}"
+    pipe.send(said)

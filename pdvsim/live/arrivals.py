@@ -1,0 +1,85 @@
+"""Requests drawn as time goes, from settings that may change; without a change the very ones of an ordinary run.
+
+A change begins a new draw, with a seed of its own, at the time of the change: who was to come by the old settings does
+not. Not modelled: a rate that changes between two requests; the new one counts from the change on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from pdvsim.sim.config import Acceptance, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.workload.requests import Workload
+
+AHEAD = 100_000  # requests of one draw; when they are used up, the next begins
+CHUNK = 64  # drawn at once: a change throws away what was drawn ahead
+SEEDS = 1 << 53
+
+
+class Arrivals:
+    """Who comes when, numbered from 0; every architecture gets copies of its own."""
+
+    def __init__(self, traffic: Traffic, acceptance: Acceptance, most: int | None = None) -> None:
+        self.sent, self._most = 0, most
+        self._draws, self._last_s = 0, 0.0
+        self.turn(traffic, acceptance, 0.0)
+
+    def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
+        """From now on requests are of this traffic."""
+        self._settings, self._from_s = (traffic, acceptance), now_s
+        self._coming = iter(self._workload())
+        self._next = self._drawn()
+        self._crowd: Iterator[Request] | None = None
+
+    def largest(self) -> Request:
+        """The one with the most tokens of those that may come."""
+        return self._workload(0, AHEAD).largest()
+
+    def until(self, time_s: float) -> list[Request]:
+        """Those that come up to a time, in their order; who has been given out is not given again."""
+        found: list[Request] = []
+        while self._next.arrival_s <= time_s and self.sent != self._most:
+            found.append(self._numbered(self._next))
+            self._next = self._drawn()
+        return found
+
+    def burst(self, count: int, now_s: float) -> list[Request]:
+        """So many more, at once."""
+        if self._crowd is None:
+            self._crowd = iter(self._workload())
+        found = []
+        for _ in range(count):
+            request = next(self._crowd)
+            request.arrival_s = now_s
+            found.append(self._numbered(request))
+        return found
+
+    def _workload(self, draws: int = 1, chunk: int = CHUNK) -> Workload:
+        traffic, acceptance = self._settings
+        seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
+        self._draws += draws
+        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, chunk)
+
+    def _drawn(self) -> Request:
+        request = next(self._coming, None)
+        if request is None:
+            self._from_s = self._last_s
+            self._coming = iter(self._workload())
+            request = next(self._coming)
+        request.arrival_s += self._from_s
+        self._last_s = request.arrival_s
+        return request
+
+    def _numbered(self, request: Request) -> Request:
+        request.id = self.sent
+        self.sent += 1
+        return request
+
+
+def copied(request: Request) -> Request:
+    """A request as it was drawn, for another server."""
+    return Request(
+        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, request.coins
+    )

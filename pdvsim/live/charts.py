@@ -1,0 +1,227 @@
+"""The page's charts: what went over time, how latencies are spread, and what each architecture's lanes did just now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from bokeh.models import (
+    ColumnDataSource,
+    DataRange1d,
+    FactorRange,
+    FixedTicker,
+    HoverTool,
+    NumeralTickFormatter,
+    Range1d,
+)  # fmt: skip
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.plotting import figure
+
+from pdvsim.live.gauge import LATENCIES, STRIP_S
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.policies import ARCHITECTURES, kin, policy_of
+from pdvsim.sim.records import LANES, Array
+from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
+
+SERIES = {
+    "tokens_per_s": "Output tokens a second",
+    "in_system": "Requests in system",
+    "draft_length": "Draft length",
+    "acceptance": "Drafts accepted (share)",
+}
+FAST = ("tokens_per_s", "in_system")
+SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
+ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
+SLOW_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
+MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # on the axes of latencies
+LANE_PX = 22  # of the strip's height
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # two of one colour are told apart by these
+
+
+class Charts:
+    """Charts over the architectures, in the order of `archs`; `names` are what they are called on the page.
+
+    `figures` are what is shown first; where those of a simulation have errors, against a real run, they are drawn too.
+    """
+
+    def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
+        self.archs, self.names = archs, names
+        # one source for all architectures: each is a message, and each message may draw a chart anew
+        self._fast, self._slow, self._spreads, self._launches, self._errors = (ColumnDataSource() for _ in range(5))
+        self._turn = 0
+        for draw in (self._show_fast, self._show_slow, self._show_spreads):
+            draw(figures)
+        errors = [name for name in figures[-1].get("errors", ()) if name != "time_s"]
+        self.roots: list[Any] = []
+        if errors:
+            self._add(self._error(errors), "lead_errors")
+        self._add(self._strip(), "lead_strip")
+        for column in SERIES:
+            self._add(self._over_time(column), f"lead_{column}")
+        for metric in LATENCIES:
+            self._add(self._spread(metric), f"chart_{metric}")
+        for at, arch in enumerate(archs):
+            self._add(self._queues(at, arch), f"chart_queues_{at}")
+
+    def show(self, figures: Sequence[dict[str, Any]]) -> None:
+        """Draw the latest; what moves slowly is drawn more rarely."""
+        self._turn = (self._turn + 1) % ROUND
+        self._show_fast(figures)
+        if self._turn == SLOW_TURN:
+            self._show_slow(figures)
+        if self._turn == SPREADS_TURN:
+            self._show_spreads(figures)
+
+    def _show_fast(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._fast.data = _joined([_columns(shown, FAST) for shown in figures])
+        self._launches.data = _strip_data(self.names, figures)
+
+    def _show_slow(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])
+        self._errors.data = {name: _drawable(column) for name, column in figures[-1].get("errors", {}).items()}
+
+    def _show_spreads(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._spreads.data = _joined([_spread_columns(shown) for shown in figures])
+
+    def _add(self, plot: Any, name: str) -> None:
+        plot.name = name
+        plot.toolbar.logo = None
+        plot.title.text_font_size = "13px"
+        plot.background_fill_color = plot.border_fill_color = "#ffffff"
+        self.roots.append(plot)
+
+    def _over_time(self, column: str) -> Any:
+        plot = _plot(SERIES[column], x_axis_label="seconds")
+        plot.y_range = DataRange1d(start=0) if column != "acceptance" else Range1d(0, 1)
+        source = self._fast if column in FAST else self._slow
+        for at, (arch, name, dash) in enumerate(zip(self.archs, self.names, DASHES, strict=False)):
+            style = {"color": arch_colour(arch), "line_width": 2, "line_dash": dash if self._twins(arch) else "solid"}
+            legend = {"legend_label": name} if column == "tokens_per_s" else {}
+            if column not in FAST and not policy_of(arch).speculates:
+                continue
+            plot.line(f"time_s_{at}", f"{column}_{at}", source=source, **style, **legend)
+        if column == "tokens_per_s":
+            _legend_below(plot)
+        return plot
+
+    def _error(self, errors: Sequence[str]) -> Any:
+        plot = _plot("Error of the simulation (%)", x_axis_label="seconds")
+        for name, colour, dash in zip(errors, RAMP, DASHES, strict=False):
+            style = {"color": colour, "line_width": 2, "line_dash": dash}
+            plot.line("time_s", name, source=self._errors, **style, legend_label=name)
+        _legend_below(plot)
+        return plot
+
+    def _spread(self, metric: str) -> Any:
+        plot = _plot(f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}", x_axis_type="log")
+        plot.xaxis.axis_label = "ms"
+        plot.xaxis.ticker, plot.xaxis.formatter = FixedTicker(ticks=MARKED_MS), NumeralTickFormatter(format="0.[0]a")
+        plot.y_range = DataRange1d(start=0)
+        for at, (arch, dash) in enumerate(zip(self.archs, DASHES, strict=False)):
+            plot.step(
+                f"{metric}_ms_{at}", f"{metric}_{at}", source=self._spreads, mode="after", color=arch_colour(arch),
+                line_width=2, line_dash=dash if self._twins(arch) else "solid",
+            )  # fmt: skip
+        return plot
+
+    def _queues(self, at: int, arch: str) -> Any:
+        plot = _plot(f"{self.names[at]}: queues", x_axis_label="seconds")
+        plot.title.text_color = arch_colour(arch)
+        plot.y_range = DataRange1d(start=0, min_interval=4)
+        for lane in lanes_of(arch):
+            plot.line(
+                f"time_s_{at}", f"queue_{lane}_{at}", source=self._slow, color=LANE_COLOURS[lane], line_width=2,
+                legend_label=lane,
+            )  # fmt: skip
+        _legend_below(plot)
+        return plot
+
+    def _strip(self) -> Any:
+        rows = [(name, lane) for arch, name in zip(self.archs, self.names, strict=True) for lane in lanes_of(arch)]
+        plot = _plot(
+            f"The last {STRIP_S * 1e3:.0f} ms", height=70 + LANE_PX * (len(rows) + len(self.archs)),
+            y_range=FactorRange(*reversed(rows), group_padding=0.8), x_range=Range1d(-STRIP_S * 1e3, 0),
+        )  # fmt: skip
+        plot.xaxis.axis_label = "ms from now"
+        plot.yaxis.group_label_orientation = "horizontal"
+        plot.yaxis.group_text_font_size = "12px"
+        plot.yaxis.separator_line_color = plot.ygrid.grid_line_color = None
+        bars: GlyphRenderer[Any] = plot.hbar(
+            y="row", left="start_ms", right="end_ms", height=0.8, color="colour", line_color="#ffffff",
+            source=self._launches,
+        )  # fmt: skip
+        tips = [("", "@kind"), ("rows", "@rows"), ("tokens", "@tokens"), ("took", "@took ms")]
+        plot.add_tools(HoverTool(renderers=[bars], tooltips=tips))
+        return plot
+
+    def _twins(self, arch: str) -> bool:
+        return sum(arch_colour(other) == arch_colour(arch) for other in self.archs) > 1
+
+
+def lanes_of(arch: str) -> tuple[str, ...]:
+    """The lanes that an architecture has."""
+    return ARCHITECTURES[kin(arch)].lanes
+
+
+def _plot(title: str, height: int = 200, **options: Any) -> Any:
+    plot = figure(title=title, height=height, sizing_mode="stretch_width", tools="", toolbar_location=None, **options)
+    plot.axis.minor_tick_line_color = None
+    return plot
+
+
+def _legend_below(plot: Any) -> None:
+    """Names of the lines, where they hide none of them."""
+    legend = plot.legend[0]
+    legend.orientation, legend.border_line_color = "horizontal", None
+    legend.padding = legend.margin = 0
+    legend.spacing, legend.label_height, legend.glyph_height = 4, 12, 12
+    legend.label_text_font_size = "11px"
+    legend.ncols = 3 if len(legend.items) > 4 else 2 if len(legend.items) > 3 else "auto"  # as a telephone has room
+    plot.add_layout(legend, "below")
+
+
+def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The launches of all architectures, as bars on their lanes."""
+    names_of = ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")
+    found: dict[str, list[Any]] = {name: [] for name in names_of}
+    for name, shown in zip(names, figures, strict=True):
+        rows, now_s = shown["strip"], shown["now_s"]
+        kinds = [KINDS[int(kind)] for kind in rows["kind"]]
+        found["row"] += [(name, LANES[int(lane)]) for lane in rows["lane"]]
+        found["kind"] += kinds
+        found["colour"] += [KIND_COLOURS[kind] for kind in kinds]
+        found["start_ms"] += np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3).tolist()
+        found["end_ms"] += ((rows["end_s"] - now_s) * 1e3).tolist()
+        found["took"] += np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2).tolist()
+        for column in ("rows", "tokens"):
+            found[column] += rows[column].tolist()
+    return found
+
+
+def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
+    return {name: shown["series"][name] for name in ("time_s", *names)}
+
+
+def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
+    """Of each metric the bins' edges, and the share from each edge on."""
+    found: dict[str, Array] = {}
+    for metric, (edges_ms, shares) in shown["histograms"].items():
+        found[f"{metric}_ms"], found[metric] = edges_ms, np.append(shares, 0.0)
+    return found
+
+
+def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
+    """Columns of all architectures side by side; the shorter end in what is not drawn."""
+    drawn = [{name: _drawable(column) for name, column in part.items()} for part in parts]
+    rows = max(len(column) for part in drawn for column in part.values())
+    return {
+        f"{name}_{at}": np.pad(column, (0, rows - len(column)), constant_values=np.nan)
+        for at, part in enumerate(drawn)
+        for name, column in part.items()
+    }
+
+
+def _drawable(column: Sequence[float] | Array) -> Array:
+    """A column as numbers; an empty one is a point at 0, as a chart of nothing has no axes."""
+    return np.asarray(column, float) if len(column) else np.zeros(1)

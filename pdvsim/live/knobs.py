@@ -1,0 +1,86 @@
+"""What can be turned while a session runs, for all architectures at once, and the tape of what was."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
+from pdvsim.sim.relevance import refuse_idle, suited
+
+MOST = 4  # architectures side by side
+BURST = 50  # requests at once
+DROP_S, DROP_SHARE = 10.0, 0.5  # for how long acceptance falls, and to which share of itself
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The settings of an experiment that may change while it runs. Lengths of None are the data set's own."""
+
+    request_rate: float
+    burstiness: float
+    dataset_name: Dataset
+    input_len: int | None
+    output_len: int | None
+    acceptance_rate: float
+    num_speculative_tokens: int
+    controller: ControllerName
+    max_num_seqs: int
+    max_num_batched_tokens: int
+
+    @classmethod
+    def of(cls, experiment: Experiment) -> Knobs:
+        """As an experiment has them."""
+        groups = (experiment.traffic, experiment.acceptance, experiment.server)
+        every = {name: value for group in groups for name, value in asdict(group).items()}
+        return cls(**{name: every[name] for name in cls.__dataclass_fields__})
+
+    def turned(self, experiment: Experiment) -> Experiment:
+        """The experiment with these settings; a ValueError of one line if it cannot have them."""
+        traffic = experiment.traffic
+        path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
+        changed: dict[str, Any] = {}
+        for name in ("traffic", "acceptance", "server"):
+            group = getattr(experiment, name)
+            mine = {key: value for key, value in asdict(self).items() if hasattr(group, key)}
+            if name == "traffic":
+                mine["dataset_path"] = path
+                mine["random_range_ratio"] = traffic.random_range_ratio if self.dataset_name == "random" else 0.0
+            changed[name] = replace(group, **mine)
+        return replace(experiment, **changed)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a session begins with: architectures, and the one experiment that all of them run."""
+
+    archs: tuple[Arch, ...]
+    base: Experiment
+    most: int | None = None  # requests in all; without it they go on coming
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
+            raise ValueError(
+                f"arch takes one to {MOST} architectures, each once, got {', '.join(self.archs) or 'none'}"
+            )
+        traffic, server = self.base.traffic, self.base.server
+        if self.most is None and (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps):
+            raise ValueError("live draws arrivals as time goes: give a finite --request-rate")
+        if self.most is None and not server.longest_draft:
+            raise ValueError("start with a draft length of 1 or more: 0 can be chosen on the page")
+        refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
+
+    def experiments(self, knobs: Knobs) -> list[Experiment]:
+        """One an architecture, with these settings; those that do nothing in it are set aside."""
+        turned = knobs.turned(self.base)
+        return [suited(replace(turned, arch=arch)) for arch in self.archs]
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something that was done to a session, at a simulated time: settings turned, a burst sent, acceptance dropped."""
+
+    at_s: float
+    what: Literal["turn", "burst", "drop"]
+    knobs: Knobs | None = None

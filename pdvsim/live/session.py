@@ -1,0 +1,219 @@
+"""A session: one to four architectures serve the same requests in step, and what is turned is turned for all.
+
+A session is a function of its experiments and its tape, however it was driven from one time to the next: so what was
+seen on the page can be run again, with every record kept.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+from pdvsim.live.arrivals import Arrivals
+from pdvsim.live.gauge import SLOT_S, Gauge
+from pdvsim.live.knobs import BURST, Act, Knobs, Setup
+from pdvsim.live.station import Station
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
+from pdvsim.sim.run import Site, no_collector
+
+TAIL_S = 5.0  # of a session that is run again, for its timeline
+STEP_S = 1.0  # at a time
+
+
+class InStep(Protocol):
+    """Architectures in step, wherever they are simulated."""
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time, with every architecture, and take in what happened."""
+
+    def do(self, act: Act) -> None:
+        """Do to every architecture, and to the source of requests, what was done."""
+
+    def check(self, knobs: Knobs) -> None:
+        """Refuse, with a ValueError of one line, settings that some architecture cannot have."""
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+
+
+class Session:
+    """What a page drives: architectures on one simulated time, and the tape of what was done to them."""
+
+    def __init__(self, setup: Setup, fleet: InStep | None = None) -> None:
+        """`fleet` is at its start; without one, its architectures are simulated here."""
+        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.tape: list[Act] = []
+        self.now_s = 0.0
+        self.fleet = GaugedStations(setup) if fleet is None else fleet
+        self.fleet.check(self.knobs)
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time."""
+        self.fleet.advance(time_s)
+        self.now_s = max(self.now_s, time_s)
+
+    def turn(self, knobs: Knobs) -> None:
+        """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
+        if knobs != self.knobs:
+            self.fleet.check(knobs)
+            self._do(Act(self.now_s, "turn", knobs))
+            self.knobs = knobs
+
+    def burst(self) -> None:
+        """Send many requests at once."""
+        self._do(Act(self.now_s, "burst"))
+
+    def drop(self) -> None:
+        """Let acceptance fall to a share of itself for a while."""
+        self._do(Act(self.now_s, "drop"))
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+        return self.fleet.figures(window_s)
+
+    def _do(self, act: Act) -> None:
+        self.fleet.do(act)
+        self.tape.append(act)
+
+
+class Stations:
+    """The stations of a setup, or those `of` some places in it, and the one source of their requests."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        reader: Callable[[Log, Site], Reader],
+        traced: bool = False,
+        of: Sequence[int] | None = None,
+    ) -> None:
+        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
+        self._of = range(len(setup.archs)) if of is None else of
+        self.stations = [Station(e, reader, traced) for e in self._experiments(self.knobs)]
+
+    def run_to(self, time_s: float) -> None:
+        """Let everything happen that happens before a time, everywhere."""
+        coming = self.arrivals.until(time_s)
+        for station in self.stations:
+            station.send(coming)
+            station.run_to(time_s)
+
+    def do(self, act: Act) -> None:
+        """Do to every station, and to the source, what was done."""
+        if act.what == "burst":
+            crowd = self.arrivals.burst(BURST, act.at_s)
+            for station in self.stations:
+                station.send(crowd)
+        elif act.what == "drop":
+            for station in self.stations:
+                station.drop()
+        elif act.knobs is not None:
+            old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
+            if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
+                self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
+            for station, experiment in zip(self.stations, self._experiments(act.knobs), strict=True):
+                station.turn(experiment)
+            self.knobs = act.knobs
+
+    def check(self, knobs: Knobs) -> None:
+        """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
+        turned = knobs.turned(self.setup.base)
+        largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
+        for station, _ in zip(self.stations, self._experiments(knobs), strict=True):
+            station.site.check([largest])
+
+    def _experiments(self, knobs: Knobs) -> list[Experiment]:
+        every = self.setup.experiments(knobs)
+        return [every[at] for at in self._of]
+
+
+class GaugedStations(Stations):
+    """Stations in this process, with the figures of their last seconds."""
+
+    def __init__(self, setup: Setup, of: Sequence[int] | None = None) -> None:
+        super().__init__(setup, _gauge, of=of)
+        self.now_s = 0.0
+        self._slots = 0
+
+    def advance(self, time_s: float) -> None:
+        """Go on to a time, and take in what happened."""
+        while self.now_s < time_s:
+            boundary_s = (self._slots + 1) * SLOT_S
+            self.now_s = to_s = min(time_s, boundary_s)
+            self.run_to(to_s)
+            self._slots += to_s == boundary_s
+            for station, gauge in self.gauged():
+                gauge.take(to_s)
+                state = station.in_system, station.kv_share, station.queues(), station.controller()
+                gauge.noted(*state)
+                if to_s == boundary_s:
+                    gauge.next_slot()
+                    gauge.noted(*state)
+
+    def figures(self, window_s: float) -> list[dict[str, Any]]:
+        """What each architecture's last seconds were like."""
+        dropped = self.now_s < self.stations[0].dropped_until_s
+        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self.gauged()]
+
+    def gauged(self) -> list[tuple[Station, Gauge]]:
+        """Each station, and what reads its log."""
+        return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
+
+
+class Kept(NamedTuple):
+    """A session run again: an ordinary result, and the tail of it as a timeline shows it."""
+
+    result: Result
+    tail: Result
+
+
+def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TAIL_S) -> list[Kept]:
+    """A session run again with every record kept, and all who came by `until_s` served to their end."""
+    them = Stations(setup, lambda log, site: Keeper(log), tail_s > 0)
+    untraced = [0] * len(them.stations)  # launches before the tail: what they carried is forgotten
+    with no_collector():
+        now_s, acts = 0.0, deque(tape)
+        while True:
+            while acts and acts[0].at_s <= now_s:
+                them.do(acts.popleft())
+            if now_s >= until_s:
+                break
+            now_s = min(until_s, now_s + STEP_S, *(act.at_s for act in [*acts][:1]))
+            them.run_to(now_s)
+            if now_s <= until_s - tail_s:
+                untraced = [n + _forgotten(station.log) for n, station in zip(untraced, them.stations, strict=True)]
+        cut_s = until_s - tail_s
+        return [_kept(s, them.arrivals.sent, n, cut_s) for n, s in zip(untraced, them.stations, strict=True)]
+
+
+def _forgotten(log: Log) -> int:
+    """Forget whom the launches so far carried, and what the host did; how many launches that were."""
+    count = len(log.launches.carried or ())
+    for kept in (log.launches.carried, log.host):
+        if kept is not None:
+            kept.clear()
+    return count
+
+
+def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
+    """The result of an ordinary run of so many requests, and who and what is of it behind the cut."""
+    station.finish()
+    keeper, log = station.reader, station.log
+    assert isinstance(keeper, Keeper)
+    keeper.take(station.env.now)
+    traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
+    made, meta = replace(station.experiment, traffic=traffic), station.site.meta()
+    requests = keeper.requests()
+    late = rows_of(requests, requests["finish_s"] >= cut_s)
+    launches = {name: column[untraced:] for name, column in keeper.launches.items()}
+    tail = Result(made, late, keeper.deliveries, launches, meta, None, log.launches.carried, log.host)
+    return Kept(Result(made, requests, keeper.deliveries, keeper.launches, meta), tail)
+
+
+def _gauge(log: Log, site: Site) -> Gauge:
+    hardware, scoring = site.experiment.hardware, site.experiment.scoring
+    gpus = hardware.replicas * (1 + hardware.verify_gpu)
+    return Gauge(log, scoring.slo(), site.profile.gpu.bandwidth_bytes_per_s, gpus)

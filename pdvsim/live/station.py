@@ -1,0 +1,165 @@
+"""One architecture of a session: the parts of a simulated run, driven from one time to the next."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from simpy.events import Event
+
+from pdvsim.live.arrivals import copied
+from pdvsim.live.knobs import DROP_S
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import Request, Work
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.policies.base import Policy
+from pdvsim.sim.policies.controllers import Learner
+from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.records import Log, Reader
+from pdvsim.sim.run import Door, Site, covering_profile, make_controller
+
+_MASK = (1 << 64) - 1
+
+
+class Station:
+    """A site on simulated time that takes requests as they come and settings as they are turned.
+
+    `reader` makes what reads the log. `traced` keeps whom each launch carried, and what the host did.
+    """
+
+    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+        self.experiment = experiment
+        self.env = Clock(not traced)
+        self.log = Log.of_everything() if traced else Log()
+        self.site = Site(self.env, experiment, covering_profile(experiment), self.log)
+        self.reader = reader(self.log, self.site)
+        self.inside: dict[int, Request] = {}  # sent, not finished
+        self.held: deque[Request] = deque()  # due, but --max-concurrency is reached
+        self.dropped_until_s = -1.0
+        self._door = Door(self.site, self.reader)
+        self._door.on_finish = self._finished
+        for gpu in self.site.gpus:
+            gpu.verdict = self._judge(gpu.verdict)
+
+    def send(self, requests: Sequence[Request]) -> None:
+        """Let copies of these arrive at their times."""
+        for request in requests:
+            event = Event(self.env)
+            event.callbacks.append(self._arrival(copied(request)))
+            # one that arrives as a step ends is in time for the next
+            self.env.at(request.arrival_s, event, first=True)
+
+    def run_to(self, time_s: float) -> None:
+        """Let everything happen that happens before a time."""
+        self.env.run_to(self.env.at(time_s, Event(self.env)))
+
+    def finish(self) -> None:
+        """Serve all who are inside, and nobody else."""
+        while self.inside or self.held:
+            self.env.step()
+
+    def turn(self, turned: Experiment) -> None:
+        """Use other settings from the next round on."""
+        old, new = self.experiment.server, turned.server
+        drafts = ("num_speculative_tokens", "controller")
+        for policy in self.site.servers:
+            policy.settings = new
+            if any(getattr(old, name) != getattr(new, name) for name in drafts):
+                policy.controller = make_controller(new, policy.planner)
+            policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
+            policy.open_door()
+        self.experiment = turned
+
+    def drop(self) -> None:
+        """Let acceptance fall for a while, of those inside as well."""
+        self.dropped_until_s = self.env.now + DROP_S
+
+    # what a page shows of it --------------------------------------------------------------------------------------
+
+    @property
+    def in_system(self) -> int:
+        return len(self.inside) + len(self.held)
+
+    @property
+    def kv_share(self) -> float:
+        """Of the KV cache, what is in use."""
+        caches = [server.kv for server in self.site.servers]
+        return sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
+
+    def queues(self) -> dict[str, int]:
+        """Requests in front of each lane now."""
+        return queues_of(self.site.servers)
+
+    def controller(self) -> dict[str, Any]:
+        """The draft length in use, and what its controller has seen; of the first server where there are several."""
+        return seen_by(self.site.servers[0])
+
+    # -------------------------------------------------------------------------------------------------------------
+
+    def _arrival(self, request: Request) -> Callable[[Event], None]:
+        def come(_: Event) -> None:
+            limit = self.experiment.traffic.max_concurrency
+            if limit is not None and len(self.inside) >= limit:
+                self.held.append(request)
+            else:
+                self._send(request)
+
+        return come
+
+    def _send(self, request: Request) -> None:
+        self.inside[request.id] = request
+        request.arrival_s = self.env.now
+        self._door.route(request).submit(request)
+
+    def _finished(self, request: Request) -> None:
+        del self.inside[request.id]
+        if self.held:
+            self._send(self.held.popleft())
+
+    def _judge(self, drawn: Callable[[Work], list[int] | None]) -> Callable[[Work], list[int] | None]:
+        """The verdict drawn beforehand; while acceptance is dropped, each draft must also win a toss.
+
+        The toss is of the request and the position, so that it is the same in every architecture.
+        """
+
+        def judged(work: Work) -> list[int] | None:
+            verdict = drawn(work)
+            if verdict is None or self.env._now >= self.dropped_until_s:
+                return verdict
+            return [_tossed(row, passed) for row, passed in zip(work.rows, verdict, strict=True)]
+
+        return judged
+
+
+def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
+    """Requests in front of each lane."""
+    found: dict[str, int] = {}
+    for server in servers:
+        for name in dict.fromkeys(lane.name for lane in server.lanes):
+            depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
+            found[name] = found.get(name, 0) + depth
+    return found
+
+
+def seen_by(server: Policy) -> dict[str, Any]:
+    """The draft length that a server uses, and what its controller goes by."""
+    controller = server.controller
+    if not server.speculates:
+        return {}
+    found: dict[str, Any] = {"k": controller.k}
+    if isinstance(controller, Learner):
+        found["acceptance seen"] = controller.estimate.rate
+        if isinstance(controller, Feedback):
+            found["longest allowed"] = controller.cap
+    return found
+
+
+def _tossed(row: Request, passed: int) -> int:
+    """Of the drafts that were accepted, those before the first that loses its toss."""
+    for at in range(passed):
+        mixed = (row.id * 0x9E3779B97F4A7C15 + (row.emitted + at) * 0xBF58476D1CE4E5B9 + 1) & _MASK
+        mixed = ((mixed ^ mixed >> 30) * 0x94D049BB133111EB) & _MASK
+        if mixed >> 40 & 1:
+            return at
+    return passed

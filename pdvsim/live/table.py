@@ -1,0 +1,106 @@
+"""The figures of the window as one table: a column an architecture, and the difference to the first."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from pdvsim.live.gauge import LATENCIES, MARKS
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import LANES
+from pdvsim.view.style import KIND_COLOURS, arch_colour
+from pdvsim.view.table import cell
+
+NAME_PX, FIGURE_PX = 150, 100
+Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
+
+
+def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
+    """Every figure by name; None where an architecture has no such thing."""
+    found: list[Line] = [
+        ("output tokens/s", [f["tokens_per_s"] for f in figures]),
+        ("requests/s finished", [f["requests_per_s"] for f in figures]),
+        ("requests/s arriving", [f["arrivals_per_s"] for f in figures]),
+    ]
+    for name in LATENCIES:
+        found += [
+            (f"{name.upper()} p{mark:g} (ms)", [f["marks_ms"][name][at] for f in figures])
+            for at, mark in enumerate(MARKS)
+        ]
+    if any(not math.isnan(f["goodput_per_s"]) for f in figures):
+        found.append(("in time (%)", [100 * f["attainment"] for f in figures]))
+        found.append(("goodput (req/s)", [f["goodput_per_s"] for f in figures]))
+    found.append(("requests in system", [f["in_system"] for f in figures]))
+    found += [
+        (f"{lane} queue now", [f["queues"].get(lane) for f in figures])
+        for lane in LANES
+        if any(lane in f["queues"] for f in figures)
+    ]
+    found += [
+        ("tokens of a prefill" if kind == "prefill" else f"rows of a {kind}", [f["batches"].get(kind) for f in figures])
+        for kind in KINDS
+        if any(kind in f["batches"] for f in figures)
+    ]
+    found.append(("draft length", [f["draft_length"] for f in figures]))
+    found.append(("drafts accepted (%)", [100 * f["acceptance"] for f in figures]))
+    for name in dict.fromkeys(key for f in figures for key in f["controller"]):
+        words = "draft length chosen last" if name == "k" else f"controller: {name}"
+        found.append((words, [f["controller"].get(name) for f in figures]))
+    for lane in LANES:
+        if any(lane in f["lanes"] for f in figures):
+            for key, words in (("busy", "SM busy"), ("bandwidth", "bandwidth")):
+                shares = [f["lanes"][lane][key] if lane in f["lanes"] else None for f in figures]
+                found.append((f"{lane}: {words} (%)", [None if s is None else 100 * s for s in shares]))
+    found.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))
+    for name in dict.fromkeys(key for f in figures for key in f.get("card", {})):
+        found.append((f"card: {name}", [f.get("card", {}).get(name) for f in figures]))
+    return found
+
+
+def table_px(columns: int) -> int:
+    """How wide the table is, whatever is in it."""
+    return NAME_PX + FIGURE_PX * columns
+
+
+def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> str:
+    """The table as HTML; names are text."""
+    style = "text-align:right;padding:2px 4px 2px 0;vertical-align:bottom;font-size:11px;overflow-wrap:anywhere"
+    heads = "".join(
+        f'<th style="{style};border-bottom:3px solid {arch_colour(arch)}">{_safe(name)}</th>'
+        for arch, name in zip(archs, names, strict=True)
+    )
+    rows = []
+    for name, values in lines(figures):
+        first = values[0]
+        cells = [_cell(value, None if at == 0 else first, name.endswith("(%)")) for at, value in enumerate(values)]
+        rows.append(f'<tr><td style="padding:1px 4px 1px 0;white-space:nowrap">{_safe(name)}</td>{"".join(cells)}</tr>')
+    kinds = "".join(
+        f'<span style="white-space:nowrap;margin-right:10px"><span style="display:inline-block;width:10px;height:10px;'
+        f'background:{KIND_COLOURS[kind]}"></span> {kind}</span>'
+        for kind in KINDS
+    )
+    style = f"border-collapse:collapse;table-layout:fixed;width:{table_px(len(names))}px"
+    head = f'<tr><th style="width:{NAME_PX}px"></th>{heads}</tr>'
+    table = f'<table style="{style};font-variant-numeric:tabular-nums">{head}'
+    against = f"Small: against {_safe(names[0])}. " if len(names) > 1 else ""
+    note = f'<p style="margin:6px 0 0;color:#59636b">{against}Launches: {kinds}</p>'
+    return f"{table}{''.join(rows)}</table>{note}"
+
+
+def _cell(value: float | None, first: float | None, is_share: bool) -> str:
+    """A figure and its difference to the first one, in percent; of shares in points."""
+    if value is None or math.isnan(value):
+        return '<td style="text-align:right;padding:1px 4px;color:#8a949c">–</td>'
+    difference = ""
+    if first is not None and not math.isnan(first) and (first or is_share):
+        more = value - first if is_share else 100 * (value / first - 1)
+        by = f"{round(more):+d}{' pt' if is_share else '%'}"
+        difference = f' <small style="color:#59636b">{by}</small>'
+    figure = cell(value, 0 if isinstance(value, int) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2)
+    return f'<td style="text-align:right;padding:1px 4px;white-space:nowrap">{figure}{difference}</td>'
+
+
+def _safe(text: str) -> str:
+    return html.escape(text)

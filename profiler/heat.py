@@ -1,0 +1,128 @@
+"""How the card answers to work without a pause: its clock falls where the power limit is reached, and launches slow.
+
+Every point is launched again and again on a card that has rested, and each launch kept with the time since the first,
+the multiprocessors' clock and the power drawn. Light points are also launched in turn with a heavy one, to see how much
+a clock that others have lowered costs them. Nothing is set on the card.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from time import perf_counter, sleep
+from typing import Any
+
+import torch
+
+from pdvsim.profiler import grid
+from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
+from pdvsim.realrun.engine.graphs import Ticket
+
+REST_S = 0.15
+RUN_S = 0.6  # well past the time a clock takes to settle
+QUEUED = 4  # launches, so that the card never waits for the host
+HEAVY_S = 0.012  # of heavy work, then as much of the light one
+
+CardReading = tuple[float, float]  # MHz, watts
+Heated = tuple[Ticket, Drawn, CardReading, float]
+
+
+def heat_points(drafter: bool) -> list[GridPoint]:
+    """What is launched by itself: from memory-bound to compute-bound."""
+    if drafter:
+        return [
+            grid.draft(8, 4, 512), grid.draft(64, 4, 512), grid.decode(64, 1, 512), grid.decode(64, 5, 512),
+            grid.prefill(512),
+        ]  # fmt: skip
+    return [
+        grid.decode(1, 1, 512), grid.decode(8, 1, 512), grid.decode(8, 5, 512), grid.decode(64, 1, 512),
+        grid.decode(32, 1, 1500), grid.decode(64, 2, 512), grid.decode(64, 5, 512), grid.prefill(128),
+        grid.prefill(512), grid.prefill(2048), grid.mixed(8, 5, 512, 256), grid.mixed(32, 3, 512, 512),
+    ]  # fmt: skip
+
+
+def light_points(drafter: bool) -> list[GridPoint]:
+    """What is launched in turn with a prompt."""
+    return [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
+
+
+def heat(rig: Rig, add: Callable[..., None], drafter: bool) -> None:
+    """Measure all of it; `add` takes the values of a row."""
+    read = card_reader(rig.device)
+    together = [[p] for p in heat_points(drafter)] + [[grid.prefill(512), p] for p in light_points(drafter)]
+    for group, points in enumerate(together):
+        if all(rig.fits(point) for point in points):
+            for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
+                for repeat, (ticket, drawn, (mhz, watts), since_s) in enumerate(rows):
+                    add(
+                        section="heat", model=rig.arch.spec.name, **point.as_dict(), bucket_rows=ticket.shape.rows,
+                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=drawn.context_total,
+                        longest=drawn.longest, group=group, member=member, members=len(points), repeat=repeat,
+                        seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
+                    )  # fmt: skip
+        free(rig.lane)
+
+
+def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading]) -> list[list[Heated]]:
+    """The launches of each point, in turn where there are two, without a pause."""
+    launchers = [_ready(rig, point) for point in points]
+    each = [1] * len(points)
+    if len(points) > 1:
+        each = [max(1, round(HEAVY_S / _alone_s(launch))) for launch in launchers]
+    sleep(REST_S)
+    found: list[list[Heated]] = [[] for _ in points]
+    waiting: deque[Ticket] = deque()
+    begin = perf_counter()
+    while perf_counter() - begin < RUN_S:
+        for launch, rows, count in zip(launchers, found, each, strict=True):
+            for _ in range(count):
+                since_s = perf_counter() - begin
+                ticket, drawn = launch()
+                rows.append((ticket, drawn, read(), since_s))
+                waiting.append(ticket)
+                if len(waiting) > QUEUED:
+                    waiting.popleft().collect()
+    settle(rig.lane)
+    return found
+
+
+def _ready(rig: Rig, point: GridPoint) -> Launcher:
+    """A launcher whose graph is there. Points in turn use the same slots, whose pages suit the longest."""
+    launch = rig.launcher(point)
+    launch()
+    settle(rig.lane)
+    return launch
+
+
+def _alone_s(launch: Launcher) -> float:
+    ticket, _ = launch()
+    settle(launch.lane)
+    return max(seconds_of(ticket), 1e-5)
+
+
+def seconds_of(ticket: Ticket) -> float:
+    """Device seconds of a launch that is over; not a number on the CPU, which has none."""
+    return float("nan") if ticket.span is None else ticket.gpu_s()
+
+
+def card_reader(device: torch.device) -> Callable[[], CardReading]:
+    """What reads the card's clock and power of this moment; not numbers where it cannot be asked."""
+    nothing = float("nan"), float("nan")
+    if device.type != "cuda":
+        return lambda: nothing
+    try:
+        import pynvml  # type: ignore[import-not-found,unused-ignore]
+
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+        handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+        def read() -> CardReading:
+            [power] = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
+            return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
+
+        read()
+    except Exception:  # not installed, or a driver that refuses: times alone still tell
+        return lambda: nothing
+    return read

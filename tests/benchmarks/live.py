@@ -1,0 +1,132 @@
+"""How smooth the live page is: `python tests/benchmarks/live.py`. Four architectures, 100 requests in flight, 10×.
+
+Prints updates a second, the speed that was reached, and the processor time of the simulating processes, of the page's
+server and of one headless browser, which draws without a GPU; and what other programs took meanwhile: what they take is
+not there for the rest. Then how much memory a session holds after 10 and 60 simulated minutes.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from bokeh.document import Document
+
+from pdvsim.live.knobs import Setup
+from pdvsim.live.pace import Feed, drive
+from pdvsim.live.page import Dashboard
+from pdvsim.live.server import PageServer
+from pdvsim.live.session import Session
+from pdvsim.sim.config import Experiment, Server, Traffic
+
+ARCHS = ("pdv", "colocated", "pd", "autoregressive")
+SECONDS = 20.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+class Unsaved:
+    """Nobody saves here."""
+
+    def said(self) -> str | None:
+        return "not saved"
+
+
+def spent_s() -> dict[int, tuple[int, float]]:
+    """Of every process its parent, and its processor time so far."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+            found[int(folder.name)] = int(words[1]), (int(words[11]) + int(words[12])) / TICKS
+    return found
+
+
+def below(root: int, of: dict[int, tuple[int, float]]) -> float:
+    """Processor time of a process and of all that it started."""
+    return of[root][1] + sum(below(pid, of) for pid, (parent, _) in of.items() if parent == root)
+
+
+def busy_s() -> float:
+    """Processor time of the whole machine so far."""
+    words = Path("/proc/stat").read_text().split("\n", 1)[0].split()
+    return sum(int(words[at]) for at in (1, 2, 3, 6, 7)) / TICKS
+
+
+def costs_s(feed: Feed) -> dict[str, float]:
+    """Processor time so far, by whose it is."""
+    of, simulation, me = spent_s(), feed._process.pid or 0, os.getpid()
+    every = below(me, of)
+    found = {"simulation": below(simulation, of), "page's server": of[me][1]}
+    found["browser"] = every - sum(found.values())
+    found["other programs"] = busy_s() - every
+    return found
+
+
+def watch(url: str, feed: Feed, found: dict[str, float]) -> None:
+    """A browser for a while, and what it cost."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        path = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1500, "height": 1000})
+        page.goto(url)
+        page.wait_for_function("() => window.Bokeh?.documents[0]?.get_model_by_name('table')?.text?.includes('TTFT')")
+        page.wait_for_timeout(5000)
+        strip = "Bokeh.documents[0].get_model_by_name('lead_strip').renderers[0].data_source.properties.data"
+        page.evaluate(f"() => {{ window.n = 0; {strip}.change.connect(() => window.n++) }}")
+        began, costs, at_s = time.monotonic(), costs_s(feed), feed.latest.now_s
+        page.wait_for_timeout(SECONDS * 1000)
+        passed_s, later, went_s = time.monotonic() - began, costs_s(feed), feed.latest.now_s - at_s
+        found["updates/s in the browser"] = page.evaluate("() => window.n") / passed_s
+        found["speed"] = went_s / passed_s
+        found["speed for a core"] = went_s / (later["simulation"] - costs["simulation"])
+        found |= {f"cores: {name}": (later[name] - cost_s) / passed_s for name, cost_s in costs.items()}
+        found["in system"] = feed.latest.figures[0]["in_system"]
+        browser.close()
+
+
+def smooth() -> None:
+    """The page, for a while."""
+    setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=32.0), server=Server(num_speculative_tokens=2)))
+    feed = Feed(drive, setup, 10.0, 30.0)
+
+    def made(document: Document) -> None:
+        Dashboard(document, feed, ARCHS, ARCHS, setup, lambda shown: Unsaved())
+
+    server = PageServer(made, None, 0, None)
+    found: dict[str, float] = {}
+
+    def watched() -> None:
+        try:
+            watch(server.url, feed, found)
+        finally:
+            os.kill(os.getpid(), 2)
+
+    threading.Thread(target=watched, daemon=True).start()
+    server.run()
+    feed.close()
+    for name, value in found.items():
+        print(f"{name:<28}{value:8.2f}")
+
+
+def flat() -> None:
+    """Memory over an hour of simulated time."""
+    session = Session(
+        Setup(("pdv",), Experiment(traffic=Traffic(request_rate=8.0), server=Server(num_speculative_tokens=2)))
+    )
+    for minutes in (10, 60):
+        began = time.process_time()
+        session.advance(minutes * 60.0)
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(f"after {minutes} min: at most {held:.0f} MiB, {time.process_time() - began:.0f} s of processor time")
+
+
+if __name__ == "__main__":
+    smooth()
+    flat()

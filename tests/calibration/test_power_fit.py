@@ -1,0 +1,63 @@
+"""The power fit: figures that made launches are found again from them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pdvsim.calibration.fit.power import demands, fit_power
+from pdvsim.profiler.heat import heat_points
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.power import Power, PowerFit
+
+H200 = GPUS["h200"]
+TRUE = PowerFit(
+    rest_w=190.0, weight_j=8e-11, cache_j=1.1e-10, flop_j=1.1e-12, limit_w=720.0, slope=0.4, calm=0.6, settle_s=0.03
+)
+
+
+def heated(name: str, drafter: bool, rng: np.random.Generator) -> pd.DataFrame:
+    """The heat section of one model on a card with the true figures."""
+    latency, power = (
+        Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)),
+        Power(TRUE, H200.bandwidth_bytes_per_s),
+    )
+    rows = []
+    for group, point in enumerate(heat_points(drafter)):
+        context = point.rows * point.context
+        shape = pd.Series(point.as_dict())
+        weights, cache, flops = demands(shape, context, latency)
+        cold_s = (1.1 + rng.random()) * max((weights + cache) / H200.bandwidth_bytes_per_s, flops / H200.flops_per_s)
+        draw = power.draw(cold_s, weights, cache, flops)
+        mean_w, since_s, repeat = TRUE.rest_w, 0.0, 0
+        while since_s < 0.6:
+            taken_s = power.taken_s(mean_w, draw, cold_s) * float(np.exp(0.002 * rng.standard_normal()))
+            mean_w = power.mean_w(mean_w, taken_s, draw.watts)
+            mhz = 1980.0 if mean_w <= TRUE.limit_w else 1980 * TRUE.limit_w / mean_w
+            rows.append(
+                point.as_dict() | {"section": "heat", "model": name, "group": group, "member": 0, "repeat": repeat,
+                                   "context_total": context, "seconds": taken_s, "start_s": since_s, "sm_mhz": mhz,
+                                   "power_w": min(mean_w, TRUE.limit_w)}
+            )  # fmt: skip
+            since_s, repeat = since_s + taken_s, repeat + 1
+    return pd.DataFrame(rows)
+
+
+def test_the_figures_are_found_again() -> None:
+    rng = np.random.default_rng(0)
+    names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
+    frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
+    models = {name: Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    found = fit_power(frame, H200, models)
+    assert found is not None
+    for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
+        assert getattr(found.fit, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
+    assert np.median(np.abs(found.time_error)) < 0.005
+
+
+def test_samples_without_heat_have_no_power() -> None:
+    frame = heated("llama-2-7b", False, np.random.default_rng(0))
+    assert fit_power(frame[frame["section"] == "solo"], H200, {}) is None
+    assert fit_power(frame.assign(sm_mhz=np.nan), H200, {}) is None

@@ -1,0 +1,308 @@
+"""The live page in a real browser: it opens, follows its controls, and belongs to whoever started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from pdvsim.cli import main
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+PATIENCE_MS = 600_000  # with a browser on a busy machine
+ARCHS = ("pdv", "colocated")
+QUIET = ("log", "info")
+
+
+@dataclass
+class Served:
+    """A `pdvsim live` under way."""
+
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+
+
+def served(folder: Path, *more: str) -> Served:
+    argv = ["-m", "pdvsim.cli", "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"live at (\S+)", line)
+    assert found, line + process.stderr.read()
+    return Served(process, found[1], folder)
+
+
+def ended(found: Served) -> str:
+    """After Ctrl-C: what it says."""
+    found.process.send_signal(signal.SIGINT)
+    try:
+        return found.process.communicate(timeout=60)[1]
+    finally:
+        found.process.kill()
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    options = ("--speed", "10", "--request-rate", "4", "--max-num-seqs", "8", "--goodput", "ttft:300", "tpot:30")
+    found = served(tmp_path_factory.mktemp("live"), *options)
+    yield found
+    assert ended(found) == "pdvsim: live ended\n"
+    assert found.process.returncode == 0
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium; where there is none the tests are skipped, but fail under CI."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        says = "no Chromium here, so the page was not tested in a browser: apt-get install chromium"
+        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
+        yield chromium
+        chromium.close()
+
+
+def opened(browser: Browser, url: str, width: int = 1280) -> Page:
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.set_default_timeout(PATIENCE_MS)
+    page.complaints = []  # type: ignore[attr-defined]
+    page.on("console", lambda m: page.complaints.append(m.text) if m.type not in QUIET else None)  # type: ignore[attr-defined]
+    page.on("pageerror", lambda error: page.complaints.append(str(error)))  # type: ignore[attr-defined]
+    page.goto(url)
+    page.wait_for_function("() => window.Bokeh?.documents[0]?.get_model_by_name('table')?.text?.includes('TTFT')")
+    return page
+
+
+@pytest.fixture(scope="module")
+def page(browser: Browser, live: Served) -> Page:
+    return opened(browser, live.url)
+
+
+def text(page: Page, name: str) -> str:
+    found: str = page.evaluate("name => Bokeh.documents[0].get_model_by_name(name).text", name)
+    return found
+
+
+def now_s(page: Page) -> float:
+    return float(re.findall(r"<b>([\d.]+) s</b>", text(page, "status"))[0])
+
+
+def figures(page: Page, name: str) -> list[float]:
+    """A line of the table."""
+    [line] = re.findall(rf"<tr><td[^>]*>{re.escape(name)}</td>(.*?)</tr>", text(page, "table"))
+    cells = [re.sub(r"<small.*?</small>|<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", line)]
+    return [float(cell) if cell.strip() != "–" else float("nan") for cell in cells]
+
+
+def until(page: Page, holds: Any) -> None:
+    """Wait for something to be so, as long as it takes on a busy machine."""
+    end = time.monotonic() + PATIENCE_MS / 1000
+    while not holds():
+        assert time.monotonic() < end
+        page.wait_for_timeout(50)
+
+
+def press(page: Page, label: str) -> None:
+    page.get_by_role("button", name=label, exact=True).click()
+
+
+def slide(page: Page, name: str, key: str, times: int) -> None:
+    """Move a slider with the keys, as a person may."""
+    page.locator(".noUi-handle").nth({"request_rate": 0, "burstiness": 1, "acceptance_rate": 2}[name]).focus()
+    for _ in range(times):
+        page.keyboard.press(key)
+
+
+def value(page: Page, name: str) -> Any:
+    return page.evaluate("name => Bokeh.documents[0].get_model_by_name(name).value", name)
+
+
+def test_it_opens_without_complaint_and_goes_on(page: Page) -> None:
+    page.get_by_role("combobox").first.select_option("10 s")
+    until(page, lambda: "the last 10 s" in text(page, "status"))
+    began_s = now_s(page)
+    until(page, lambda: now_s(page) > began_s + 5)
+    until(page, lambda: figures(page, "output tokens/s")[0] > 0)
+    assert page.locator("canvas").count() >= 8
+    assert page.complaints == []  # type: ignore[attr-defined]
+    for arch in ARCHS:
+        assert f">{arch}</th>" in text(page, "table")
+
+
+def test_pausing_pauses_and_a_second_is_a_second(page: Page) -> None:
+    press(page, "Pause")
+    until(page, lambda: "paused" in text(page, "status"))
+    stood_s = now_s(page)
+    page.wait_for_timeout(600)
+    assert now_s(page) == stood_s
+    press(page, "One second on")
+    until(page, lambda: now_s(page) != stood_s)
+    assert now_s(page) == pytest.approx(stood_s + 1.0, abs=0.11)  # shown to a tenth
+    press(page, "Go on")
+    until(page, lambda: now_s(page) > stood_s + 2)
+
+
+def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
+    press(page, "Pause")
+    until(page, lambda: "paused" in text(page, "status"))
+    before = figures(page, "requests in system")
+    press(page, "Burst of 50")
+    press(page, "One second on")
+    until(page, lambda: min(figures(page, "requests in system")) > max(before) + 20)
+    assert figures(page, "main queue now")[1] > 10  # eight at once are served
+    assert figures(page, "prefill queue now")[0] > 10
+    press(page, "Go on")
+
+
+def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
+    """In force within a second, as the other browser tells: a telephone."""
+    other = opened(browser, live.url, 400)
+    took_s, rate, tries = 60.0, value(page, "request_rate"), 0
+    while took_s > 1.0:  # a busy machine may be late, but not every time
+        assert (tries := tries + 1) <= 8
+        began, rate = time.monotonic(), rate + 0.5
+        slide(page, "request_rate", "ArrowRight", 1)
+        until(other, lambda rate=rate: value(other, "request_rate") == pytest.approx(rate))
+        took_s = time.monotonic() - began
+    slide(page, "request_rate", "PageUp", 2)  # five steps each
+    until(other, lambda: value(other, "request_rate") > rate + 3)
+    came_s, more = now_s(page), value(page, "request_rate")
+    until(page, lambda: now_s(page) > came_s + 10 and figures(page, "requests/s arriving")[0] > 0.7 * more)
+    slide(other, "acceptance_rate", "ArrowLeft", 2)
+    until(page, lambda: value(page, "acceptance_rate") == pytest.approx(0.5))
+    assert other.evaluate("() => document.documentElement.scrollWidth") <= 400
+    other.wait_for_function("() => [...Bokeh.index.roots].every(v => v.el.clientWidth > 250)")
+    assert page.complaints == other.complaints == []  # type: ignore[attr-defined]
+    seen_s = now_s(page)
+    other.close()  # stops nothing
+    until(page, lambda: now_s(page) > seen_s + 3)
+
+
+def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
+    page.evaluate("() => { Bokeh.documents[0].get_model_by_name('input_len').options.push('9000000') }")
+    page.evaluate("() => { Bokeh.documents[0].get_model_by_name('input_len').value = '9000000' }")
+    until(page, lambda: "tokens" in text(page, "status") and "#b00020" in text(page, "status"))
+    until(page, lambda: value(page, "input_len") == "data set's")
+
+
+def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> None:
+    for label in ("Pause", "Restart", "One second on", "One second on", "Burst of 50", "One second on"):
+        press(page, label)
+    until(page, lambda: now_s(page) == 3.0)
+    press(page, "Save")
+    until(page, lambda: "saved" in page.inner_text("main pre"))
+    said = page.inner_text("main pre")
+    assert "a burst of requests" in said
+    [folder] = (live.folder / "results").iterdir()
+    for arch in ARCHS:
+        document = json.loads((folder / f"{arch}.json").read_text())
+        assert document["arch"] == arch
+        assert document["completed"] > 50
+        assert json.loads((folder / f"{arch}.trace.json").read_text())["traceEvents"]
+    assert main(["check", str(folder / "pdv.json")]) == 0
+    assert "report" in (folder / "report.html").read_text()
+
+
+def test_foreign_origins_are_refused(live: Served) -> None:
+    with urllib.request.urlopen(live.url, timeout=60) as answer:
+        session = re.findall(r'"token":"([^"]+)"', answer.read().decode())[0]
+    assert _connects(live.url, session, live.url)
+    assert _connects(live.url, session, live.url.replace("127.0.0.1", "localhost"))
+    assert not _connects(live.url, session, "http://evil.example/")
+    assert not _connects(live.url, session, "http://127.0.0.1:1/")
+
+
+def _connects(url: str, session: str, origin: str, *more: str) -> bool:
+    """Whether a page of that origin gets the server's greeting over a websocket."""
+    port = int(re.findall(r":(\d+)/", url)[0])
+    lines = [
+        "GET /ws HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket", "Connection: Upgrade",
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
+        f"Sec-WebSocket-Protocol: bokeh, {session}", f"Origin: {origin.rstrip('/')}", *more, "", "",
+    ]  # fmt: skip
+    heard = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        while b"ACK" not in heard and (part := connection.recv(1000)):
+            heard += part
+            if not heard.startswith(b"HTTP/1.1 101"):
+                return False
+    return b"ACK" in heard
+
+
+def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
+    found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
+    try:
+        assert found.url.endswith("/?token=a-token-of-mine")
+        port = int(re.findall(r":(\d+)/", found.url)[0])
+        here = f"http://127.0.0.1:{port}/"
+        for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
+            assert _asked(here + query) == code
+        with urllib.request.urlopen(f"{here}?token=a-token-of-mine", timeout=60) as answer:
+            session = re.findall(r'"token":"([^"]+)"', answer.read().decode())[0]
+        origin = found.url.partition("?")[0]
+        assert not _connects(here, session, origin)
+        assert _connects(here, session, origin, "Cookie: pdvsim-live=a-token-of-mine")
+    finally:
+        ended(found)
+    assert found.process.returncode == 0
+
+
+def _asked(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        (["--request-rate", "inf"], "finite --request-rate"),
+        (["--arch", "pdv,pdvv"], "unknown arch"),
+        (["--input-len", "9000000"], "tokens"),
+        (["--port", "70000"], "port"),
+        (["--speed", "0"], "speed"),
+        (["--token", "short"], "token"),
+    ],
+)
+def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", "--no-browser", *argv]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert said.count("\n") == 1
+
+
+def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in [name for name in sys.modules if name.startswith("pdvsim.live.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "bokeh", None)
+    for name in [name for name in sys.modules if name.startswith("bokeh.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["live", "--no-browser"]) == 2
+    assert capsys.readouterr().err == "pdvsim: error: live needs bokeh: pip install 'pdvsim[live]'\n"
