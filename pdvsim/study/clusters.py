@@ -123,6 +123,16 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
             running[future] = index
             future.add_done_callback(ready.put)
 
+        def fetched(future: Any) -> Outcome | None:
+            """What a finished one gave; None if it failed, or its worker died before the result was fetched."""
+            if future.status != "finished":
+                return None
+            try:
+                outcome: Outcome = future.result(timeout=PATIENCE_S)
+            except TimeoutError:
+                return None
+            return outcome
+
         def next_done() -> tuple[int, Any]:
             while True:
                 try:
@@ -142,16 +152,17 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
                 submit(index)
             while running:
                 index, future = next_done()
-                if future.status == "finished":
-                    yield future.result()
-                else:
+                outcome = fetched(future)
+                if outcome is None:
                     dead.append(index)
+                else:
+                    yield outcome
             # Dask blames everything that was on a worker when it died: each again, with nothing beside it
             for index in dead:
                 submit(index)
                 index, future = next_done()
-                error = future.exception() if future.status != "finished" else None
-                yield future.result() if error is None else Outcome(index, None, f"{DIED} ({type(error).__name__})")
+                why = type(future.exception()).__name__ if future.status == "error" else "its result is lost"
+                yield fetched(future) or Outcome(index, None, f"{DIED} ({why})")
         except OSError:  # of a connection that broke
             raise lost from None
         finally:
