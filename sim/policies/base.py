@@ -74,6 +74,7 @@ class Policy:
         self.preempting = False  # in this step: as in vLLM, nobody is let in then
         self.doors = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # where those who admit wait
         self.door = self.doors[0]
+        self.reader = 0  # whose turn it is to take prompts
         for process in self.processes():
             self.env.process(process)
 
@@ -123,16 +124,20 @@ class Policy:
         tokens = min(budget, request.to_read - request.prefilled)
         return Chunk(request, request.prefilled, tokens) if self.room(request, request.prefilled + tokens) else None
 
-    def next_chunks(self, budget: int, reader: int = 0, most: int | None = None) -> tuple[Chunk, ...]:
+    def most_prompts(self) -> int | None:
+        """Prompts of a forward at most; None: as many as the token budget holds."""
+        return self.settings.max_prompts_per_forward
+
+    def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
         """Stretches to read in the next forward, within a token budget: unfinished requests, then new admissions.
 
-        Of several readers each goes on with the requests that it has begun. `most` prompts, or as the settings say.
+        Of several readers each goes on with the requests that it has begun.
         """
         if not self.prefilling and not self.waiting:
             return ()
         chunks: list[Chunk] = []
-        most = most or self.settings.max_prompts_per_forward
-        unfinished = deque([request for request in self.prefilling if request.reader == reader])
+        most = self.most_prompts()
+        unfinished = deque([request for request in self.prefilling if request.reader == self.reader])
         while budget > 0 and len(chunks) != most:
             if unfinished:
                 request = unfinished.popleft()
@@ -141,7 +146,7 @@ class Policy:
                 chunk = None if self.preempting else self.admit(budget)
                 if chunk is None:
                     break
-                chunk.request.reader = reader
+                chunk.request.reader = self.reader
             if chunk is not None:
                 chunks.append(chunk)
                 budget -= chunk.tokens

@@ -33,7 +33,8 @@ class PrefillDecode(Policy):
     def prefill_worker(self, reader: int = 0) -> Process:
         while True:
             self.preempting = False
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens, reader, self.fair_share())
+            self.reader = reader
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens)
             if not chunks:
                 yield self.doors[reader].wait()
                 continue
@@ -53,13 +54,13 @@ class PrefillDecode(Policy):
             if ready:
                 self.decode.put(ready)
 
-    def fair_share(self) -> int | None:
-        """Most prompts of one forward, so that other readers who are free get theirs; None: as the settings say."""
-        free = len(self.doors) - len(self.reading)
+    def most_prompts(self) -> int | None:
+        """So many that other readers who are free get their share."""
+        most, free = super().most_prompts(), len(self.doors) - len(self.reading)
         if free < 2:
-            return None
+            return most
         share = max(1, -(-len(self.waiting) // free))
-        return min(share, self.settings.max_prompts_per_forward or share)
+        return min(share, most or share)
 
     def decode_worker(self) -> Process:
         raise NotImplementedError

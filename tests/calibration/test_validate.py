@@ -206,7 +206,7 @@ def test_a_slower_card_is_told_by_its_probe() -> None:
     profile = builtin("h200")
     reference = replace(profile, provenance=profile.provenance | {"probe": probe})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.profiler.probe.profile_of", lambda experiment: reference)
+        patch.setattr("pdvsim.calibration.validate.cards.profile_of", lambda experiment: reference)
         first, second = validate([same, slow], jobs=1).checked["fluid"]
     assert first.probed == pytest.approx(first.predicted)
     assert second.predicted == first.predicted
