@@ -1,10 +1,18 @@
 """Property tests draw the same examples on every machine: a failure is one to look into, never a matter of luck."""
 
+from __future__ import annotations
+
 import gc
 import os
+import shutil
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # One thread a process: on matrices this small more of them only spin, for several times the processor's time. It must
 # be said before numpy and torch are imported, and holds for every process that a test starts.
@@ -29,3 +37,19 @@ def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     end = b"IEND\xaeB`\x82"
     monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Headless Chromium; where there is none the tests are skipped, but fail under CI."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        says = "no Chromium here, so nothing was tested in a browser: apt-get install chromium"
+        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=600_000)
+        yield chromium
+        chromium.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -68,22 +67,6 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     yield found
     assert ended(found) == "pdvsim: live ended\n"
     assert found.process.returncode == 0
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium; where there is none the tests are skipped, but fail under CI."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        says = "no Chromium here, so the page was not tested in a browser: apt-get install chromium"
-        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
-        yield chromium
-        chromium.close()
 
 
 def opened(browser: Browser, url: str, width: int = 1280) -> Page:

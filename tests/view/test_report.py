@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -146,22 +143,6 @@ def test_without_records_the_page_says_so(tmp_path: Path, capsys: pytest.Capture
     assert made["histograms"] == []
     assert made["entries"][0]["series"] is None
     assert made["sources"][0]["provenance"]["host"] == "assumed"  # of the roofline, by the name of the profile
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    """Headless Chromium; where there is none the tests are skipped, but fail under CI."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    path = next(filter(None, map(shutil.which, names)), None)
-    if path is None:
-        says = "no Chromium here, so the report was not tested in a browser: apt-get install chromium"
-        pytest.fail(says) if os.environ.get("CI") else pytest.skip(says)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE_MS)
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(scope="module")
