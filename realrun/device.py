@@ -186,6 +186,7 @@ class CudaGPU:
     def launch(self, work: Work) -> Event:
         """Put a work on its lane's stream; the event's value is the verdict."""
         done, asked = Event(self.env), self.env.now
+        work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)
         # the device is at work by now: from here on the host's time is free
         flight = Flight(work, tickets, done, (asked, self.env.now), self._price(work))

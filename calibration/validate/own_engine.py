@@ -10,8 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine_fit import calibrate_engine
 from pdvsim.calibration.fit.engine_log import BenchRun, read_logs
 from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.validate.runs import Workbench
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
@@ -41,7 +44,7 @@ OTHERS = (
 )  # fmt: skip
 
 
-def run_of(name: str, k: int, users: int, prompt: int = 256, output: int = 200, seed: int = 0) -> Experiment:
+def run_of(name: str, k: int, users: int, prompt: int = 256, output: int = 200, *, seed: int = 0) -> Experiment:
     """A closed loop of colocated serving."""
     traffic = Traffic(
         dataset_name="random", num_prompts=max(12, 3 * users), max_concurrency=users, input_len=prompt,
@@ -53,31 +56,31 @@ def run_of(name: str, k: int, users: int, prompt: int = 256, output: int = 200, 
 
 def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = False) -> dict[str, Any]:
     """Serve, fit and predict; `few` of each for a look."""
-    from pdvsim.realrun.site import serve
-
-    def served(experiment: Experiment) -> Result:
-        say("own_engine", f"k={experiment.server.num_speculative_tokens}, {experiment.traffic.max_concurrency} at once")
-        return serve(experiment, machine, quiet=True)
-
     lengths = (16, 12) if few else ()
+    fitted = [run_of(name, k, users, *lengths) for k in DRAFTS for users in USERS[: 2 if few else None]]
+    others = [
+        run_of(name, k, users, *(lengths or (prompt, output)), seed=1)
+        for k, users, prompt, output in OTHERS[: 2 if few else None]
+    ]
+    results = dict(_served([*fitted, *others], machine))
     logs, benches = [], []
     for k in DRAFTS:
         lines: list[str] = []
-        for users in USERS[: 2 if few else None]:
-            result = served(run_of(name, k, users, *lengths))
-            lines += iteration_lines(result, "pdvsim", __version__)
-            if users == BENCHED:
-                gap_s = summarise(result)["median_itl_ms"] / 1e3
-                benches.append(BenchRun(f"k={k}, {users} at once", users, k, gap_s))
+        for experiment in fitted:
+            users = experiment.traffic.max_concurrency
+            if experiment.server.num_speculative_tokens == k:
+                lines += iteration_lines(results[experiment], "pdvsim", __version__)
+                if users == BENCHED:
+                    gap_s = summarise(results[experiment])["median_itl_ms"] / 1e3
+                    benches.append(BenchRun(f"k={k}, {users} at once", users, k, gap_s))
         logs.append(folder / f"k{k}.log")
         write_whole(logs[-1], "".join(f"{line}\n" for line in lines).encode())
     found = calibrate_engine(read_logs(tuple(map(str, logs))), tuple(benches), pair(name), gpu(card), "own-engine")
     profile = folder / "own-engine.json"
     save(found.profile, profile)
     rows: list[dict[str, Any]] = []
-    for k, users, prompt, output in OTHERS[: 2 if few else None]:
-        experiment = run_of(name, k, users, *(lengths or (prompt, output)), seed=1)
-        real = summarise(served(experiment))
+    for experiment, (k, users, prompt, output) in zip(others, OTHERS, strict=False):
+        real = summarise(results[experiment])
         own = replace(experiment, hardware=replace(experiment.hardware, profile=str(profile)))
         kernels = replace(experiment, hardware=replace(experiment.hardware, gpu=card))
         told = {"log": summarise(simulate(own)), "kernels": summarise(simulate(kernels))}
@@ -87,6 +90,22 @@ def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = Fals
     document = {**found.document(), "runs": rows, "errors": summary}
     write_whole(folder / "own-engine.errors.json", (json.dumps(document, indent=1) + "\n").encode())
     return document
+
+
+def _served(experiments: Sequence[Experiment], machine: Machine) -> Iterator[tuple[Experiment, Result]]:
+    """Serve them all, those of a draft length on one rig."""
+    bench = Workbench(machine, partial(say, "own_engine"))
+    by_length = sorted(experiments, key=_draft_length)
+    for k, group in groupby(by_length, key=_draft_length):
+        alike = list(group)
+        bench.ready(alike)
+        for experiment in alike:
+            say("own_engine", f"k={k}, {experiment.traffic.max_concurrency} at once")
+            yield experiment, bench.served(experiment)
+
+
+def _draft_length(experiment: Experiment) -> int:
+    return experiment.server.num_speculative_tokens
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """Real runs to hold predictions against: `python -m pdvsim.calibration.validate.runs plan`, then `run` on a CUDA card.
 
 `plan` writes what is to be served, a line a run. `run` serves it: a second call into the same file goes on where the
-first stopped, and Ctrl-C keeps what is done. Runs in a row that differ in traffic alone share models and graphs.
-`gather` puts the launches of all runs into one table, which needs pyarrow; `run` needs torch, Triton, numpy and SimPy.
+first stopped, and Ctrl-C keeps what is done. Runs of a pair share its models, those that differ in traffic alone the
+graphs too. `gather` puts the launches of all runs into one table, which needs pyarrow; `run` needs torch, Triton, numpy
+and SimPy.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Request
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.records import Result
 from pdvsim.sim.workload.requests import make_requests
 
 WARM_UP = 16  # requests of a run that is not kept: a first run is not trusted
@@ -58,8 +60,8 @@ class Workbench:
         except ValueError as error:
             self._say(f"not together: {error}")
 
-    def served(self, experiment: Experiment) -> tuple[dict[str, Any], dict[str, Any], Any]:
-        """Metrics, where and when, and launches of a run; a ValueError if it cannot be served here."""
+    def served(self, experiment: Experiment) -> Result:
+        """A run, with the probe of this machine in its meta; a ValueError if it cannot be served here."""
         from pdvsim.realrun.memory import Needs
         from pdvsim.realrun.site import serve
 
@@ -70,8 +72,7 @@ class Workbench:
         if not self._rig.serves(experiment.server, needs):
             raise ValueError("it does not fit as a whole")
         result = serve(experiment, self._machine, rig=self._rig)
-        meta = {name: value for name, value in result.meta.items() if name != "telemetry"}
-        return summarise(result), {"probe": self._probe} | meta, result.launches
+        return replace(result, meta={"probe": self._probe} | result.meta)
 
     def _prepare(self, experiment: Experiment, requests: list[Request]) -> None:
         from pdvsim.realrun.site import prepare, serve
@@ -99,6 +100,8 @@ def serve_all(
     done = read_runs(output) if output.exists() and output.stat().st_size else []
     known = {run.id for run in done}
     todo = [run for run in plan if run.id not in known]
+    pairs = list(dict.fromkeys(run.experiment.server.pair for run in todo))
+    todo.sort(key=lambda run: pairs.index(run.experiment.server.pair))  # weights are made once a pair
     if not todo:
         return
     begin, bench = monotonic(), Workbench(machine, say)
@@ -111,12 +114,14 @@ def serve_all(
             if monotonic() - begin > budget_s:
                 break
             try:
-                metrics, meta, launches = bench.served(run.experiment)
+                result = bench.served(run.experiment)
             except ValueError as error:
                 say(f"left out: {run.command}: {error}")
                 continue
+            metrics = summarise(result)
+            meta = {name: value for name, value in result.meta.items() if name != "telemetry"}
             done.append(replace(run, metrics=metrics, meta=meta))
-            save_part(output.parent, run.id, launches)
+            save_part(output.parent, run.id, result.launches)
             write_runs(output, done)
             took_s, reached = metrics["duration"], metrics["output_throughput"]
             say(f"{len(done)} runs; {took_s:.1f} s, {reached:.0f} tok/s: {run.command}")
