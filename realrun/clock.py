@@ -67,16 +67,17 @@ class WallClock(Clock):
         queue, sources = self._queue, self.sources
         with self._heeding_ctrl_c():
             while last.callbacks is not None:
-                busy = False
-                for source in sources:
-                    busy = source.poll() or busy
-                if queue and queue[0][0] <= self.now:
+                if queue and queue[0][0] <= self.now:  # asking costs more than most events: first all that is due
                     self._happen(heappop(queue)[3])
-                elif busy or queue:
-                    for source in sources:
-                        source.rest()
                 else:
-                    raise EmptySchedule
+                    busy = False
+                    for source in sources:
+                        busy = source.poll() or busy
+                    if not queue and not busy:
+                        raise EmptySchedule
+                    if not queue or queue[0][0] > self.now:
+                        for source in sources:
+                            source.rest()
                 if self._interrupted:
                     raise KeyboardInterrupt
 

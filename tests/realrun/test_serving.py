@@ -278,7 +278,7 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
         return tickets
 
     monkeypatch.setattr(CudaGPU, "_submit", watched)
-    chosen = tight("pdv-ahead", kv_cache)
+    chosen = tight("pdv-ahead", kv_cache, output_len=4 * k)  # enough for rounds after the first
     server = replace(chosen.server, num_speculative_tokens=k, ahead_fan=fan)
     result = serve(replace(chosen, server=server, acceptance=Acceptance(0.9)), MACHINE)
     assert served
@@ -312,9 +312,10 @@ def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
     assert Needs.of(chosen, requests).covers(Needs.of(smaller, requests))
 
 
-def tight(arch: Arch, kv_cache: KvPolicy) -> Experiment:
+def tight(arch: Arch, kv_cache: KvPolicy, output_len: int = 10) -> Experiment:
     """All requests at once, over a KV cache that holds two of the longest."""
     chosen = experiment(arch, rate=float("inf"), num_workers=4, kv_cache=kv_cache)
+    chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=output_len))
     requests = make_requests(chosen.traffic, chosen.acceptance)
     longest = max(r.prompt_tokens + r.output_tokens for r in requests)
     room = 2 * PAGE * -(-(longest + chosen.longest_draft) // PAGE)
