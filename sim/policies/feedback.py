@@ -49,7 +49,7 @@ class Costs:
         self._tail: deque[float] = deque(maxlen=self.TAIL)
         self._baseline: float | None = None
         self._fitted_at = -1
-        self._plane: NDArray[np.float64] = np.zeros(5)
+        self._plane = [0.0] * 5
         self.trial: int | None = None  # a length that is being tried
         self._left = self._patience = 0  # rounds of the trial to come
         self.due: dict[int, int] = {}  # the round before which a length is not to be tried again
@@ -100,7 +100,7 @@ class Costs:
             off = np.abs(seconds - x @ plane)
             spread = max(float(np.median(off)), 0.005 * typical)
             weight = weight * np.minimum(1.0, 2 * spread / np.maximum(off, 1e-12))
-        self._plane = plane
+        self._plane = plane.tolist()
 
     def seconds(self, low: int, high: int, rows: int) -> list[float]:
         """What rounds of these lengths take, with no prompt beside them; longer ones never take less."""
@@ -117,7 +117,8 @@ class Costs:
         return min(max((nine - one) / 8 / none, 0.05), 0.6)
 
     def _price(self, k: int, rows: int, prompt_tokens: int) -> float:
-        return float(_features(np.array(float(k)), np.array(rows), np.array(prompt_tokens)) @ self._plane)
+        base, draft, drafting, prompt, size = self._plane
+        return base + draft * k + drafting * (k > 0) + prompt * prompt_tokens / 512 + size * rows * (k + 1) / 512
 
     def rise(self, rounds: int) -> float:
         """How far the 95th percentile of rounds' times, reduced to length 0, is above its slow baseline."""
