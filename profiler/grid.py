@@ -20,7 +20,12 @@ BETWEEN_BUCKETS = (3, 12, 20, 40, 56, 100)  # padded up by the engine: the stair
 TOKENS = (1, 2, 3, 5, 7, 9)
 CONTEXTS = (128, 512, 1500, 3000)
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048)
-CHUNKS = ((256, 512), (256, 1500), (512, 1024))  # (tokens, start)
+LONG = 8000  # context of the few that are longer
+# (tokens, start); far behind a start attention shows apart from the layers
+CHUNKS = (
+    (256, 512), (256, 1500), (512, 1024), (256, 4000), (256, 7700), (512, 3000), (1024, 3000), (1024, 7000),
+    (2048, 4000),
+)  # fmt: skip
 PROMPT_SETS = ((2, 64), (4, 64), (2, 256), (4, 256))  # (prompts in one forward, tokens each)
 # (rows, tokens a row, chunk) of forwards that carry a prompt: every chunk meets few and many rows, none and many drafts
 CARRIED = (
@@ -115,7 +120,8 @@ def design(drafts: bool) -> list[list[GridPoint]]:
     more = [decode(r, t, c) for r in ROWS for t in (1, 2, 5, 9) for c in _contexts(r, t)]
     more += [prefill(n) for n in PROMPTS] + [prefill(n, start) for n, start in CHUNKS]
     more += [mixed(r, 5, 512, n) for r in (1, 32) for n in (128, 512)] + [mixed(64, 5, 512, 256, 512)]
-    more += [mixed(r, t, 512, n) for r, t, n in CARRIED]
+    more += [mixed(r, t, 512, n) for r, t, n in CARRIED] + [mixed(8, 1, 4000, 1024, 4000)]
+    more += [decode(r, t, LONG) for r, t in ((1, 1), (8, 1), (8, 5))]
     more += [decode(r, t, 512, "chat") for r in (8, 40) for t in (1, 5)]
     rest = [decode(r, t, c) for r in ROWS for t in TOKENS for c in _contexts(r, t)]
     rest += [decode(r, t, 512) for r in BETWEEN_BUCKETS for t in (1, 5)]
@@ -131,7 +137,11 @@ def design(drafts: bool) -> list[list[GridPoint]]:
         rest += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (2, 6)]
         rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(r, 4, 512) for r in (96, 128)]
         rest += [draft(r, 2, 512, True) for r in (24, 40, 128)] + [draft(28, 2, 512, lengths="tailed")]
-        rest += [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))] + [draft(8, 8, 512, True)]
+        rest += (
+            [draft(4, 4, LONG)]
+            + [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))]
+            + [draft(8, 8, 512, True)]
+        )
     seen: set[GridPoint] = set()
     return [[p for p in points if not (p in seen or seen.add(p))] for points in (core, more, rest)]  # type: ignore[func-returns-value]
 

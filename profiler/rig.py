@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdvsim.profiler.grid import CONTEXTS, LONGEST, SIGMAS, SPREAD, GridPoint
+from pdvsim.profiler.grid import LONG, LONGEST, SIGMAS, SPREAD, GridPoint
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
@@ -31,7 +31,7 @@ ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was e
 LONG_S = 0.005
 BURST_S, REST_S = 0.025, 0.075  # hot work is launched for so long, then the card rests: it is measured at full clock
 DEPTH = 6  # launches kept queued, so that no span holds the host's delay
-CAPACITY = -(-int(CONTEXTS[-1] * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
+CAPACITY = -(-int(LONG * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,9 @@ KNOTS = (1, 2, 4, 8, 16, 17, 32, 33, *range(48, 160, 16), *range(160, 512, 32), 
 SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
 TILES = 0.02  # of neighbouring tiles being alike
 PRIOR = 0.003  # of the figures being near the roofline's
-HEAD = 0.03  # the same of the head, which few points show apart from the layers
+APART = 0.03  # the same of the head and of prompts' attention, which few points show apart from the layers
+PROMPTS = 0.43  # of large products' speed that attention over prompts reaches: FlashAttention-2 has 35% of an H100's
+# 989 TFLOP/s (arXiv 2407.08608), products 81%
 FAR = 0.03  # relative error from which on a point pulls less
 FOLDS = 5
 
@@ -63,7 +65,7 @@ class Model:
         n, m = len(self.knots), len(self.tiles)
         self.layers, self.kv, self.span, self.fixed = (slice(*ends) for ends in _runs(n, m, m, m))
         self.other = {name: n + 3 * m + i for i, name in enumerate(self.OTHERS)}
-        others = [1e-5, 1e-7, stretch_s, roof.pair_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0]
+        others = [1e-5, 1e-7, stretch_s, roof.pair_s / PROMPTS, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0]
         self.start = np.log(
             np.concatenate(
                 [
@@ -93,8 +95,9 @@ class Model:
             for i in range(part.start, part.stop - 1):
                 rows.append(TILES * (at[i + 1] - at[i]))
                 targets.append(0.0)
+        apart = [self.other[name] for name in ("head", "head_token", "pair")]
         for i in range(len(self.knots), size):
-            weight = HEAD if i in (self.other["head"], self.other["head_token"]) else PRIOR
+            weight = APART if i in apart else PRIOR
             rows.append(weight * at[i])
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)

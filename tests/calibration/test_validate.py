@@ -40,7 +40,8 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 
 @pytest.fixture(scope="module")
 def shipped() -> Validation:
-    return validate([*read_runs(DATA / "runs.jsonl"), *read_runs(DATA / "truth.jsonl")], jobs=1)
+    files = ("runs.jsonl", "served.jsonl", "truth.jsonl")
+    return validate([run for name in files for run in read_runs(DATA / name)], jobs=1)
 
 
 @pytest.fixture(scope="module")
