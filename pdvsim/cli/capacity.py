@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Annotated
 
@@ -101,8 +102,9 @@ def main(argv: list[str]) -> int:
     folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
     files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
     page = page_file(args.html)
-    runs = [without_band(plan.experiment(case, 1.0)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
-    forewarn([Point("request_rate", 1.0, 0, run) for run in runs], args.options.jobs)
+    # near saturation, as with all there at once
+    runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn([Point("request_rate", inf, 0, run) for run in runs], args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)

@@ -310,17 +310,14 @@ def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Benc
     cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
     brackets: dict[Case, Bracket] = {}
     lockstep(short, {c: search(starts[c[0]] * c[1], WIDE_STEP, COARSE) for c in cases}, bench, brackets)
-    servers: dict[Arch, Server] = {}
     # tuned in runs as long as those just made: in shorter ones a batch that is full at that rate does not fill
     longer = replace(short, base=replace(short.base, traffic=replace(short.base.traffic, num_prompts=int(few / SHORT))))
-    goal = replace(plan.goal, objective="headroom")
-    for case in cases:
-        arch = case[0]
-        starts[arch] = brackets[case].held / case[1] or starts[arch]
-        place = longer.experiment(case, starts[arch] * case[1])
-        found = Search(goal, replace(space, archs=(arch,)), plan.warmup_share, plan.tolerance)
-        servers[arch] = tuned(found, [place], bench)[0][arch].server
-    return servers
+    for arch, gpus, seed in cases:
+        starts[arch] = brackets[arch, gpus, seed].held / gpus or starts[arch]
+    places = [longer.experiment(case, starts[case[0]] * case[1]) for case in cases]
+    found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
+    best = tuned(found, places, bench, alone=True)
+    return {arch: best[at][arch].server for at, arch in enumerate(plan.archs)}
 
 
 def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets: dict[Case, Bracket]) -> None:

@@ -40,6 +40,7 @@ class Bench:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
         experiments = list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
+        new.sort(key=lambda experiment: -experiment.traffic.num_prompts)  # a long run begun last would keep one core
         # a point's number finds its experiment again, whichever of them finished
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs

@@ -77,11 +77,17 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     return SEEDS * places * (contenders or len(space.archs)) * ways
 
 
-def tuned(found: Search, places: Sequence[Experiment], bench: Bench) -> list[dict[Arch, Experiment]]:
-    """For each place, every architecture that can run there at its best, the best architecture first."""
+def tuned(
+    found: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
+) -> list[dict[Arch, Experiment]]:
+    """For each place, every architecture that can run there at its best, the best architecture first.
+
+    `alone`: at each place only the architecture that its experiment has.
+    """
     going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
-        starts = found.space.starts(base)
+        space = replace(found.space, archs=(base.arch,)) if alone else found.space
+        starts = space.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
         going |= {(at, start.arch): [start] for start in starts}

@@ -1,0 +1,65 @@
+"""One line a run with a digest of all its records: two states of the code that print the same lines simulate alike.
+
+    python tests/benchmarks/samerecords.py > before.txt      (then change the code, and compare)
+
+Every architecture, under loads that reach the corners: one request, full batches, full KV caches, every controller,
+lanes on several GPUs, hosts that poll, priorities. Floats are compared to the last bit, so on one machine only.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+import pdvsim
+from pdvsim.sim.policies import ARCHS
+
+LOADS: dict[str, dict[str, Any]] = {
+    "one": {"max_concurrency": 1, "num_prompts": 30},
+    "eight": {"max_concurrency": 8, "num_prompts": 80},
+    "sixty-four": {"max_concurrency": 64, "num_prompts": 200},
+    "poisson": {"request_rate": 12, "num_prompts": 300},
+    "bursts": {"request_rate": 20, "burstiness": 0.3, "num_prompts": 200, "input_len": 1200, "output_len": 100},
+    "full cache": {"max_concurrency": 48, "num_prompts": 120, "kv_capacity_tokens": 6000, "kv_cache": "paged"},
+    "sharegpt": {"dataset_name": "sharegpt", "request_rate": 10, "num_prompts": 150},
+    "no profile of power": {"gpu": "A100-80GB", "request_rate": 6, "num_prompts": 150},
+    "two servers": {"request_rate": 30, "num_prompts": 300, "replicas": 2, "router": "least-loaded"},
+    "plain": {"max_concurrency": 16, "num_prompts": 80, "num_speculative_tokens": 0},
+    "goodput": {"request_rate": 25, "num_prompts": 250, "controller": "goodput"},
+    "feedback": {"request_rate": 25, "num_prompts": 250, "controller": "feedback"},
+    "polling host": {"request_rate": 12, "num_prompts": 100, "idle_poll_s": 1e-3, "idle_poll_cost_s": 2e-5},
+    "notified host": {"request_rate": 12, "num_prompts": 100, "notify_s": 5e-5},
+    "dynamic": {"request_rate": 30, "num_prompts": 250, "priority": "dynamic"},
+    "preemptive": {"request_rate": 30, "num_prompts": 250, "priority": "preemptive"},
+    "serial": {"request_rate": 20, "num_prompts": 150, "contention": "serial"},
+    "max": {"request_rate": 20, "num_prompts": 150, "contention": "max"},
+    "small batches": {"request_rate": 30, "num_prompts": 200, "max_num_seqs": 12, "max_num_batched_tokens": 256},
+    "two gpus": {"request_rate": 12, "num_prompts": 150, "place": "draft=1"},
+}
+
+
+def digest(result: Any) -> str:
+    """Of all rows of a run, column by column."""
+    found = sha256()
+    for table in (result.requests, result.launches, result.deliveries):
+        for name in sorted(table):
+            column = np.ascontiguousarray(table[name])
+            found.update(f"{name} {column.dtype} {len(column)}".encode())
+            found.update(column.tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    for name, load in LOADS.items():
+        for arch in ARCHS:
+            try:
+                told = digest(pdvsim.run(arch=arch, **load).result)
+            except ValueError as refusal:
+                told = f"refused: {refusal}"
+            print(f"{name:>20} {arch:<15} {told}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
