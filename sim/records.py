@@ -136,16 +136,16 @@ class Deliveries:
         self._tokens.append(row[1])
         self._times_s.append(row[2])
 
-    def extend(self, requests: Sequence[int], tokens: Sequence[int], time_s: float) -> None:
+    def extend(self, requests: list[int], tokens: list[int], time_s: float) -> None:
         """Several requests' tokens at one time."""
         if len(requests) == 1:
             self._requests.append(requests[0])
             self._tokens.append(tokens[0])
             self._times_s.append(time_s)
             return
-        self._requests.extend(requests)
-        self._tokens.extend(tokens)
-        self._times_s.extend([time_s] * len(requests))
+        self._requests.fromlist(requests)
+        self._tokens.fromlist(tokens)
+        self._times_s.extend(array("d", (time_s,)) * len(requests))
 
     def __len__(self) -> int:
         return len(self._requests)

@@ -18,7 +18,7 @@ from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -210,9 +210,9 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         )
     pair, seats = named_pair(experiment.server.pair), experiment.seats
     profiles = profiles_of(experiment, profile, end)
-    models: dict[Role, Latency] = {"target": Latency(pair.target, profiles[seats.verify].fit(pair.target))}
+    models: dict[Role, Latency] = {"target": latency(pair.target, profiles[seats.verify].fit(pair.target))}
     if experiment.speculates:
-        models["draft"] = Latency(pair.draft, profiles[seats.draft[0]].fit(pair.draft))
+        models["draft"] = latency(pair.draft, profiles[seats.draft[0]].fit(pair.draft))
     apart = None
     if seats.apart:
         cargo = Cargo(pair, experiment.hardware.draft_probs)
@@ -338,7 +338,7 @@ class Site:
         gpus = []
         placed = models_on(experiment, self.pair)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
-            models = {role: Latency(model, one.fit(model)) for role, model in placed[at].items()}
+            models = {role: latency(model, one.fit(model)) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
             gpus.append(
                 SimulatedGPU(

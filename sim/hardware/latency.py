@@ -16,6 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
@@ -196,10 +197,12 @@ class Latency:
         key = (rows, tokens, steps)
         found = self._rests.get(key)
         if found is None:
-            found = self._attention(rows, tokens, 0)
-            for step in range(steps - 1):
-                more = self._with_layers(found, self._padded(rows), self._padded(rows))
-                attention = self._attention(rows, 1, rows * (tokens + step))
+            if steps == 1:
+                found = self._attention(rows, tokens, 0)
+            else:  # one step more than a draft that is likely known
+                before = self._rest(rows, tokens, steps - 1)
+                more = self._with_layers(before, self._padded(rows), self._padded(rows))
+                attention = self._attention(rows, 1, rows * (tokens + steps - 2))
                 found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
             self._rests[key] = found
         return found
@@ -241,6 +244,12 @@ class Latency:
         if p is None or not top:
             return top
         return float(top * ((memory_s / top) ** p + (compute_s / top) ** p) ** (1 / p))
+
+
+@lru_cache(maxsize=64)
+def latency(spec: ModelSpec, fit: ForwardFit) -> Latency:
+    """Prices one model's works on one GPU; runs share what they have priced."""
+    return Latency(spec, fit)
 
 
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:

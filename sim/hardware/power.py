@@ -27,9 +27,9 @@ class PowerFit:
     settle_s: float  # the time over which the card takes its mean
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Draw:
-    """One work's: watts at full clock, and how far its time follows the clock."""
+    """One work's: watts at full clock, and how far its time follows the clock. Not frozen: one is made every launch."""
 
     watts: float
     follows: float
@@ -46,8 +46,8 @@ class Power:
         """Of a work that takes `solo_s` alone, reads so many bytes of each, and computes."""
         fit = self.fit
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops
-        streams = min(1.0, weights / (self._bytes_per_s * solo_s))
-        return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * streams)
+        streams = weights / (self._bytes_per_s * solo_s)
+        return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * (streams if streams < 1.0 else 1.0))
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """What a work takes that runs alone on a card with this mean draw, and adds its own."""
@@ -55,6 +55,17 @@ class Power:
         share = (1.0 - exp(-x)) / x if x > 1e-9 else 1.0
         over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
         return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
+
+    def alone(self, mean_w: float, idle_s: float, start_s: float, draw: Draw, solo_s: float) -> tuple[float, float]:
+        """When a work ends that has the card to itself, behind some seconds of rest; and the mean draw then."""
+        fit, watts = self.fit, draw.watts
+        rest_w, settle_s = fit.rest_w, fit.settle_s
+        if idle_s > 0.0:
+            mean_w = rest_w + (mean_w - rest_w) * exp(-idle_s / settle_s)
+        within = watts <= fit.limit_w and mean_w <= fit.limit_w
+        end_s = start_s + (solo_s if within else self.taken_s(mean_w, draw, solo_s))
+        watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
+        return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
         """The mean draw after so many seconds at `watts`."""

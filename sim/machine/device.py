@@ -58,11 +58,11 @@ class Job(Completion):
         self.device = device
         self.work = work
         self.ready_s = ready_s  # launched by the host
-        self.solo_s, self.bytes, self.flops = device.books.price(work)
-        if device.power is not None:
-            spec = device.books.models[work.role].spec
-            cache = float(work.steps * work.context * spec.kv_bytes_per_token)
-            self.draw = device.power.draw(self.solo_s, max(0.0, self.bytes - cache), cache, self.flops)
+        self.solo_s, self.bytes, self.flops = solo_s, moved, flops = device.books.price(work)
+        power = device.power
+        if power is not None:
+            cache = float(work.steps * work.context * device.kv_bytes[work.role])
+            self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, flops)
 
 
 class SimulatedGPU:
@@ -88,6 +88,7 @@ class SimulatedGPU:
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
         self.power = Power(power, self.bytes_per_s) if power is not None else None
+        self.kv_bytes = {role: model.spec.kv_bytes_per_token for role, model in models.items()}
         self.mean_w = power.rest_w if power is not None else 0.0  # drawn lately, as of `time_s`
         self.streams: dict[str, deque[Job]] = defaultdict(deque)
         self.fresh: list[Job] = []  # launched, not on their streams yet
@@ -132,19 +133,17 @@ class SimulatedGPU:
         final = fresh[-1]
         if final is not last or self.running or self.coming:
             return None
-        end, mean_w, power = self.time_s, self.mean_w, self.power
-        rest_w = power.fit.rest_w if power is not None else 0.0
-        lane = final.work.lane
+        end, mean_w, power, lane = self.time_s, self.mean_w, self.power, final.work.lane
         for job in fresh:
             if job is not final and (job.work.watched or job.work.lane != lane):
                 return None
-            job.begins_s = start = job.ready_s if job.ready_s > end else end
+            ready = job.ready_s
+            job.begins_s = start = ready if ready > end else end
             if power is None:
                 job.ends_s = end = start + job.solo_s
-            else:  # to the last bit as `_warm` does it
-                mean_w = power.mean_w(mean_w, start - end, rest_w)
-                job.ends_s = end = start + power.taken_s(mean_w, job.draw, job.solo_s)
-                mean_w = power.mean_w(mean_w, end - start, rest_w + (job.draw.watts - rest_w))
+            else:
+                job.ends_s, mean_w = power.alone(mean_w, start - end, start, job.draw, job.solo_s)
+                end = job.ends_s
         host = self.host
         noticed_s = host.done_s(end, host.times.completion_s)
         if noticed_s >= before_s:
@@ -257,6 +256,7 @@ class SimulatedGPU:
         """Let the card draw what the running works want of it, up to `time_s`."""
         power = self.power
         if power is not None:
-            rest_w = power.fit.rest_w
-            watts = rest_w + sum([job.rate * (job.draw.watts - rest_w) for job in self.running])
-            self.mean_w = power.mean_w(self.mean_w, time_s - self.time_s, watts)
+            rest_w, more_w = power.fit.rest_w, 0.0
+            for job in self.running:
+                more_w += job.rate * (job.draw.watts - rest_w)
+            self.mean_w = power.mean_w(self.mean_w, time_s - self.time_s, rest_w + more_w)

@@ -36,7 +36,7 @@ LOADS: dict[str, dict[str, Any]] = {
     "serial": {"request_rate": 20, "num_prompts": 150, "contention": "serial"},
     "max": {"request_rate": 20, "num_prompts": 150, "contention": "max"},
     "small batches": {"request_rate": 30, "num_prompts": 200, "max_num_seqs": 12, "max_num_batched_tokens": 256},
-    "two gpus": {"request_rate": 12, "num_prompts": 150, "place": "draft=1"},
+    "two gpus": {"request_rate": 12, "num_prompts": 150, "place": "verify=1"},
 }
 
 
