@@ -58,7 +58,6 @@ class _NoDevice:
 
 
 _NONE = _NoDevice()
-_due = attrgetter("due")
 
 
 class Worker(Process):
@@ -178,4 +177,10 @@ class Clock(simpy.Environment):
     def _next_machine(self) -> TimedDevice:
         """The one whose work ends first."""
         machines = self.machines
-        return machines[0] if len(machines) == 1 else min(machines, key=_due, default=_NONE)
+        if len(machines) == 1:
+            return machines[0]
+        first: TimedDevice = _NONE
+        for machine in machines:
+            if machine.due < first.due:
+                first = machine
+        return first

@@ -43,7 +43,7 @@ class Coins:
 
 def expected_tokens(alpha: float, k: int) -> float:
     """Mean tokens of a round of `k` drafts, (1 - alpha^(k+1)) / (1 - alpha), and k+1 at alpha 1 (Leviathan, eq. 1)."""
-    return sum(alpha**i for i in range(k + 1))  # the same number, without the division by zero at 1
+    return sum([alpha**i for i in range(k + 1)])  # the same number, without the division by zero at 1
 
 
 def walltime_improvement(alpha: float, k: int, cost: float) -> float:
