@@ -316,8 +316,8 @@ def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Benc
         starts[arch] = brackets[arch, gpus, seed].held / gpus or starts[arch]
     places = [longer.experiment(case, starts[case[0]] * case[1]) for case in cases]
     found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
-    best = tuned(found, places, bench, alone=True)
-    return {arch: best[at][arch].server for at, arch in enumerate(plan.archs)}
+    winners = tuned(found, places, bench, alone=True)
+    return {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
 
 
 def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets: dict[Case, Bracket]) -> None:

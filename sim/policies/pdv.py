@@ -50,9 +50,10 @@ class PDV(PrefillDecode):
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """One turn of the decode lane; rows that are not drafted for go to the verify lane at once."""
         rows = self.taking_turn(rows)
-        others = self.hold(self.together_again([]), 0)
-        if others:
-            self.hand_over(others, 0)
+        if self.aside:
+            others = self.hold(self.together_again([]), 0)
+            if others:
+                self.hand_over(others, 0)
         yield from self.draft_in_lanes(rows)
 
     def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
