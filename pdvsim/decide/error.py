@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Container
 
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.hardware.trust import errors_of
 from pdvsim.sim.run import bar_of, covering_profile, profile_of
@@ -28,7 +27,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if told is None or _measured(metric, told.leads) not in told.leads:
         told = errors_of(Hardware())
     assert told is not None, "the H200's errors are shipped"
-    pair = named_pair(experiment.server.pair)
+    pair = experiment.pair
     bars = covering(profile_of(experiment), pair).uncertainty  # of both models: if it drafts none, its rivals do
     off = told.leads[_measured(metric, told.leads)]
     if experiment.hardware.cards:

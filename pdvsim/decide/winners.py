@@ -169,7 +169,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Border:
-    """At one place, the loads between which servers of one GPU begin to lead over lanes on several; None: not there."""
+    """At one place, the loads between which whole servers begin to lead over lanes on several GPUs; None: not there."""
 
     place: Place
     split_leads: float | None  # the highest load of the map, by the means

@@ -168,4 +168,7 @@ PRESETS: dict[str, ModelArchitecture] = {
 
 def preset(name: str) -> ModelArchitecture:
     """The architecture of the preset called `name`; a ValueError naming the known ones otherwise."""
-    return PRESETS[model(name).name]
+    taken = model(name).name
+    if taken not in PRESETS:
+        raise ValueError(f"{taken} is for several GPUs, which realrun does not have; it has {', '.join(PRESETS)}")
+    return PRESETS[taken]

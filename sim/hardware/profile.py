@@ -15,7 +15,9 @@ from typing import Any
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
+from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
@@ -157,9 +159,12 @@ class Profile:
         return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
 
     def at_bar(self, sign: int) -> Profile:
-        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
-        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
-        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
+
+        All-reduces have a bar of their own.
+        """
+        bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
 
 def roofline(spec: GpuSpec) -> Profile:
@@ -191,8 +196,23 @@ def transferred(spec: GpuSpec) -> Profile:
     )
 
 
-def covering(profile: Profile, pair: Pair) -> Profile:
-    """A profile with both models of a pair: one that it lacks is predicted, and said to be."""
+def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Profile:
+    """A profile with both models of a pair: one that it lacks is predicted, and said to be.
+
+    A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
+    """
+    found = _predicting(profile, pair)
+    shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
+    if link is None or not shards:
+        return found
+    fits = {name: with_collectives(found.fit(spec), spec, link) for name, spec in shards.items()}
+    how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
+    return replace(
+        found, foundation=f"{found.foundation}; all-reduces {how}, within {BAR:.0%}", models=found.models | fits
+    )
+
+
+def _predicting(profile: Profile, pair: Pair) -> Profile:
     missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
     if not missing:
         return profile

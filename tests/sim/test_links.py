@@ -144,9 +144,9 @@ def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end(
     verifies = placed("pdv", "verify=1", "prefill=1", **cards)
     for experiment, at in ((drafts, (0, 1)), (reads, (0,)), (verifies, (0, 1))):
         profile = covering_profile(experiment)
-        each = kv_capacities(experiment, profile, pair(GEMMA))
-        assert kv_capacity(experiment, profile, pair(GEMMA)) == min(each[gpu] for gpu in at)
-    target, drafter = (kv_capacities(e, covering_profile(e), pair(GEMMA))[1] for e in (verifies, drafts))
+        each = kv_capacities(experiment, profile)
+        assert kv_capacity(experiment, profile) == min(each[gpu] for gpu in at)
+    target, drafter = (kv_capacities(e, covering_profile(e))[1] for e in (verifies, drafts))
     assert target < drafter
 
 
