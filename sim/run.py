@@ -156,9 +156,7 @@ def bar_of(experiment: Experiment, profile: Profile) -> float:
     """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
     placed = models_on(experiment)
     profiles = profiles_of(experiment, profile)
-    return max(
-        profiles[at].uncertainty.get(model.name, 0.0) for at, models in enumerate(placed) for model in models.values()
-    )
+    return max(profiles[at].bar(model) for at, models in enumerate(placed) for model in models.values())
 
 
 def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:

@@ -6,6 +6,7 @@ A profile is data (JSON), checked on load; an unknown key, a negative or missing
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -16,7 +17,7 @@ from typing import Any
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.power import PowerFit
@@ -26,6 +27,9 @@ from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
+# 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse of
+# the two cards that it has them of (python -m pdvsim.calibration.fit.shards)
+SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
 _TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
@@ -154,6 +158,14 @@ class Profile:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
 
+    def bar(self, spec: ModelSpec) -> float:
+        """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
+        own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
+        if fit is None or not fit.reduce_knots:
+            return own
+        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / Latency(spec, fit).shape(1, 1).solo_0
+        return own * (1 - share) + BAR * share
+
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
         return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
@@ -228,8 +240,13 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
         profile,
         foundation=profile.foundation + said,
         models=profile.models | fits,
-        uncertainty=profile.uncertainty | dict.fromkeys(missing, bar),
+        uncertainty=profile.uncertainty | {name: _sharded(bar, spec) for name, spec in missing.items()},
     )
+
+
+def _sharded(bar: float, spec: ModelSpec) -> float:
+    """A model's error bar with that of sharding it; errors of unlike origin add squared."""
+    return bar if spec.shards == 1 else math.expm1(math.hypot(math.log1p(bar), SHARD_BAR))
 
 
 def load(path: str | Path) -> Profile:

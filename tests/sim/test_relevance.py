@@ -86,7 +86,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "ahead_fan": 2, "ahead_miss": "draft", "ahead_exponent": 0.5,
         "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
-        "link": "pcie4", "draft_tensor_parallel_size": 1, "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
+        "link": "pcie4", "draft_tensor_parallel_size": 1,
+        "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
             "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
     }  # fmt: skip
     group, _, name = need.option.partition(".")
