@@ -27,8 +27,8 @@ from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
-# 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse of
-# the two cards that it has them of (python -m pdvsim.calibration.fit.shards)
+# 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
+# of the two cards that it has them of (python -m pdvsim.calibration.fit.shards)
 SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
