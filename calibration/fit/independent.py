@@ -15,20 +15,12 @@ from functools import partial
 
 from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.links import LINKS
-from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
+from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import Profile, builtin, covering
 
 # its two matrices of 5120 x 20480 a layer hold as much as three of this width
 OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)
 GPT_FAST = "gpt-fast, batch 1, 330 W A100-80GB"
-GPT_FAST_SHARDED = "gpt-fast, batch 1, several A100-80GB, NCCL"
-SHARDED = {  # tokens a second by number of GPUs (README of pytorch-labs/gpt-fast)
-    "llama-2-7b": {2: 168.84, 4: 254.02, 8: 328.43},
-    "llama-3.1-8b": {2: 149.10, 4: 217.21, 8: 276.01},
-    "llama-2-70b": {2: 21.32, 4: 38.01, 8: 62.50},
-    "llama-3.1-70b": {2: 16.03, 4: 37.45, 8: 58.78},
-}
 DISTSERVE = "DistServe, OPT-13B on an A100-80GB, vLLM eager"
 SPECBENCH = "SpecDecode-Bench, vLLM on an H100"
 
@@ -64,7 +56,7 @@ def compare(card: str, profile: Profile) -> list[Reference]:
     """Every published figure of a card against its profile; none where none is known."""
 
     def priced(spec: ModelSpec) -> Latency:
-        return Latency(spec, covering(profile, Pair(spec, spec), LINKS["nvlink4"]).fit(spec))
+        return Latency(spec, covering(profile, Pair(spec, spec)).fit(spec))
 
     known: dict[str, Callable[[Callable[[ModelSpec], Latency]], list[Reference]]] = {
         "a100-80gb": _a100,
@@ -77,12 +69,6 @@ def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
     rows = [
         Reference(GPT_FAST, f"{name}, context 100", 1e3 / decode_ms(priced(MODELS[name]), 1, 100), published, "tok/s")
         for name, published in (("llama-2-7b", 104.9), ("llama-3.1-8b", 93.9))
-    ]
-    rows += [
-        Reference(GPT_FAST_SHARDED, f"{name}, {gpus} GPUs", 1e3 / decode_ms(priced(part), 1, 100), speed, "tok/s")
-        for name, speeds in SHARDED.items()
-        for gpus, speed in speeds.items()
-        for part in [shard(PRESETS[name], gpus)]
     ]
     opt = priced(OPT_13B)
 
