@@ -195,7 +195,7 @@ def test_a_step_is_priced_by_the_latency_model() -> None:
 
 
 def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> None:
-    """Made by the formula they have no error; twice as slow, they are off by that, and so is their share of the whole."""
+    """Made by the formula they have no error; twice as slow, they are off by that, and so is their share."""
     reached = shipped().bandwidth_share, shipped().flops_share
     whole, half = mlp(LLAMA, *reached), mlp(shard(LLAMA, 2), *reached, workers=2)
     shape = (LLAMA.heads, LLAMA.kv_heads, LLAMA.hidden, LLAMA.intermediate)  # Vidur names the whole model's
