@@ -25,6 +25,7 @@ __all__ = [
     "is_config",
     "model",
     "model_or_config",
+    "model_or_shard",
     "pair",
     "pair_name",
     "read_config",
@@ -148,6 +149,12 @@ def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
         vocab=-(-spec.vocab // gpus),
         shards=gpus,
     )
+
+
+def model_or_shard(name: str) -> ModelSpec:
+    """A preset, or what one of so many GPUs runs of it, as llama-3.1-70b/tp4: what is measured on one GPU."""
+    whole, slash, size = name.rpartition("/tp")
+    return shard(model(whole), int(size)) if slash and size.isdecimal() and int(size) else model(name)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

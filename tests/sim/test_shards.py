@@ -20,7 +20,7 @@ from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, w
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, LinkName
 from pdvsim.sim.hardware.models import LARGE, PRESETS, model, shard
-from pdvsim.sim.hardware.profile import covering, roofline
+from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
@@ -227,6 +227,18 @@ def test_the_output_says_what_was_not_measured() -> None:
     whole = over(4, draft_tensor_parallel_size=1)
     assert "transferred: llama-3.1-70b/tp4;" in simulate(whole).meta["foundation"]  # the drafter was measured
     assert "as a ring's" in simulate(over(4, link="pcie5")).meta["foundation"]
+
+
+def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
+    """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
+    pair = over(4, draft_tensor_parallel_size=1).pair
+    h200 = builtin("h200")
+    fit = shipped().fit(pair.target, h200.gpu)
+    measured = covering(replace(h200, models=h200.models | {pair.target.name: fit}), pair, NVLINK)
+    assert "transferred" not in measured.foundation
+    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK)
+    assert 0 < measured.bar(pair.target) < BAR
+    assert measured.bar(pair.draft) == 0
 
 
 def test_all_reduces_widen_the_band() -> None:
