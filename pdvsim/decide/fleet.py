@@ -5,7 +5,8 @@ settings (`tune`), on the same requests: so a lane that gets a GPU of its own is
 against one server on all of them. Prices of cards make it a contest by the dollar; without them every GPU costs the
 same. By the dollar one GPU alone competes, too.
 
-Not among them: lanes beside each other on a sharded target, which no engine has.
+Not among them: lanes beside each other on a sharded target, and a whole drafter on one of its GPUs where it can be
+sharded; engines have neither.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def fleets(
     found = [fleet for arch in archs for fleet in _ways(given, arch, gpus, drafter_card, alone)]
     if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
         raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
-    fitting = [fleet for fleet in found if _fits(fleet.of(base))]
+    fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
     if found and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
     if len(fitting) < 2:
@@ -98,9 +99,6 @@ def _ways(given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alon
     for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
         sharded = replace(given, tensor_parallel_size=size)
         yield made(f"{arch} tp{size}", size, sharded)
-        if kind != "autoregressive":
-            whole = replace(sharded, draft_tensor_parallel_size=1)
-            yield made(f"{arch} tp{size}, drafter whole", size, whole)
     for target in SHARDED if kind in PLACED else ():
         # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
         for other in sorted({target} if kind == "pd" else {1, target}):
@@ -115,14 +113,17 @@ def _ways(given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alon
                 yield made(f"{arch} on {card}+{target}", target + 1, replace(apart, cards=(card, given.gpu)))
 
 
-def _fits(experiment: Experiment) -> bool:
-    """Whether its models can be divided so, and leave room for a KV cache."""
-    try:
-        return kv_capacity(experiment, covering_profile(experiment)) > 0
-    except ValueError as error:
-        if "cannot be sharded" in str(error):
-            return False
-        raise
+def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
+    """The fleet, with its drafter whole where that cannot be sharded; None where it leaves no room for a KV cache."""
+    whole = replace(fleet, hardware=replace(fleet.hardware, draft_tensor_parallel_size=1))
+    for way in (fleet, whole):
+        mine = way.of(base)
+        try:
+            return way if kv_capacity(mine, covering_profile(mine)) > 0 else None
+        except ValueError as error:
+            if "cannot be sharded" not in str(error):
+                raise
+    return None
 
 
 def prices(texts: Sequence[str]) -> dict[str, float]:

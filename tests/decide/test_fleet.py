@@ -35,7 +35,7 @@ def test_every_fleet_has_as_many_gpus() -> None:
             assert fleet.splits == (experiment.seats.gpus > 1)
     names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2, "l4")]
     assert names == [
-        "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2", "colocated tp2, drafter whole",
+        "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2",
         "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv on l4+1", "pdv-ahead on 1+1", "pdv-ahead on l4+1",
     ]  # fmt: skip
     odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
@@ -46,9 +46,10 @@ def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
     """70B of 2 bytes: no H200 holds it alone, so that two GPUs are one group, and four are two groups or one."""
     large = Experiment(server=Server("llama-3.2-1b:llama-3.1-70b"))
     names = [fleet.name for fleet in fleets(large, ("colocated", "pdv-ahead"), 4)]
-    assert names == [
-        "2x colocated tp2", "2x colocated tp2, drafter whole", "colocated tp4", "colocated tp4, drafter whole",
-        "pdv-ahead on 2+2",
+    assert names == ["2x colocated tp2", "colocated tp4", "pdv-ahead on 2+2"]
+    qwen = fleets(Experiment(server=Server("qwen2-1.5b:qwen2.5-72b")), ("colocated",), 8)  # of twelve heads
+    assert [(f.name, f.hardware.draft_tensor_parallel_size) for f in qwen] == [
+        ("4x colocated tp2", None), ("2x colocated tp4", None), ("colocated tp8", 1),
     ]  # fmt: skip
     with pytest.raises(ValueError, match="does not fit on 2 GPUs"):
         fleets(replace(large, hardware=Hardware(gpu="l4")), ARCHS, 2)
@@ -170,8 +171,7 @@ def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
         server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
     )  # fmt: skip
     grid = options.grid()
-    tp2 = ("colocated tp2", "colocated tp2, drafter whole")
-    assert grid.archs == ("1x colocated", "2x colocated", *tp2, "pdv-ahead on 1+1")
+    assert grid.archs == ("1x colocated", "2x colocated", "colocated tp2", "pdv-ahead on 1+1")
     assert grid.objective == "output throughput (tok/s) per GPU"
     found = draw_map(grid, Bench(1))
     cell = found.cell(1, 0.8)
