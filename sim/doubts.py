@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.hardware.names import Note
@@ -41,6 +42,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
+        said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
@@ -62,6 +64,15 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
     from pdvsim.sim.workload.own import read_requests
 
     return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
+
+
+def _linked(hardware: Hardware) -> tuple[str, ...]:
+    """A group of cards over a link that they do not have."""
+    cards = hardware.cards or (hardware.gpu,)
+    bare = [card for card in cards if card in NO_NVLINK]
+    if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
+        return ()
+    return (f"{bare[0]} has no NVLink, and all-reduces are reckoned with it: give --link pcie4",)
 
 
 @lru_cache

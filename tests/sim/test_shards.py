@@ -148,6 +148,14 @@ def test_over_a_slower_link_it_is_slower() -> None:
     assert speeds == sorted(speeds, reverse=True)
 
 
+def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["run", "--arch", "colocated", "--num-prompts", "2", "--gpu", "l40s", "--tensor-parallel-size", "2"]
+    assert main(argv) == 0
+    assert "l40s has no NVLink" in capsys.readouterr().err
+    assert main([*argv, "--link", "pcie4"]) == 0
+    assert "NVLink" not in capsys.readouterr().err
+
+
 def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
     experiment = over(4)
     profile = covering_profile(experiment)
