@@ -213,7 +213,7 @@ def map_figure(found: WinnerMap) -> Figure:
                 drafts = drafts_text(cell.settings[cell.winner])
                 texts[i, j] = "\n".join(filter(None, (cell.winner, f"{drafts} {margin_text(cell)}".strip())))
                 if not cell.sure:
-                    texts[i, j] += "\n" + alike_text(cell)
+                    texts[i, j] += "\n" + alike_text(cell, 1 if grid.fleets else 2)
                     unsure.append((j, i))
         sns.heatmap(
             codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,

@@ -403,11 +403,11 @@ def margin_text(cell: Cell) -> str:
     return percent(cell.contest.margin)
 
 
-def alike_text(cell: Cell) -> str:
-    """Who is not told apart from the winner."""
+def alike_text(cell: Cell, names: int = 2) -> str:
+    """Who is not told apart from the winner, by so many names."""
     held = cell.contest
     unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
-    return f"≈ {', '.join(unsure[:2])}{', …' if len(unsure) > 2 else ''}"
+    return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
 
 
 def winner_text(cell: Cell) -> str:
