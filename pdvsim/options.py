@@ -38,6 +38,7 @@ class RunKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -81,6 +82,7 @@ class RunKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
@@ -115,6 +117,7 @@ class SweepKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -161,6 +164,7 @@ class SweepKeywords(TypedDict, total=False):
     scheduler: str | None
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     vary: Mapping[str, Sequence[Any]]
@@ -195,6 +199,7 @@ class CapacityKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -242,6 +247,7 @@ class CapacityKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     tolerance: float
     use_trace_timestamps: bool
@@ -278,6 +284,7 @@ class CompareKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -329,6 +336,7 @@ class CompareKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
@@ -365,6 +373,7 @@ class AdviseKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     drafter_card: str | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -415,6 +424,7 @@ class AdviseKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     try_controllers: Literal["fixed", "feedback", "goodput"] | Sequence[Literal["fixed", "feedback", "goodput"]]
     try_draft_lengths: int | Sequence[int]
@@ -453,6 +463,7 @@ class DraftTableKeywords(TypedDict, total=False):
     dataset_path: str | os.PathLike[str] | None
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     gpu: str
     gpu_memory_utilization: float
@@ -498,6 +509,7 @@ class DraftTableKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
@@ -533,6 +545,7 @@ class MapKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     drafter_card: str | None
     family: Literal["map", "cell"]
     feedback_temperature: bool
@@ -585,6 +598,7 @@ class MapKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]
@@ -620,6 +634,7 @@ class FrontierKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    draft_tensor_parallel_size: int | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -665,6 +680,7 @@ class FrontierKeywords(TypedDict, total=False):
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
     synthetic_acceptance_rates: float | Sequence[float]
+    tensor_parallel_size: int
     tokenizer: str | os.PathLike[str] | None
     use_trace_timestamps: bool
     verify_gather: Literal["auto", "always", "never"]

@@ -87,7 +87,7 @@ class Profiler:
 
         begin, options = monotonic(), self.options
         arch = self.lookup(name)
-        part = Part.resume(options.output / f"{name}.npz", self.header(name, [arch]))
+        part = Part.resume(options.output / f"{name.replace('/', '-')}.npz", self.header(name, [arch]))
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)

@@ -42,8 +42,10 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
-    if hardware.replicas > 1 or experiment.seats.gpus > 1:
-        raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
+    if hardware.replicas > 1 or experiment.gpus > 1:
+        raise ValueError(
+            "realrun has one GPU: --replicas, --tensor-parallel-size, --verify-gpu and --place do not apply"
+        )
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")

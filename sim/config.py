@@ -12,10 +12,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pdvsim.sim.core import Seats
+from pdvsim.sim.core import Pair, Seats
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import DraftProbs, LinkName
-from pdvsim.sim.hardware.models import is_config, pair_name
+from pdvsim.sim.hardware.models import is_config, pair_name, shard
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import file_of, kin, policy_of
@@ -38,7 +39,8 @@ PAGED = ONE_LANE  # unless --kv-cache says otherwise
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
 PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead")  # lanes that may be on different GPUs
-MOST_GPUS = 8  # of one server
+MOST_GPUS = 8  # of one server that lanes are placed on
+SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -262,6 +264,12 @@ class Hardware:
     """Share of the GPU's memory for weights and KV cache."""
     kv_capacity_tokens: int | None = None
     """KV cache size in tokens, instead of what the memory leaves room for."""
+    tensor_parallel_size: int = 1
+    """GPUs that the target is sharded over: 1, 2, 4 or 8. Where lanes are placed, each GPU with the target on it is a
+    group of so many."""
+    draft_tensor_parallel_size: int | None = None
+    """GPUs that the drafter is sharded over: 1 or as many as the target; default: as the target, and 1 where the
+    drafter is apart from it."""
     verify_gpu: int = 0
     """1 places the target model, with its verify and prefill streams, on a second GPU: short for --place prefill=1
     decode=0 verify=1."""
@@ -289,6 +297,14 @@ class Hardware:
         check_ranges(self)
         object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
         object.__setattr__(self, "cards", tuple(card_name(card, GPUS) for card in self.cards))
+        sizes = (self.tensor_parallel_size, self.draft_tensor_parallel_size or 1)
+        for name, size in zip(("tensor-parallel-size", "draft-tensor-parallel-size"), sizes, strict=True):
+            if size not in SHARDED:
+                raise ValueError(f"{name} must be one of {', '.join(map(str, SHARDED))}, got {size}")
+        if sizes[1] not in (1, sizes[0]):
+            raise ValueError(
+                f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
+            )
         self.placed()
         if self.place and self.verify_gpu:
             raise ValueError("--place says where each lane is: leave out --verify-gpu")
@@ -407,6 +423,30 @@ class Experiment:
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
         return Seats(placed.get("prefill", (0,)), draft, draft[0] if self.kin == "pd" else verify[0])
+
+    @property
+    def pair(self) -> Pair:
+        """The models as a GPU runs them: those that are sharded by one of their shards."""
+        whole, hardware = named_pair(self.server.pair), self.hardware
+        drafters = hardware.draft_tensor_parallel_size or (1 if self.seats.apart else hardware.tensor_parallel_size)
+        target = shard(whole.target, hardware.tensor_parallel_size)
+        if not self.speculates:
+            return Pair(whole.draft, target)
+        try:
+            return Pair(shard(whole.draft, drafters), target)
+        except ValueError as error:
+            raise ValueError(f"{error}; give --draft-tensor-parallel-size 1") from None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of a server, those of its groups counted one by one."""
+        return sum(self.group(at) for at in self.seats.used)
+
+    def group(self, at: int) -> int:
+        """How many GPUs stand behind one that lanes are placed on: they do the same at the same time."""
+        seats, hardware = self.seats, self.hardware
+        drafters = hardware.draft_tensor_parallel_size or 1
+        return hardware.tensor_parallel_size if at in (seats.verify, *seats.prefill) else drafters
 
     @property
     def longest_draft(self) -> int:

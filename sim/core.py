@@ -32,6 +32,7 @@ class ModelSpec:
     dtype_bytes: int = 2
     max_position_embeddings: int | None = None  # longest context; None: not known
     sliding_window: int | None = None  # tokens that attention reaches back, where that is less
+    shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
 
     @property
     def layer_params(self) -> int:

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.hardware.names import Note
@@ -41,10 +42,12 @@ def warn(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
+        said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
-                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile), Doubt)
+                shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size
+                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
     for text, kind in said.items():
         warnings.warn(text, kind, stacklevel=2)
 
@@ -63,6 +66,15 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
     return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
 
 
+def _linked(hardware: Hardware) -> tuple[str, ...]:
+    """A group of cards over a link that they do not have."""
+    cards = hardware.cards or (hardware.gpu,)
+    bare = [card for card in cards if card in NO_NVLINK]
+    if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
+        return ()
+    return (f"{bare[0]} has no NVLink, and all-reduces are reckoned with it: give --link pcie4",)
+
+
 @lru_cache
 def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
     levels = {name: level_s * 1e3 for name, level_s in Scoring(goodput=goodput).slo().items()}
@@ -74,7 +86,7 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @lru_cache
-def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
+def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int | None) -> tuple[str, ...]:
     from pdvsim.sim.run import covering_profile
 
     models = pair(name)
@@ -92,8 +104,10 @@ def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
     if draft.params > target.params:
         sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
         return (*found, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
-    fits = covering_profile(Experiment(server=Server(pair=name), hardware=Hardware(gpu=gpu, profile=profile)))
-    steps = [Latency(model, fits.fit(model)).shape(1, 1) for model in (draft, target)]
+    hardware = Hardware(gpu, profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
+    alone = Experiment(server=Server(pair=name), hardware=hardware)
+    fits = covering_profile(alone)
+    steps = [Latency(model, fits.fit(model)).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
     draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"

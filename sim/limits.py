@@ -92,6 +92,8 @@ RANGES: dict[str, Range] = {
     # hardware
     "gpu_memory_utilization": Range(0.01, 1),
     "kv_capacity_tokens": Range(1, 10**12),
+    "tensor_parallel_size": Range(1, 8),
+    "draft_tensor_parallel_size": Range(1, 8),
     "verify_gpu": Range(0, 1),
     "link_latency_s": _COST_S,
     "link_bytes_per_s": Range(1e3, 1e14),

@@ -3,8 +3,8 @@
 A command that runs several architectures or loads with one set of options sets each aside where it does not act, and
 refuses it only if it acts in none of them.
 
-Left out: --verify-gpu, --place and --cards, which are refused wherever an architecture cannot have them, as numbers of
-GPUs are not set aside.
+Left out: --verify-gpu, --place, --cards and --tensor-parallel-size, which are refused wherever an architecture cannot
+have them, as numbers of GPUs are not set aside.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _STREAMS: tuple[Rule, str] = (
 )
 _VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive", "pdv-ahead")
 
-_SEVERAL: tuple[Rule, str] = (lambda e: e.seats.gpus > 1, "several GPUs a server, by --place or --verify-gpu")
+_SEVERAL: tuple[Rule, str] = (
+    lambda e: e.gpus > 1,
+    "several GPUs a server, by --tensor-parallel-size, --place or --verify-gpu",
+)
 
 
 def _rate_acts(e: Experiment) -> bool:
@@ -118,6 +121,8 @@ NEEDS: tuple[Need, ...] = (
     Need("hardware.contention", *_STREAMS),
     Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
          "the KV cache to be what memory leaves, without --kv-capacity-tokens"),
+    Need("hardware.draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
+         "an architecture that drafts, and --tensor-parallel-size above 1"),
     Need("hardware.link", *_SEVERAL),
     Need("hardware.link_latency_s", *_SEVERAL),
     Need("hardware.link_bytes_per_s", *_SEVERAL),

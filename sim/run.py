@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -14,14 +14,13 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import ONE_LANE, Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, SHARDED, Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency, latency
-from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric
+from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import gpu
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
@@ -127,7 +126,7 @@ def profile_of(experiment: Experiment) -> Profile:
 
 def covering_profile(experiment: Experiment) -> Profile:
     """The same with both models of the pair, predicted where the profile lacks them."""
-    pair = named_pair(experiment.server.pair)
+    pair = experiment.pair
     if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
     profile = profile_of(experiment)
@@ -139,7 +138,7 @@ def covering_profile(experiment: Experiment) -> Profile:
             )
         for spec in (pair.draft, pair.target):
             profile.fit(spec)  # a step of a model that was not in it cannot be told from the others'
-    return covering(profile, pair)
+    return covering(profile, pair, link_of(experiment))
 
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
@@ -149,22 +148,20 @@ def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[
     for at, card in enumerate(cards):
         if card != cards[seats.verify]:
             own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
-            found[at] = covering(own, named_pair(experiment.server.pair))
+            found[at] = covering(own, experiment.pair, link_of(experiment))
     return [one.at_bar(end) for one in found] if end else found
 
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:
     """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
-    placed = models_on(experiment, named_pair(experiment.server.pair))
+    placed = models_on(experiment)
     profiles = profiles_of(experiment, profile)
-    return max(
-        profiles[at].uncertainty.get(model.name, 0.0) for at, models in enumerate(placed) for model in models.values()
-    )
+    return max(profiles[at].bar(model) for at, models in enumerate(placed) for model in models.values())
 
 
-def models_on(experiment: Experiment, pair: Pair) -> list[dict[Role, ModelSpec]]:
-    """The models of a pair on each GPU of a server."""
-    seats = experiment.seats
+def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
+    """The models on each GPU of a server that lanes are placed on."""
+    seats, pair = experiment.seats, experiment.pair
     found: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
     for at in (seats.verify, *seats.prefill):
         found[at]["target"] = pair.target
@@ -175,7 +172,7 @@ def models_on(experiment: Experiment, pair: Pair) -> list[dict[Role, ModelSpec]]
 
 def models_of(experiment: Experiment) -> list[ModelSpec]:
     """The models that an experiment runs."""
-    pair = named_pair(experiment.server.pair)
+    pair = experiment.pair
     return [pair.draft, pair.target] if experiment.speculates else [pair.target]
 
 
@@ -208,7 +205,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
             "--priority partition is not simulated: how kernels slow down on a part of the card was not measured; "
             "realrun serves with it"
         )
-    pair, seats = named_pair(experiment.server.pair), experiment.seats
+    pair, seats = experiment.pair, experiment.seats
     profiles = profiles_of(experiment, profile, end)
     models: dict[Role, Latency] = {"target": latency(pair.target, profiles[seats.verify].fit(pair.target))}
     if experiment.speculates:
@@ -234,34 +231,39 @@ def peak_of(profile: Profile) -> tuple[float, float]:
     return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
 
 
-def make_fabric(experiment: Experiment) -> Fabric:
-    """The links of a server, at rest."""
+def link_of(experiment: Experiment) -> LinkSpec:
+    """The link between the GPUs of a server."""
     hardware = experiment.hardware
     link = LINKS[hardware.link]
     if hardware.link_latency_s is not None:
-        link = replace(link, latency_s=hardware.link_latency_s)
+        link = replace(link, latency_s=hardware.link_latency_s, hop_s=min(link.hop_s, hardware.link_latency_s))
     if hardware.link_bytes_per_s is not None:
         link = replace(link, bytes_per_s=hardware.link_bytes_per_s)
-    return Fabric(link, experiment.seats.gpus)
+    return link
 
 
-def kv_capacities(experiment: Experiment, profile: Profile, pair: Pair) -> list[int]:
-    """Tokens of KV cache that each GPU of a server has room for, of all models on it."""
+def make_fabric(experiment: Experiment) -> Fabric:
+    """The links of a server, at rest."""
+    return Fabric(link_of(experiment), experiment.seats.gpus)
+
+
+def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
         return [hardware.kv_capacity_tokens] * experiment.seats.gpus
     return [
         capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
-        for one, models in zip(profiles_of(experiment, profile), models_on(experiment, pair), strict=True)
+        for one, models in zip(profiles_of(experiment, profile), models_on(experiment), strict=True)
     ]
 
 
-def kv_capacity(experiment: Experiment, profile: Profile, pair: Pair) -> int:
+def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     """Tokens of KV cache that a server has: of the part with the least room, of those that hold a request to its end.
 
     Several GPUs that draft hold their requests' among them.
     """
-    seats, capacities = experiment.seats, kv_capacities(experiment, profile, pair)
+    seats, capacities = experiment.seats, kv_capacities(experiment, profile)
     verify = capacities[seats.verify]
     return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
@@ -293,18 +295,34 @@ def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> N
         )
 
 
-def check_kv(kv: KvCache, requests: Sequence[Request]) -> None:
-    """Refuse a request that the KV cache could never hold."""
+def check_kv(kv: KvCache, requests: Sequence[Request], sharded: Callable[[int], str] = lambda tokens: "") -> None:
+    """Refuse a request that the KV cache could never hold; `sharded` says over how many GPUs it would."""
+    largest = max(requests, key=kv.need)
+    need = kv.need(largest)
     if not kv.capacity_tokens:
         raise ValueError(
             "the models' weights leave no room for a KV cache on this GPU: choose a larger card or smaller models"
+            f"{sharded(need)}"
         )
-    largest = max(requests, key=kv.need)
-    if kv.need(largest) > kv.capacity_tokens:
+    if need > kv.capacity_tokens:
         raise ValueError(
-            f"request {largest.id} needs {kv.need(largest)} tokens of KV cache and the server has "
-            f"{kv.capacity_tokens}: lower --input-len or --output-len, or raise --gpu-memory-utilization"
+            f"request {largest.id} needs {need} tokens of KV cache and the server has {kv.capacity_tokens}: "
+            f"lower --input-len or --output-len, or raise --gpu-memory-utilization{sharded(need)}"
         )
+
+
+def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
+    """The least GPUs to shard the target over so that a server holds `tokens`, as an advice; nothing if none does."""
+    hardware = experiment.hardware
+    if hardware.kv_capacity_tokens is not None:
+        return ""
+    for size in (size for size in SHARDED if size > hardware.tensor_parallel_size):
+        for drafters in (None, 1):
+            wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
+            with suppress(ValueError):  # models that cannot be divided so
+                if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
+                    return f", or give --tensor-parallel-size {size}"
+    return ""
 
 
 class Site:
@@ -316,8 +334,8 @@ class Site:
         self.profile = profile
         self.end = end
         self.log = log
-        self.pair = named_pair(experiment.server.pair)
-        self.capacity_tokens = kv_capacity(experiment, profile, self.pair)
+        self.pair = experiment.pair
+        self.capacity_tokens = kv_capacity(experiment, profile)
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
         self.gpus: list[SimulatedGPU] = []
@@ -336,7 +354,7 @@ class Site:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         verdict = partial(drawn_verdict, experiment.acceptance)
         gpus = []
-        placed = models_on(experiment, self.pair)
+        placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
             models = {role: latency(model, one.fit(model)) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
@@ -368,8 +386,8 @@ class Site:
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
-        check_kv(self.servers[0].kv, requests)
-        room = kv_capacities(self.experiment, self.profile, self.pair)[self.experiment.seats.prefill[0]]
+        check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
+        room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
             raise ValueError(
@@ -407,7 +425,7 @@ class Site:
             "provenance": self.profile.provenance,
             **({"forward_error_bar": bar} if (bar := bar_of(self.experiment, self.profile)) else {}),
             "gpu": gpu.name,
-            "gpus": self.experiment.hardware.replicas * self.experiment.seats.gpus,
+            "gpus": self.experiment.hardware.replicas * self.experiment.gpus,
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,

@@ -18,7 +18,7 @@ from pdvsim.decide.deploy import BEYOND, CHECKPOINTS, Block, deployment, deploym
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import PRESETS
 from pdvsim.sim.policies import ARCHS
 
 # what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
@@ -185,12 +185,12 @@ def test_our_own_lines_run_just_this(arch: str) -> None:
 
 def test_what_realrun_cannot_do_it_says() -> None:
     block = deployment(replace(COLOCATED, hardware=Hardware(replicas=2)))[-1]
-    refusal = "realrun has one GPU: --replicas, --verify-gpu and --place do not apply"
+    refusal = "realrun has one GPU: --replicas, --tensor-parallel-size, --verify-gpu and --place do not apply"
     assert (block.text, block.notes) == ("", (refusal,))
 
 
 def test_every_preset_has_a_checkpoint() -> None:
-    assert set(CHECKPOINTS) == set(MODELS)
+    assert set(CHECKPOINTS) == set(PRESETS)
 
 
 def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ What a file measured is taken from it; attention without a file, the output proj
 covers come from `sim.hardware.transfer`, under ceilings that the measured layers fix. Host and sharing are the H200's.
 
 Not modelled: gaps between kernels, which Vidur's times do not hold, and this engine's own kernels for few tokens, in
-whose place stand the library's. Tensor parallelism is not read: only one worker's rows are.
+whose place stand the library's. A profile is of whole models; rows of shards are for `calibration.fit.shards`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped, sizes_of
@@ -68,7 +68,7 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
     root = Path(folder)
     if not root.is_dir():
         raise ValueError(f"{folder}: not a folder of Vidur's profiles")
-    files = [path for path in sorted(root.rglob("*mlp.csv")) if _of_card(path.relative_to(root), gpu.name)]
+    files = [path for path in sorted(root.rglob("*mlp.csv")) if of_card(path.relative_to(root), gpu.name)]
     found = [layer for path in files if (layer := read_layer(path)) is not None]
     if not found:
         raise ValueError(f"{folder}: no *mlp.csv of a known model on {gpu.name}; known: {', '.join(MODELS)}")
@@ -83,20 +83,20 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
     return found
 
 
-def read_layer(path: Path) -> Layer | None:
-    """The layer in one mlp.csv and the attention.csv beside it; None if no preset has its shape."""
-    frame = _table(path, MLP_KEYS, [f"time_stats.{name}.median" for name in ("emb", *LAYER)])
+def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MODELS) -> Layer | None:
+    """The layer in one mlp.csv and the attention.csv beside it, as one of `workers` ran it; None if no preset's."""
+    frame = _table(path, MLP_KEYS, [f"time_stats.{name}.median" for name in ("emb", *LAYER)], workers=workers)
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:
         raise ValueError(f"{path}: holds {len(shapes)} models; one file is one model")
-    spec = _preset(*(int(value) for value in shapes.iloc[0]))
+    spec = _preset(known, *(int(value) for value in shapes.iloc[0]))
     if spec is None:
         return None
     by = frame.groupby("num_tokens")[[f"time_stats.{name}.median" for name in ("emb", *LAYER)]].median() * 1e-3
     tokens, times = by.index.to_numpy(float), by.to_numpy(float)
     beside = path.with_name(path.name.removesuffix("mlp.csv") + "attention.csv")
-    decode, prompt = read_attention(beside) if beside.is_file() else (None, None)
-    return Layer(spec, tokens, times[:, 1:].sum(axis=1), times[:, 0], decode, prompt)
+    decode, prompt = read_attention(beside) if beside.is_file() and workers == 1 else (None, None)
+    return Layer(shard(spec, workers), tokens, times[:, 1:].sum(axis=1), times[:, 0], decode, prompt)
 
 
 def read_attention(path: Path) -> tuple[Floats | None, Floats | None]:
@@ -115,7 +115,9 @@ def read_attention(path: Path) -> tuple[Floats | None, Floats | None]:
     return parts[0], parts[1]
 
 
-def _table(path: Path, keys: Sequence[str], times: Sequence[str], optional: Sequence[str] = ()) -> pd.DataFrame:
+def _table(
+    path: Path, keys: Sequence[str], times: Sequence[str], optional: Sequence[str] = (), workers: int = 1
+) -> pd.DataFrame:
     import pandas as pd
 
     try:
@@ -129,9 +131,9 @@ def _table(path: Path, keys: Sequence[str], times: Sequence[str], optional: Sequ
     for name in (*keys, *times, *(name for name in optional if name in frame.columns)):
         if not pd.api.types.is_numeric_dtype(frame[name]):
             raise ValueError(f"{path}: {name}: must be numbers")
-    frame = frame[frame["num_tensor_parallel_workers"] == 1]
+    frame = frame[frame["num_tensor_parallel_workers"] == workers]
     if frame.empty:
-        raise ValueError(f"{path}: num_tensor_parallel_workers: no row of one worker")
+        raise ValueError(f"{path}: num_tensor_parallel_workers: no row of {'one worker' if workers == 1 else workers}")
     _finite(path, frame, times)
     _finite(path, frame, keys, zero=True)
     return frame
@@ -146,13 +148,15 @@ def _finite(path: Path, frame: pd.DataFrame, columns: Sequence[str], zero: bool 
             raise ValueError(f"{path}: {name}: line {row}: must be a number above 0, got {values[bad][0]:g}")
 
 
-def _preset(heads: int, kv_heads: int, hidden: int, intermediate: int) -> ModelSpec | None:
+def _preset(
+    known: Mapping[str, ModelSpec], heads: int, kv_heads: int, hidden: int, intermediate: int
+) -> ModelSpec | None:
     shape = (heads, kv_heads, hidden, intermediate)
-    same = (m for m in MODELS.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
+    same = (m for m in known.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
     return next(same, None)
 
 
-def _of_card(path: Path, card: str) -> bool:
+def of_card(path: Path, card: str) -> bool:
     """Whether a path names this card, or none."""
     named = set(DEVICE.findall(path.as_posix().lower()))
     return not named or not named.isdisjoint(card.lower().split("-"))

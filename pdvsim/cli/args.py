@@ -157,7 +157,7 @@ class ProfileCommand:
     """Measure models on this machine's GPU: forwards, drafts and prompts alone, pairs side by side, host costs."""
 
     models: tuple[str, ...] = ()
-    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b."""
+    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b; or shards of them, e.g. llama-3.1-70b/tp4."""
     pairs: tuple[str, ...] = ()
     """Pairs draft:target to measure side by side, with the host's costs."""
     output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "results/profile"

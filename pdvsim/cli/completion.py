@@ -13,14 +13,14 @@ from pdvsim.cli.args import parse
 from pdvsim.cli.commands import COMMANDS, module_of
 from pdvsim.cli.help import Option, options
 from pdvsim.sim.doubts import same_vocabulary
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import GPUS, PRESETS
 from pdvsim.sim.policies import ARCHS
 
 PROGRAMS = ("pdvsim", "realrun")
 PAIRS = [
     f"{draft.name}:{target.name}"
-    for draft in MODELS.values()
-    for target in MODELS.values()
+    for draft in PRESETS.values()
+    for target in PRESETS.values()
     if draft.params < target.params and same_vocabulary(draft, target)
 ]
 
@@ -69,7 +69,7 @@ def _flags(command: str) -> Flags:
 
 
 def _values(option: Option) -> tuple[str, ...]:
-    named = {"arch": ARCHS, "archs": ARCHS, "gpu": GPUS, "gpus": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": MODELS}
+    named = {"arch": ARCHS, "archs": ARCHS, "gpu": GPUS, "gpus": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": PRESETS}
     return tuple(named.get(option.name, ())) if option.is_text else option.values
 
 

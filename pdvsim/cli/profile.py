@@ -10,7 +10,7 @@ from pdvsim.cli.args import ProfileCommand, parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
-from pdvsim.sim.hardware.models import model, pair
+from pdvsim.sim.hardware.models import model_or_shard, pair
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
@@ -20,7 +20,8 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
 
-    models, pairs = tuple(model(name).name for name in args.models), tuple(pair(name).name for name in args.pairs)
+    models = tuple(model_or_shard(name).name for name in args.models)
+    pairs = tuple(pair(name).name for name in args.pairs)
     try:
         import torch
     except ImportError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pdvsim.cli.args import ProfilesCommand, parse
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import GPUS, PRESETS
 
 
 def main(argv: list[str]) -> int:
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
                 "weights_gb": model.weight_bytes / 1e9,
                 "kv_kib_per_token": model.kv_bytes_per_token / 2**10,
             }
-            for name, model in MODELS.items()
+            for name, model in PRESETS.items()
         ],
     }
     if samples := shipped():

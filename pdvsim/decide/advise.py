@@ -79,7 +79,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         return False
 
     if ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
-        gpus = best.hardware.replicas * best.seats.gpus
+        gpus = best.hardware.replicas * best.gpus
         advice.capacity = hazards.saturation(who, gpus, bench, ask.warmup_share, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt

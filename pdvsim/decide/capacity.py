@@ -163,7 +163,7 @@ class Plan:
 
     @property
     def gpus_a_server(self) -> int:
-        return self.base.seats.gpus
+        return self.base.gpus
 
     def cases(self) -> list[Case]:
         """Every search."""

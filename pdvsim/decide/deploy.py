@@ -39,6 +39,9 @@ CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others o
     "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
     "gemma-2b": "google/gemma-2b-it",
     "gemma-7b": "google/gemma-7b-it",
+    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
+    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
+    "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
 }
 
 BEYOND = {  # what an architecture does that no flag of the engines asks for
@@ -153,14 +156,17 @@ def vllm(served: Served) -> Block:
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
         *_context("--max-model-len", pair, longest),
+        *_sharded(served),
     ]
-    notes = [*served.notes, *_replicas(served)]
+    notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
     if longest:
         config: dict[str, Any] = {
             "method": "draft_model",
             "model": checkpoint(pair.draft),
             "num_speculative_tokens": longest,
         }
+        if (size := served.experiment.hardware.tensor_parallel_size) > 1:
+            config["draft_tensor_parallel_size"] = size
         needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models"
         if served.varies:
             config["num_speculative_tokens_per_batch_size"] = served.ranges
@@ -194,8 +200,9 @@ def sglang(served: Served) -> list[Block]:
         *("--max-running-requests", server.max_num_seqs, "--chunked-prefill-size", server.max_num_batched_tokens),
         *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
         *_context("--context-length", pair, k),
+        *_sharded(served),
     ]
-    notes = [*served.notes, *_replicas(served)]
+    notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
     if k:
         words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", checkpoint(pair.draft)]
         words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
@@ -240,6 +247,20 @@ def checkpoint(model: ModelSpec) -> str:
 def _replicas(served: Served) -> list[str]:
     count = served.experiment.hardware.replicas
     return [f"start {count} of them behind a router; data parallelism turns vLLM's table off"] if count > 1 else []
+
+
+def _sharded(served: Served) -> list[Any]:
+    """The flag of both engines."""
+    size = served.experiment.hardware.tensor_parallel_size
+    return ["--tensor-parallel-size", size] if size > 1 else []
+
+
+def _whole_drafter(served: Served, k: int) -> list[str]:
+    """vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both."""
+    hardware = served.experiment.hardware
+    if not k or hardware.tensor_parallel_size == (hardware.draft_tensor_parallel_size or hardware.tensor_parallel_size):
+        return []
+    return ["simulated with the drafter on one GPU of the group; the engine shards it like the target"]
 
 
 def _context(flag: str, pair: Pair, k: int) -> list[Any]:

@@ -24,7 +24,6 @@ from pdvsim.decide.draft_table import DraftQuestion, DraftTable, Simulated, Tier
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.config import Acceptance, Experiment
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.run import bar_of, covering_profile, models_of
 from pdvsim.study.stats import interval
@@ -93,7 +92,7 @@ def find_table(question: DraftQuestion) -> DraftTable:
     single, single_lost = _single(logs, plain, chosen)
     behind = np.flatnonzero(plain <= chosen)  # sizes at which the table is no slower
     plain_from = int(behind[-1]) + 2 if len(behind) else 1
-    pair = named_pair(drafting.server.pair)
+    pair = drafting.pair
     reaches = [reach.rows for m in (pair.draft, pair.target) if (reach := profile.measured.get(m.name)) and reach.rows]
     return DraftTable(
         question,

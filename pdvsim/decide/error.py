@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.hardware.trust import errors_of
-from pdvsim.sim.run import bar_of, covering_profile, profile_of
+from pdvsim.sim.run import bar_of, covering_profile, link_of, profile_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
@@ -28,12 +27,13 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if told is None or _measured(metric, told.leads) not in told.leads:
         told = errors_of(Hardware())
     assert told is not None, "the H200's errors are shipped"
-    pair = named_pair(experiment.server.pair)
-    bars = covering(profile_of(experiment), pair).uncertainty  # of both models: if it drafts none, its rivals do
+    pair = experiment.pair
+    # of both models: if it drafts none, its rivals do
+    known = covering(profile_of(experiment), pair, link_of(experiment))
     off = told.leads[_measured(metric, told.leads)]
     if experiment.hardware.cards:
         off = max(off, bar_of(experiment, covering_profile(experiment)))
-    return max(off, *(bars.get(model.name, 0.0) for model in (pair.draft, pair.target)))
+    return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
 
 
 def _measured(metric: str, known: Container[str]) -> str:

@@ -16,6 +16,7 @@ from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
+from pdvsim.sim.config import ONE_LANE
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
@@ -197,7 +198,7 @@ def map_figure(found: WinnerMap) -> Figure:
     note += f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     if found.borders:
-        note += " Black: where servers of one GPU begin to lead over lanes on several."
+        note += " Black: where others begin to lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -212,7 +213,7 @@ def map_figure(found: WinnerMap) -> Figure:
                 drafts = drafts_text(cell.settings[cell.winner])
                 texts[i, j] = "\n".join(filter(None, (cell.winner, f"{drafts} {margin_text(cell)}".strip())))
                 if not cell.sure:
-                    texts[i, j] += "\n" + alike_text(cell)
+                    texts[i, j] += "\n" + alike_text(cell, 1 if grid.fleets else 2)
                     unsure.append((j, i))
         sns.heatmap(
             codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,
@@ -241,12 +242,12 @@ def map_figure(found: WinnerMap) -> Figure:
 def _fleet_colour(fleet: Fleet) -> str:
     """Its architecture's; paler where the drafter has a card of its own kind, or where a placed one is replicated."""
     colour = arch_colour(fleet.arch)
-    replicated = fleet.arch in APART and not fleet.splits
-    return paler(colour, 0.45 if fleet.hardware.cards or replicated else 0.0)
+    single = (fleet.arch in APART or fleet.arch in ONE_LANE) and fleet.hardware.tensor_parallel_size == 1
+    return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
 
 
 def _draw_border(axes: Axes, found: WinnerMap) -> None:
-    """A line through the rows, at the load where servers of one GPU begin to lead; at the edge where they do not."""
+    """A line through the rows, at the load where lanes on several GPUs cease to lead; at the edge where they do not."""
     loads, places = found.grid.loads, list(reversed(found.grid.places))
     points = []
     for border in found.borders:

@@ -1,24 +1,27 @@
-"""The same GPUs used otherwise: replicas of a whole server, or one server with its lanes on several of them.
+"""The same GPUs used otherwise: replicas, a target that is sharded over several, or lanes on several of them.
 
 A fleet is a number of GPUs, an architecture, and who is where. Fleets of the same size compete, each at its own best
-settings (`tune`), on the same requests: so a lane that gets a GPU of its own is held against a second server. Prices of
-cards make it a contest by the dollar; without them every GPU costs the same. By the dollar one GPU alone competes, too.
+settings (`tune`), on the same requests: so a lane that gets a GPU of its own is held against a second server, and both
+against one server on all of them. Prices of cards make it a contest by the dollar; without them every GPU costs the
+same. By the dollar one GPU alone competes, too.
 
-Not among them: tensor parallelism, which is not modelled.
+Not among them: lanes beside each other on a sharded target, and a whole drafter on one of its GPUs where it can be
+sharded; engines have neither.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.tune import Search, tuned
-from pdvsim.sim.config import PLACED, Arch, Experiment, Hardware
+from pdvsim.sim.config import ONE_LANE, PLACED, SHARDED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check
 from pdvsim.sim.policies import kin
+from pdvsim.sim.run import covering_profile, kv_capacity
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
 APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # one lane's GPU, and the others'
@@ -38,7 +41,9 @@ class Fleet:
 
     def cards(self, place: Experiment) -> tuple[str, ...]:
         """Every GPU of it."""
-        server = self.hardware.cards or (self.hardware.gpu,) * self.of(place).seats.gpus
+        mine = self.of(place)
+        seats = self.hardware.cards or (self.hardware.gpu,) * mine.seats.gpus
+        server = tuple(card for at, card in enumerate(seats) for _ in range(mine.group(at)))
         return server * self.hardware.replicas
 
     @property
@@ -52,43 +57,73 @@ def fleets(
 ) -> tuple[Fleet, ...]:
     """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
 
-    An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs; one that drafts
-    ahead is not replicated, as on one GPU it has nothing to gain. Where cost counts, one GPU `alone` competes too.
+    An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs or groups; one
+    that drafts ahead is not replicated, as on one GPU it has nothing to gain. Where cost counts, one GPU `alone`
+    competes too. Left out is whatever leaves no room for a KV cache.
     """
     given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2 for fleets to differ, got {gpus}")
-    if given.place or given.verify_gpu or given.cards or given.replicas > 1:
-        raise ValueError("--gpus places lanes itself: leave out --place, --verify-gpu, --cards and --replicas")
+    if given.place or given.verify_gpu or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
+        raise ValueError(
+            "--gpus places lanes itself: leave out --place, --verify-gpu, --cards, --replicas and "
+            "--tensor-parallel-size"
+        )
     if given.profile and drafter_card is not None and given.profile != "roofline":
         raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")
-    router = "least-loaded" if given.router == Hardware.router else given.router
-
-    def copies(hardware: Hardware, count: int) -> Hardware:
-        return replace(hardware, replicas=count, router=router) if count > 1 else hardware
-
-    found: list[Fleet] = []
-    for arch in archs:
-        kind = kin(arch)
-        if kind != "pdv-ahead":
-            if alone:
-                found.append(Fleet(f"1x {arch}", arch, given))
-            found.append(Fleet(f"{gpus}x {arch}", arch, copies(given, gpus)))
-        if kind not in PLACED or gpus % 2:
-            continue
-        place = APART["pd" if kind == "pd" else "pdv"]
-        split = copies(replace(given, place=place), gpus // 2)
-        times = "" if gpus == 2 else f"{gpus // 2}x "
-        found.append(Fleet(f"{times}{arch} on 1+1", arch, split))
-        if drafter_card is not None and kind != "pd":
-            card = card_name(drafter_card, GPUS)
-            mixed = replace(split, cards=(card, given.gpu))
-            found.append(Fleet(f"{times}{arch} on {card}+1", arch, mixed))
+    found = [fleet for arch in archs for fleet in _ways(given, arch, gpus, drafter_card, alone)]
     if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
         raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
-    if len(found) < 2:
+    fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
+    if found and not fitting:
+        raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
+    if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
-    return tuple(found)
+    return tuple(fitting)
+
+
+def _ways(given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alone: bool) -> Iterator[Fleet]:
+    """Of one architecture, whether its models can be divided so or not."""
+    router = "least-loaded" if given.router == Hardware.router else given.router
+    kind = kin(arch)
+
+    def made(name: str, server: int, hardware: Hardware) -> Fleet:
+        count = gpus // server
+        copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
+        return Fleet(f"{count}x {name}" if count > 1 else name, arch, copies)
+
+    if kind != "pdv-ahead":
+        if alone:
+            yield Fleet(f"1x {arch}", arch, given)
+        yield made(arch, 1, given)
+    for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
+        sharded = replace(given, tensor_parallel_size=size)
+        yield made(f"{arch} tp{size}", size, sharded)
+    for target in SHARDED if kind in PLACED else ():
+        # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
+        for other in sorted({target} if kind == "pd" else {1, target}):
+            if gpus % (target + other):
+                continue
+            apart = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
+            if other > 1 and kind != "pd":
+                apart = replace(apart, draft_tensor_parallel_size=other)
+            yield made(f"{arch} on {other}+{target}", target + other, apart)
+            if drafter_card is not None and kind != "pd" and other == 1:
+                card = card_name(drafter_card, GPUS)
+                yield made(f"{arch} on {card}+{target}", target + 1, replace(apart, cards=(card, given.gpu)))
+
+
+def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
+    """The fleet, with its drafter whole where that cannot be sharded; None where it leaves no room for a KV cache."""
+    whole = replace(fleet, hardware=replace(fleet.hardware, draft_tensor_parallel_size=1))
+    for way in (fleet, whole):
+        mine = way.of(base)
+        try:
+            return way if kv_capacity(mine, covering_profile(mine)) > 0 else None
+        except ValueError as error:
+            if "cannot be sharded" not in str(error):
+                raise
+    return None
 
 
 def prices(texts: Sequence[str]) -> dict[str, float]:

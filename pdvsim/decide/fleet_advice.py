@@ -119,10 +119,10 @@ def fleet_text(advice: FleetAdvice) -> str:
         threshold = threshold_text([held], ask.indifference)
         lines.append(f"Leads are paired by seed, {held.confidence:.1%} confidence each; {threshold}.")
     skipped = f"; {advice.search.skipped} settings were not tried, give more --budget" if advice.search.skipped else ""
-    lines.append(f"{advice.runs} simulations{skipped}. Tensor parallelism is not modelled, so it is not among them.")
+    lines.append(f"{advice.runs} simulations{skipped}.")
     lines += ["To run it:", f"  {command_line('pdvsim run', advice.best[best])}"]
-    first = advice.rows[best]
-    return "\n".join([*lines, founded(first[0]), *most_outside(first)])
+    rests_on = dict.fromkeys(founded(rows[0]) for rows in advice.rows.values())
+    return "\n".join([*lines, *rests_on, *most_outside(advice.rows[best])])
 
 
 def fleet_document(advice: FleetAdvice) -> dict[str, Any]:

@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, kv_capacity, make_planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
@@ -130,7 +129,7 @@ class Formula:
         """Rows that the KV cache of a server holds, more or less; without drafts the drafter takes none of its room."""
         server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=k)
         placed = replace(self.experiment, server=server)
-        capacity = kv_capacity(placed, covering_profile(placed), named_pair(server.pair))
+        capacity = kv_capacity(placed, covering_profile(placed))
         return max(1, int(capacity / self.context))
 
     def at(self, k: int) -> Predicted:

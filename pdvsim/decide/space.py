@@ -142,7 +142,7 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
     arch = SIMPLEST_FIRST.index(candidate.arch) if candidate.arch in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
     controller, k = CONTROLLERS.index(candidate.server.controller), candidate.server.num_speculative_tokens
-    return arch, candidate.seats.gpus, controller, moved, k
+    return arch, candidate.gpus, controller, moved, k
 
 
 def described(candidate: Experiment) -> str:

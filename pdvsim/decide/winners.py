@@ -7,8 +7,8 @@ alike by the cell's seeds and the indifference, the simplest of them is taken, a
 who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
 
 With `fleets`, ways to use the same number of GPUs compete in place of architectures, and the border is found up to
-which a server with its lanes on several GPUs leads over servers of one: by bisection between the loads of the map, on
-the means, each at its best at every load that is looked at.
+which a server with its lanes on several GPUs leads over the others: by bisection between the loads of the map, on the
+means, each at its best at every load that is looked at.
 
 Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
 """
@@ -169,7 +169,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Border:
-    """At one place, the loads between which servers of one GPU begin to lead over lanes on several; None: not there."""
+    """At one place, the loads between which whole servers begin to lead over lanes on several GPUs; None: not there."""
 
     place: Place
     split_leads: float | None  # the highest load of the map, by the means
@@ -357,7 +357,6 @@ def map_table(found: WinnerMap) -> str:
         "acceptance" if grid_.axis == "acceptance" else "pair (draft/target)",
         *(f"{x:g} {unit}" for x in grid_.loads),
     ]
-    first = found.rows[0]
     contests = [cell.contest for cell in found.cells if cell.contest]
     limits = [f"; {threshold_text(contests, grid_.indifference)}"] if contests else []
     confidence = contests[0].confidence if contests else math.nan
@@ -370,19 +369,19 @@ def map_table(found: WinnerMap) -> str:
             "".join(["(in brackets): not told apart from those named", *limits]),
             f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             *map(border_text, reversed(found.borders)),
-            table.founded(first),
+            *dict.fromkeys(map(table.founded, found.rows)),
             *table.most_outside(found.rows),
         ]
     )
 
 
 def border_text(border: Border) -> str:
-    """Where servers of one GPU begin to lead."""
+    """Where lanes on several GPUs cease to lead."""
     low, high = border.split_leads, border.whole_lead
     at = f"{place_text(border.place)}: lanes on several GPUs "
     if low is None:
         return at + "lead nowhere"
-    end = "the last of the map" if high is None else f"servers of one from {high:g}"
+    end = "the last of the map" if high is None else f"others from {high:g}"
     return f"{at}lead up to {low:g}, {end}"
 
 
@@ -404,11 +403,11 @@ def margin_text(cell: Cell) -> str:
     return percent(cell.contest.margin)
 
 
-def alike_text(cell: Cell) -> str:
-    """Who is not told apart from the winner."""
+def alike_text(cell: Cell, names: int = 2) -> str:
+    """Who is not told apart from the winner, by so many names."""
     held = cell.contest
     unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
-    return f"≈ {', '.join(unsure[:2])}{', …' if len(unsure) > 2 else ''}"
+    return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
 
 
 def winner_text(cell: Cell) -> str:

@@ -102,7 +102,7 @@ class Comparison:
         """Refuse a pair that leaves a card no room for a KV cache, before anything runs."""
         profile = covering_profile(self._base(pair, gpu))
         for experiment in {point.experiment.arch: point.experiment for point in self.points(pair, gpu)}.values():
-            if not kv_capacity(experiment, profile, named_pair(pair)):
+            if not kv_capacity(experiment, profile):
                 raise ValueError(f"{pair} does not fit on {gpu}: its weights leave no room for a KV cache")
 
 

@@ -324,6 +324,9 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Who was simulated on what, and what that is founded on."""
     labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
     rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
+    gpus = values.get("gpus")
+    gpus = gpus.mean if isinstance(gpus, Interval) else gpus
+    rows += [("GPUs in all:", f"{gpus:.0f}")] if gpus and gpus > 1 else []
     rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
     bar = values.get("forward_error_bar")
     bar = bar.mean if isinstance(bar, Interval) else bar

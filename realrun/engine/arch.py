@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ import torch
 
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.models import from_config as spec_from_config
-from pdvsim.sim.hardware.models import model, read_config
+from pdvsim.sim.hardware.models import model, model_or_shard, read_config
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -166,6 +166,19 @@ PRESETS: dict[str, ModelArchitecture] = {
 }
 
 
+LARGE: dict[str, ModelArchitecture] = {  # of which a GPU runs a shard
+    a.spec.name: a
+    for a in (
+        _preset("llama-2-70b"),
+        _preset("llama-3.1-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
+        _preset("qwen2.5-72b", theta=1e6, eps=1e-6),
+    )
+}
+
+
 def preset(name: str) -> ModelArchitecture:
-    """The architecture of the preset called `name`; a ValueError naming the known ones otherwise."""
-    return PRESETS[model(name).name]
+    """The architecture of the preset called `name`, or of its shard; a ValueError naming the known ones otherwise."""
+    spec = model_or_shard(name)
+    whole = spec.name.partition("/tp")[0]
+    found = {**PRESETS, **LARGE}[whole]
+    return replace(found, spec=spec)

@@ -54,6 +54,8 @@ GPUS: dict[str, GpuSpec] = {
     )
 }
 
+NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have none
+
 _REQUIRED = {"name": str, "bandwidth_bytes_per_s": float, "flops_per_s": float, "memory_bytes": float, "source": str}
 _OPTIONAL = {"sms": int, "measured": bool}
 LONGEST_TEXT = 1000

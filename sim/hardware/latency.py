@@ -2,7 +2,8 @@
 
 A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`; attention costs the larger of
 reading the KV cache and multiplying with it. For a given batch shape all of this is a straight line in the number of
-cached tokens, so a shape is priced once and a launch costs one multiplication.
+cached tokens, so a shape is priced once and a launch costs one multiplication. A shard's forward has what it exchanges
+with the others of its group on top.
 
 Rows that a drafter has left behind by more than a token (plain decoding does) are read first, as prompts are, a few
 at a time.
@@ -58,6 +59,9 @@ class ForwardFit:
     # products, which take so long
     nimble_tokens: int = 0
     large_s: float = 0.0
+    # (tokens, seconds) of a shard's all-reduces in all layers, and (logits, seconds) of gathering its logits
+    reduce_knots: tuple[tuple[int, float], ...] = ()
+    gather_knots: tuple[tuple[int, float], ...] = ()
     draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
     chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
@@ -76,14 +80,16 @@ class ForwardFit:
             pair_s=spec.attention_flops_per_pair / flops,
         )
 
-    def scaled(self, factor: float) -> ForwardFit:
-        """The same with every time `factor` times as long."""
-        if factor == 1:
+    def scaled(self, factor: float, sent: float | None = None) -> ForwardFit:
+        """The same with every time `factor` times as long; what shards send each other `sent` times, if given."""
+        if factor == 1 and sent in (None, 1):
             return self
         times: dict[str, Any] = {}
         for part in fields(self):
             value = getattr(self, part.name)
-            if part.name.endswith("_knots"):
+            if part.name in ("reduce_knots", "gather_knots"):
+                times[part.name] = tuple((at, seconds * (factor if sent is None else sent)) for at, seconds in value)
+            elif part.name.endswith("_knots"):
                 times[part.name] = tuple((at, seconds * factor) for at, seconds in value)
             elif part.name.endswith("_s") and value is not None:
                 times[part.name] = value * factor
@@ -186,7 +192,11 @@ class Latency:
         solo = rest.solo_0 + self._layers(tokens)
         moved = rest.bytes_0 + self._layer_bytes
         flops = rest.flops_0 + self._layer_flops * tokens
+        if fit.reduce_knots:
+            solo += _between(fit.reduce_knots, tokens)
         if logits:
+            if fit.gather_knots:
+                solo += _between(fit.gather_knots, logits)
             solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
             moved += self._head_bytes
             flops += self._head_flops * logits

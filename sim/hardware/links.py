@@ -28,14 +28,15 @@ class LinkSpec:
     latency_s: float
     bytes_per_s: float
     source: str
+    hop_s: float = 0.0  # of the latency, what each further step of a ring adds
 
 
 LINKS: dict[LinkName, LinkSpec] = {
-    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}"),
-    "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}"),
-    "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}"),
-    "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}"),
-    "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}"),
+    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}", 3.4e-6),
+    "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
+    "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
+    "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}", 9.6e-6),
+    "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}", 9.6e-6),
 }
 
 TOKEN_BYTES = 4  # an int32
@@ -48,8 +49,8 @@ class Cargo:
 
     def __init__(self, pair: Pair, probs: DraftProbs) -> None:
         # rejection sampling needs the drafter's whole distribution of each token; greedy verification the token alone
-        self.draft_token_bytes = TOKEN_BYTES + PROB_BYTES[probs] * pair.target.vocab
-        self.kv_token_bytes = pair.target.kv_bytes_per_token
+        self.draft_token_bytes = TOKEN_BYTES + PROB_BYTES[probs] * pair.target.vocab * pair.target.shards
+        self.kv_token_bytes = pair.target.kv_bytes_per_token  # of a shard: each sends its own, by its own port
 
     def drafts(self, tokens: int) -> float:
         """From drafter to target: so many draft tokens."""

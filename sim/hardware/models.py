@@ -1,8 +1,10 @@
-"""Models by name: the nine presets, or any of their families from its Hugging Face configuration."""
+"""Models by name: the presets, or any of their families from its Hugging Face configuration; and their shards."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,15 +17,19 @@ from pdvsim.sim.reading import quoted, read_json, said
 __all__ = [
     "FAMILIES",
     "GPUS",
+    "LARGE",
     "MODELS",
+    "PRESETS",
     "from_config",
     "gpu",
     "is_config",
     "model",
     "model_or_config",
+    "model_or_shard",
     "pair",
     "pair_name",
     "read_config",
+    "shard",
 ]
 
 FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
@@ -60,6 +66,17 @@ MODELS: dict[str, ModelSpec] = {
     )
 }
 
+LARGE: dict[str, ModelSpec] = {  # targets for several GPUs; none was measured
+    m.name: m
+    for m in (
+        ModelSpec("llama-2-70b", "llama", 80, 8192, 28672, 64, 8, 128, 32000, False, 2, 4096),
+        ModelSpec("llama-3.1-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("qwen2.5-72b", "qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False, 2, 32768),
+    )
+}
+
+PRESETS: Mapping[str, ModelSpec] = ChainMap(LARGE, MODELS)  # read from the last on: the nine first
+
 
 SIZES = {  # of a config.json; several times those of the largest models known
     "num_hidden_layers": Range(1, 1000),
@@ -76,10 +93,10 @@ SIZES = {  # of a config.json; several times those of the largest models known
 
 def model(name: str) -> ModelSpec:
     """The preset that `name` means; a ValueError naming the known ones otherwise."""
-    taken = model_name(name, MODELS)
-    if taken not in MODELS:
-        raise unknown("model", name, MODELS, "a config.json of Hugging Face's (nothing is fetched)")
-    return MODELS[taken]
+    taken = model_name(name, PRESETS)
+    if taken not in PRESETS:
+        raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
+    return PRESETS[taken]
 
 
 def pair(name: str) -> Pair:
@@ -92,7 +109,7 @@ def pair(name: str) -> Pair:
 
 def model_or_config(name: str) -> ModelSpec:
     """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
-    if name in MODELS or not is_config(name):
+    if name in PRESETS or not is_config(name):
         return model(name)
     try:
         return from_config(read_config(Path(name)), name)
@@ -108,7 +125,36 @@ def is_config(name: str) -> bool:
 def pair_name(name: str) -> str:
     """A pair with presets by their own names; files, and what is unknown, as they were given."""
     parts = str(name).split(":", 1)  # what a file of runs says may be no text
-    return ":".join(part if part in MODELS or is_config(part) else model_name(part, MODELS) for part in parts)
+    return ":".join(part if part in PRESETS or is_config(part) else model_name(part, PRESETS) for part in parts)
+
+
+def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
+    """What one of `gpus` runs of a model: its share of heads, MLP and vocabulary; fewer KV heads are on several.
+
+    A ValueError where vLLM would not divide it.
+    """
+    if gpus == 1:
+        return spec
+    for what, size in (("heads", spec.heads), ("intermediate size", spec.intermediate)):
+        if size % gpus:
+            raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: its {what}, {size}, is no multiple")
+    if max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
+        raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
+    return replace(
+        spec,
+        name=f"{spec.name}/tp{gpus}",
+        intermediate=spec.intermediate // gpus,
+        heads=spec.heads // gpus,
+        kv_heads=max(1, spec.kv_heads // gpus),
+        vocab=-(-spec.vocab // gpus),
+        shards=gpus,
+    )
+
+
+def model_or_shard(name: str) -> ModelSpec:
+    """A preset, or what one of so many GPUs runs of it, as llama-3.1-70b/tp4: what is measured on one GPU."""
+    whole, slash, size = name.rpartition("/tp")
+    return shard(model(whole), int(size)) if slash and size.isdecimal() and int(size) else model(name)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

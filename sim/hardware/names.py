@@ -83,6 +83,23 @@ MODELS: dict[str, tuple[str, ...]] = {  # preset: Hugging Face ids, each also kn
     ),
     "gemma-2b": ("google/gemma-2b", "google/gemma-2b-it", "google/gemma-1.1-2b-it"),
     "gemma-7b": ("google/gemma-7b", "google/gemma-7b-it", "google/gemma-1.1-7b-it"),
+    "llama-2-70b": (
+        "meta-llama/Llama-2-70b",
+        "meta-llama/Llama-2-70b-hf",
+        "meta-llama/Llama-2-70b-chat",
+        "meta-llama/Llama-2-70b-chat-hf",
+        "llama2-70b",
+    ),
+    "llama-3.1-70b": (
+        "meta-llama/Llama-3.1-70B",
+        "meta-llama/Llama-3.1-70B-Instruct",
+        "meta-llama/Meta-Llama-3.1-70B",
+        "meta-llama/Meta-Llama-3.1-70B-Instruct",
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "llama-3.3-70b",
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    ),
+    "qwen2.5-72b": ("Qwen/Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct"),
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ A profile is data (JSON), checked on load; an unknown key, a negative or missing
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field, fields, replace
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -15,7 +16,9 @@ from typing import Any
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.collectives import BAR, with_collectives
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
@@ -24,6 +27,9 @@ from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
+# 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
+# of the two cards that it has them of (python -m pdvsim.calibration.fit.shards)
+SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
 _TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
@@ -152,14 +158,25 @@ class Profile:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
 
+    def bar(self, spec: ModelSpec) -> float:
+        """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
+        own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
+        if fit is None or not fit.reduce_knots:
+            return own
+        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / Latency(spec, fit).shape(1, 1).solo_0
+        return own * (1 - share) + BAR * share
+
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
         return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
 
     def at_bar(self, sign: int) -> Profile:
-        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
-        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
-        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
+
+        All-reduces have a bar of their own.
+        """
+        bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
 
 def roofline(spec: GpuSpec) -> Profile:
@@ -191,8 +208,23 @@ def transferred(spec: GpuSpec) -> Profile:
     )
 
 
-def covering(profile: Profile, pair: Pair) -> Profile:
-    """A profile with both models of a pair: one that it lacks is predicted, and said to be."""
+def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Profile:
+    """A profile with both models of a pair: one that it lacks is predicted, and said to be.
+
+    A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
+    """
+    found = _predicting(profile, pair)
+    shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
+    if link is None or not shards:
+        return found
+    fits = {name: with_collectives(found.fit(spec), spec, link) for name, spec in shards.items()}
+    how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
+    return replace(
+        found, foundation=f"{found.foundation}; all-reduces {how}, within {BAR:.0%}", models=found.models | fits
+    )
+
+
+def _predicting(profile: Profile, pair: Pair) -> Profile:
     missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
     if not missing:
         return profile
@@ -208,8 +240,13 @@ def covering(profile: Profile, pair: Pair) -> Profile:
         profile,
         foundation=profile.foundation + said,
         models=profile.models | fits,
-        uncertainty=profile.uncertainty | dict.fromkeys(missing, bar),
+        uncertainty=profile.uncertainty | {name: _sharded(bar, spec) for name, spec in missing.items()},
     )
+
+
+def _sharded(bar: float, spec: ModelSpec) -> float:
+    """A model's error bar with that of sharding it; errors of unlike origin add squared."""
+    return bar if spec.shards == 1 else math.expm1(math.hypot(math.log1p(bar), SHARD_BAR))
 
 
 def load(path: str | Path) -> Profile:

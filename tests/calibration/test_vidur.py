@@ -9,11 +9,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.fit import independent, vidur
+from pdvsim.calibration.fit import independent, shards, vidur
 from pdvsim.cli import main
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import builtin, load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped, sizes_of
 
@@ -192,3 +192,22 @@ def test_a_step_is_priced_by_the_latency_model() -> None:
     model = Latency(LLAMA, builtin("h200").models["llama-2-7b"])
     shape = model.shape(4, 1)
     assert independent.decode_ms(model, 4, 100) == pytest.approx(1e3 * (shape.solo_0 + 400 * shape.solo_1))
+
+
+def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> None:
+    """Made by the formula they have no error; twice as slow, they are off by that, and so is their share."""
+    reached = shipped().bandwidth_share, shipped().flops_share
+    whole, half = mlp(LLAMA, *reached), mlp(shard(LLAMA, 2), *reached, workers=2)
+    shape = (LLAMA.heads, LLAMA.kv_heads, LLAMA.hidden, LLAMA.intermediate)  # Vidur names the whole model's
+    for name, value in zip(vidur.SHAPE, shape, strict=True):
+        half[name] = value
+    for slower in (1, 2):
+        times = [column for column in half if column.startswith("time_stats.")]
+        slow = half.assign(**{column: half[column] * slower for column in times})
+        pd.concat([whole, slow]).to_csv(tmp_path / "mlp.csv", index=False)
+        [found] = shards.compare(tmp_path, A100)
+        assert found.name == "llama-2-7b/tp2"
+        assert np.abs(found.layer - np.log(slower)).max() < 0.01  # the embedding's time is not in the formula
+        assert np.abs(found.share - np.log(slower)).max() < 0.01
+        assert shards.main([str(tmp_path), "a100-80gb"]) == 0
+    assert shards.main([str(tmp_path / "none"), "a100-80gb"]) == 2

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
@@ -20,6 +21,8 @@ from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.parts import POINT, Part, read
 from pdvsim.profiler.rig import QUICK, Launcher, Rig, sample
 from pdvsim.profiler.samples import merge
+from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.sim.hardware.models import shard
 
 CPU = torch.device("cpu")
 PAIR = "tiny-a:tiny-b"
@@ -71,6 +74,20 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
     for _, rows in together.groupby(["model", "kind", "rows", "chunk_tokens", "priority"], observed=True):
         keys = ["model", "kind", "rows", "chunk_tokens", "priority"]
         assert len(alone.merge(rows[keys].head(1), on=keys)), "each member was also timed alone on its lane"
+
+
+def test_a_shard_is_measured_as_a_model(tmp_path: Path) -> None:
+    """On one GPU, without the others of its group: its sizes are those of its part."""
+
+    def half(name: str) -> ModelArchitecture:
+        whole = replace(tiny("tiny-a").spec, heads=4, kv_heads=2)
+        return replace(tiny(name), spec=shard(whole, 2))
+
+    failed = Profiler(options(tmp_path, models=("tiny-a/tp2",)), half, quiet).run()
+    assert failed == []
+    assert [path.name for path in tmp_path.glob("*.npz")] == ["tiny-a-tp2.npz"]
+    header = merge(tmp_path.glob("*.npz"), tmp_path).header
+    assert header.specs()["tiny-a/tp2"].shards == 2
 
 
 def test_a_second_run_measures_nothing_again(parts: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_engines import CPU
 
-from pdvsim.realrun.engine.arch import PRESETS, Llama3Rope, from_config
+from pdvsim.realrun.engine.arch import PRESETS, Llama3Rope, from_config, preset
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
@@ -149,6 +149,15 @@ def test_checkpoint_that_disagrees_with_its_config_is_refused(tmp_path: Path) ->
     config = json.loads((tmp_path / "config.json").read_text())
     with pytest.raises(ValueError, match="shape"):
         load_weights(from_config({**config, "intermediate_size": 96}), tmp_path, CPU, torch.float32)
+
+
+def test_a_shard_has_its_part_of_a_preset() -> None:
+    part, whole = preset("llama-3.1-70b/tp4"), preset("llama-3.1-70b")
+    assert (part.spec.name, part.spec.heads, part.spec.kv_heads) == ("llama-3.1-70b/tp4", 16, 2)
+    assert (part.rope_theta, part.rope_scaling) == (whole.rope_theta, whole.rope_scaling)
+    for name, why in (("llama-3.1-70b/tp3", "no multiple"), ("llama-9/tp2", "unknown model"), ("x/tp0", "unknown")):
+        with pytest.raises(ValueError, match=why):
+            preset(name)
 
 
 def test_presets_cover_the_nine_models() -> None:

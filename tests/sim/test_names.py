@@ -12,14 +12,14 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.hardware import names
 from pdvsim.sim.hardware.cards import GPUS, gpu
-from pdvsim.sim.hardware.models import MODELS, model
+from pdvsim.sim.hardware.models import MODELS, PRESETS, model
 from pdvsim.study.compare import Comparison
 
 
 def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
     assert set(names.CARDS) <= set(GPUS)
-    assert set(names.MODELS) == set(MODELS)
-    for table, presets in ((names.CARDS, GPUS), (names.MODELS, MODELS)):
+    assert set(names.MODELS) == set(PRESETS)
+    for table, presets in ((names.CARDS, GPUS), (names.MODELS, PRESETS)):
         others = [name.lower() for mine in table.values() for name in mine]
         assert len(set(others)) == len(others)
         assert not set(others) & set(presets)
@@ -54,13 +54,15 @@ def test_cards(typed: str, taken: str, said: bool) -> None:
         ("Qwen/Qwen2-7B", "qwen2-7b"),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("google/gemma-2b-it", "gemma-2b"),
+        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),  # every size is the same
     ],
 )
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
 def test_models(typed: str, taken: str) -> None:
-    assert model(typed) is MODELS[taken]
+    assert model(typed) is PRESETS[taken]
     assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"
-    assert Comparison((f"{typed}:llama-2-7b",), ("h200",), concurrency=(1,)).pairs == (f"{taken}:llama-2-7b",)
+    if taken in MODELS:
+        assert Comparison((f"{typed}:llama-2-7b",), ("h200",), concurrency=(1,)).pairs == (f"{taken}:llama-2-7b",)
 
 
 def test_another_generation_is_not_taken_for_one_of_ours() -> None:

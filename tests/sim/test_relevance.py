@@ -55,6 +55,8 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
         "--arch autoregressive --acceptance-rate 0.7",
         "--arch pdv-unified --max-prompts-per-forward 2",
         "--kv-capacity-tokens 1000 --gpu-memory-utilization 0.5",
+        "--draft-tensor-parallel-size 1",
+        "--arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1",
     ],
 )
 def test_an_option_that_does_nothing_is_refused(flags: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +86,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "ahead_fan": 2, "ahead_miss": "draft", "ahead_exponent": 0.5,
         "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
-        "link": "pcie4", "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
+        "link": "pcie4", "draft_tensor_parallel_size": 1,
+        "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
             "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
     }  # fmt: skip
     group, _, name = need.option.partition(".")

@@ -1,0 +1,92 @@
+"""Shards against measured ones: `python -m pdvsim.calibration.fit.shards DIR a100-80gb`.
+
+Vidur timed the operators of a layer also as one of two, four or eight workers runs them, on one GPU: what a shard's
+forward is made of. DIR is its data/profiling/compute. A shard here is predicted from its sizes; so is the whole model,
+and what sharding it gains is surer than either. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.calibration.fit.vidur import Layer, layer_errors, of_card, read_layer
+from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.hardware.models import PRESETS, gpu, shard
+from pdvsim.sim.hardware.transfer import TOKENS, shipped
+
+WORKERS = (2, 4, 8)
+
+
+@dataclass(frozen=True)
+class ShardErrors:
+    """Of one model's shard, at every number of tokens: |log(predicted / measured)| of it, and of its share."""
+
+    name: str
+    layer: NDArray[np.float64]
+    share: NDArray[np.float64]  # of the whole layer's time
+
+
+def compare(folder: str | Path, card: GpuSpec) -> list[ShardErrors]:
+    """Every shard of a known model that was measured on a card."""
+    root = Path(folder)
+    files = [path for path in sorted(root.rglob("*mlp.csv")) if of_card(path.relative_to(root), card.name)]
+    found = []
+    for path in files:
+        whole = read_layer(path, known=PRESETS)
+        if whole is None:
+            continue
+        layers: list[Layer] = [whole]
+        for workers in WORKERS:
+            try:
+                shard(whole.spec, workers)
+                layers.append(read_layer(path, workers, PRESETS) or whole)
+            except ValueError:  # it cannot be divided so, or was not
+                continue
+        off = layer_errors(layers, card, shipped())
+        measured = {layer.spec.name: [n for n, _ in layer.at(TOKENS)] for layer in layers}
+        own = dict(zip(measured[whole.spec.name], off[whole.spec.name].tolist(), strict=True))
+        for layer in layers[1:]:
+            name = layer.spec.name
+            both = [(e, own[n]) for n, e in zip(measured[name], off[name].tolist(), strict=True) if n in own]
+            errors = np.array(both)
+            found.append(ShardErrors(name, np.abs(errors[:, 0]), np.abs(errors[:, 0] - errors[:, 1])))
+    if not found:
+        raise ValueError(f"{folder}: no *mlp.csv with shards of a known model on {card.name}")
+    return found
+
+
+def table(errors: Sequence[ShardErrors]) -> str:
+    """The errors as text."""
+    head = f"{'shard':22} {'points':>6} {'time: median':>13} {'95%':>6} {'share of the whole: median':>27} {'95%':>6}"
+    both = ShardErrors("all", *(np.concatenate([getattr(e, part) for e in errors]) for part in ("layer", "share")))
+    lines = [
+        f"{e.name:22} {len(e.layer):6} {np.median(e.layer):13.1%} {np.percentile(e.layer, 95):6.1%} "
+        f"{np.median(e.share):27.1%} {np.percentile(e.share, 95):6.1%}"
+        for e in (*errors, both)
+    ]
+    return "\n".join([head, *lines])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the errors of a card's shards; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.fit.shards", description=__doc__.split("\n")[0])
+    parser.add_argument("folder", help="Vidur's data/profiling/compute")
+    parser.add_argument("gpu", help="a card, e.g. a100-80gb")
+    options = parser.parse_args(argv)
+    try:
+        print(table(compare(options.folder, gpu(options.gpu))))
+    except ValueError as error:
+        print(f"shards: error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,73 @@
+"""What the GPUs of a group tell each other in a forward: two all-reduces a layer, and the logits at the end.
+
+Over NVLink as published, by number of GPUs and bytes; over other links as NCCL reckons with a ring: twice as many steps
+as there are others, each with its latency and its part of the bytes. Gathering logits sends half of what an all-reduce
+of as many bytes does.
+
+Not modelled: all-reduces that hide behind products or are fused with norms, an engine that leaves small ones to NCCL,
+GPUs of a group that wait for the slowest, quantised ones, and groups over several machines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import accumulate
+
+import numpy as np
+
+from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
+from pdvsim.sim.hardware.transfer import TOKENS
+
+A_LAYER = 2  # all-reduces: behind attention and behind the MLP
+_KIB, _MIB = 2**10, 2**20
+
+# (bytes, microseconds) on H100s over NVLink 4. Up to 4 MiB: the kernel of SGLang pull request 2904, which times fp32
+# elements; beyond: NCCL in Vidur's data/profiling/network/h100_dgx/all_reduce.csv, medians.
+CURVES: dict[int, tuple[tuple[float, float], ...]] = {
+    2: ((2 * _KIB, 3.7), (16 * _KIB, 3.9), (128 * _KIB, 4.5), (_MIB, 7.9), (2 * _MIB, 12.5), (4 * _MIB, 19.9),
+        (10059776, 50), (14680064, 68), (33292288, 134), (67108864, 245)),
+    4: ((2 * _KIB, 4.8), (16 * _KIB, 3.7), (128 * _KIB, 4.8), (_MIB, 13.9), (2 * _MIB, 20.2), (4 * _MIB, 31.1),
+        (10059776, 68), (14680064, 85), (33292288, 166), (67108864, 318)),
+    8: ((2 * _KIB, 5.9), (16 * _KIB, 5.7), (128 * _KIB, 7.8), (_MIB, 16.7), (2 * _MIB, 22.1), (4 * _MIB, 33.8),
+        (10059776, 89), (14680064, 109), (33292288, 195), (67108864, 322)),
+}  # fmt: skip
+# Others on the same links, as (GPUs, bytes, microseconds): vLLM pull requests 24111 (2 GPUs) and 24532 (4), the best of
+# its kernels in CUDA graphs; SGLang pull request 22734 (8 H200s, MSCCL++ in CUDA graphs). NCCL itself, which engines
+# leave to large messages, takes 6 us for 2 GPUs (its issue 1259) and 17 for 8 (the same pull request).
+OTHERS: tuple[tuple[int, float, float], ...] = (
+    (2, 512 * _KIB, 7.0),
+    (4, 512 * _KIB, 10.0), (4, _MIB, 14.0), (4, 1.5 * _MIB, 19.0), (4, 2 * _MIB, 21.0), (4, 3 * _MIB, 23.0),
+    (4, 4 * _MIB, 28.0),
+    (8, 2 * _KIB, 5.86), (8, 16 * _KIB, 6.37), (8, 64 * _KIB, 8.2), (8, 128 * _KIB, 8.8), (8, 256 * _KIB, 10.56),
+    (8, 512 * _KIB, 11.96), (8, _MIB, 14.01),
+)  # fmt: skip
+BAR = 0.25  # share by which an all-reduce may be slower or faster: all of the others are within it
+
+
+def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
+    """Seconds until every GPU of a group has the sum of `size` bytes of each."""
+    if gpus == 1:
+        return 0.0
+    if link == LINKS["nvlink4"]:
+        at, micros = zip(*CURVES[gpus], strict=True)
+        micros = tuple(accumulate(micros, max))  # more bytes are never faster
+        if size > at[-1]:
+            return float(micros[-1] + (size - at[-1]) * (micros[-1] - micros[-2]) / (at[-1] - at[-2])) * 1e-6
+        return float(np.interp(size, at, micros)) * 1e-6
+    steps = 2 * (gpus - 1)
+    return link.latency_s + (steps - 1) * link.hop_s + steps * size / gpus / link.bytes_per_s
+
+
+def with_collectives(fit: ForwardFit, spec: ModelSpec, link: LinkSpec) -> ForwardFit:
+    """A shard's forward with what it exchanges with the others of its group."""
+    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, A_LAYER * spec.layers)
+    gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
+    return replace(fit, reduce_knots=reduced, gather_knots=gathered)
+
+
+@cache
+def _knots(link: LinkSpec, gpus: int, token_bytes: float, times: int) -> tuple[tuple[int, float], ...]:
+    return tuple((n, times * all_reduce_s(link, gpus, n * token_bytes)) for n in TOKENS)

@@ -1,0 +1,270 @@
+"""Tensor parallelism: what a shard is, what it exchanges, and what a group of GPUs is as a server."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.cli import main
+from pdvsim.decide.deploy import deployment
+from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Pair
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, with_collectives
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.links import LINKS, Cargo, LinkName
+from pdvsim.sim.hardware.models import LARGE, PRESETS, model, shard
+from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.transfer import TOKENS, shipped
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.run import bar_of, covering_profile, kv_capacity, make_planner, simulate
+from pdvsim.study.band import ends, spanned
+
+LLAMA = "llama-3.2-1b:llama-3.1-70b"
+FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
+NVLINK = LINKS["nvlink4"]
+
+
+def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any) -> Experiment:
+    return Experiment(arch, FEW, server=Server(pair), hardware=Hardware(tensor_parallel_size=gpus, **hardware))
+
+
+# what a shard is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gpus", SHARDED)
+@pytest.mark.parametrize("name", LARGE)
+def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
+    """Weights, KV cache and arithmetic of all of them together; these have eight KV heads and even vocabularies."""
+    whole, part = PRESETS[name], shard(PRESETS[name], gpus)
+    assert gpus * part.params == whole.params
+    assert gpus * part.kv_bytes_per_token == whole.kv_bytes_per_token
+    assert gpus * part.attention_flops_per_pair == whole.attention_flops_per_pair
+    assert (part.layers, part.hidden, part.head_dim) == (whole.layers, whole.hidden, whole.head_dim)
+
+
+def test_fewer_kv_heads_than_gpus_are_on_several() -> None:
+    whole = PRESETS["gemma-2b"]
+    part = shard(whole, 8)
+    assert (part.heads, part.kv_heads) == (1, 1)
+    assert part.kv_bytes_per_token == whole.kv_bytes_per_token
+
+
+def test_what_vllm_would_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for name, gpus, why in (("qwen2-7b", 8, "its heads, 28"), ("qwen2-1.5b", 8, "its heads, 12")):
+        with pytest.raises(ValueError, match=why):
+            shard(PRESETS[name], gpus)
+    odd = replace(PRESETS["llama-3.1-8b"], kv_heads=6, heads=24)
+    with pytest.raises(ValueError, match="6 KV heads"):
+        shard(odd, 4)
+    argv = ["run", "--pair", "qwen2-1.5b:qwen2.5-72b", "--tensor-parallel-size", "8", "--arch", "colocated"]
+    assert main(argv) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "give --draft-tensor-parallel-size 1" in said
+    simulate(over(8, pair="qwen2-1.5b:qwen2.5-72b", draft_tensor_parallel_size=1))
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"tensor_parallel_size": 3}, "one of 1, 2, 4, 8"),
+        ({"tensor_parallel_size": 16}, "tensor-parallel-size"),
+        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "must be 1 or tensor-parallel-size, 4"),
+    ],
+)
+def test_sizes_that_there_are_not(flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Hardware(**flags)
+
+
+# what it takes -------------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.sampled_from(sorted(PRESETS)), st.sampled_from(sorted(GPUS)), st.sampled_from(SHARDED), st.integers(1, 256),
+    st.integers(1, 9), st.integers(0, 4096), st.sampled_from(sorted(LINKS)),
+)  # fmt: skip
+def test_a_shard_takes_its_part_and_what_is_sent(
+    name: str, card: str, gpus: int, rows: int, tokens: int, context: int, link: LinkName
+) -> None:
+    """Never less than the whole divided by the GPUs; and the all-reduces and the logits on top."""
+    spec = PRESETS[name]
+    try:
+        part = shard(spec, gpus)
+    except ValueError:
+        return
+
+    def seconds(latency: Latency) -> float:
+        shape = latency.shape(rows, tokens)
+        return shape.solo_0 + shape.solo_1 * rows * context
+
+    for fits in (lambda m: shipped().fit(m, GPUS[card]), lambda m: ForwardFit.roofline(m, GPUS[card])):
+        alone, whole = fits(part), fits(spec)
+        assert seconds(Latency(part, alone)) >= seconds(Latency(spec, whole)) / gpus * (1 - 1e-9)
+        new = Latency(part, alone)._padded(rows) * tokens
+        if gpus == 1 or new not in TOKENS:  # between knots it is a straight line
+            continue
+        reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
+        gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
+        sent = seconds(Latency(part, with_collectives(alone, part, LINKS[link]))) - seconds(Latency(part, alone))
+        assert sent == pytest.approx(reduced + gathered, rel=1e-6)
+
+
+def test_all_reduces_are_as_published_and_more_is_never_faster() -> None:
+    for gpus, curve in CURVES.items():
+        sizes = np.geomspace(64, 1e9, 200)
+        times = [all_reduce_s(NVLINK, gpus, size) for size in sizes]
+        assert all(a <= b for a, b in pairwise(times))
+        size, micros = curve[-1]
+        assert all_reduce_s(NVLINK, gpus, size) == pytest.approx(micros * 1e-6)
+        assert times[-1] / 1e9 == pytest.approx(1 / 250e9, rel=0.35)  # NCCL's ~275 GB/s of 8 H100s, 370 of a ring of 2
+    assert all_reduce_s(NVLINK, 1, 1e6) == 0
+
+
+@pytest.mark.parametrize(("gpus", "size", "micros"), OTHERS)
+def test_the_bar_holds_what_others_published(gpus: int, size: float, micros: float) -> None:
+    ratio = all_reduce_s(NVLINK, gpus, size) * 1e6 / micros
+    assert 1 / (1 + BAR) <= ratio <= 1 + BAR
+
+
+def test_a_ring_by_hand() -> None:
+    """Four GPUs: six steps, each a quarter of the bytes; 14.1 us for the first and 5.7 for every other."""
+    seconds = all_reduce_s(LINKS["pcie4"], 4, 63e6)
+    assert seconds == pytest.approx(14.1e-6 + 5 * 5.7e-6 + 6 * 63e6 / 4 / 31.5e9)
+
+
+def test_over_a_slower_link_it_is_slower() -> None:
+    speeds = [
+        summarise(simulate(over(2, link=link)))["output_throughput"] for link in ("nvlink4", "pcie5", "pcie4", "100gbe")
+    ]
+    assert speeds == sorted(speeds, reverse=True)
+
+
+def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
+    argv = ["run", "--arch", "colocated", "--num-prompts", "2", "--gpu", "l40s", "--tensor-parallel-size", "2"]
+    assert main(argv) == 0
+    assert "l40s has no NVLink" in capsys.readouterr().err
+    assert main([*argv, "--link", "pcie4"]) == 0
+    assert "NVLink" not in capsys.readouterr().err
+
+
+def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
+    experiment = over(4)
+    profile = covering_profile(experiment)
+    target = make_planner(experiment, profile).models["target"]
+    assert target.spec == experiment.pair.target
+    assert target.fit.reduce_knots == profile.fit(target.spec).reduce_knots != ()
+
+
+# what a group is -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("drafters", [None, 1])
+def test_every_request_ends_with_its_tokens(arch: str, drafters: int | None) -> None:
+    given = None if arch == "autoregressive" else drafters
+    experiment = over(2, arch, draft_tensor_parallel_size=given)
+    result, queued = simulate(experiment), simulate(experiment, direct=False)
+    assert result.requests["output_tokens"].sum() == 6 * 12
+    assert result.meta["gpus"] == 2
+    for name, column in result.launches.items():
+        assert (column == queued.launches[name]).all()
+
+
+def test_one_gpu_is_no_group() -> None:
+    one = Experiment("pdv", FEW)
+    named = replace(one, hardware=Hardware(tensor_parallel_size=1))
+    assert one == named
+    assert one.pair == Pair(model("tinyllama-1.1b"), model("llama-2-7b"))
+    assert covering_profile(one).models["llama-2-7b"].reduce_knots == ()
+
+
+def test_gpus_are_counted() -> None:
+    assert over(4).gpus == 4
+    assert over(4, replicas=2).gpus == 4
+    assert simulate(over(4, replicas=2)).meta["gpus"] == 8
+    apart = over(2, "pdv", verify_gpu=1)
+    assert (apart.gpus, apart.pair.draft.shards, apart.pair.target.shards) == (3, 1, 2)
+    both = over(2, "pdv", verify_gpu=1, draft_tensor_parallel_size=2)
+    assert (both.gpus, both.pair.draft.shards) == (4, 2)
+    lanes = over(2, "pd", place=("prefill=0", "decode=1"))
+    assert lanes.gpus == 4
+    assert simulate(apart).meta["gpus"] == 3
+
+
+def test_each_gpu_of_a_group_sends_its_own_kv_and_whole_distributions() -> None:
+    whole, part = (Cargo(over(n).pair, "bf16") for n in (1, 4))
+    assert 4 * part.kv(100) == whole.kv(100)
+    assert part.drafts(7) == whole.drafts(7)
+
+
+def test_more_gpus_hold_more_than_their_share() -> None:
+    """The weights are shared, so the KV cache grows faster than the number of GPUs; a whole drafter leaves less."""
+    room = [kv_capacity(over(n), covering_profile(over(n))) for n in SHARDED]
+    assert room[0] == 0
+    assert all(b > 2 * a for a, b in pairwise(room))
+    whole = over(4, draft_tensor_parallel_size=1)
+    assert kv_capacity(whole, covering_profile(whole)) < room[2]
+
+
+def test_what_does_not_fit_says_over_how_many_it_would() -> None:
+    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 2$"):
+        simulate(over(1))
+    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 4$"):
+        simulate(over(1, gpu="l40s"))
+    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 4$"):
+        simulate(over(2, gpu="l40s"))
+    simulate(over(4, gpu="l40s"))
+    with pytest.raises(ValueError, match=r"smaller models$"):
+        simulate(over(1, gpu="l4", gpu_memory_utilization=0.5))
+
+
+def test_the_output_says_what_was_not_measured() -> None:
+    experiment = over(4)
+    said = simulate(experiment).meta
+    assert "transferred: llama-3.2-1b/tp4, llama-3.1-70b/tp4; all-reduces as published" in said["foundation"]
+    assert said["forward_error_bar"] == bar_of(experiment, covering_profile(experiment))
+    whole = over(4, draft_tensor_parallel_size=1)
+    assert "transferred: llama-3.1-70b/tp4;" in simulate(whole).meta["foundation"]  # the drafter was measured
+    assert "as a ring's" in simulate(over(4, link="pcie5")).meta["foundation"]
+
+
+def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
+    """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
+    pair = over(4, draft_tensor_parallel_size=1).pair
+    h200 = builtin("h200")
+    fit = shipped().fit(pair.target, h200.gpu)
+    measured = covering(replace(h200, models=h200.models | {pair.target.name: fit}), pair, NVLINK)
+    assert "transferred" not in measured.foundation
+    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK)
+    assert 0 < measured.bar(pair.target) < BAR
+    assert measured.bar(pair.draft) == 0
+
+
+def test_all_reduces_widen_the_band() -> None:
+    """On the roofline nothing else is uncertain."""
+    experiment = over(8, profile="roofline")
+    slow, fast = (end["output_throughput"] for end in ends(experiment))
+    found = spanned(simulate(experiment), ends(experiment))
+    assert slow < found["output_throughput"] < fast
+    assert (found["output_throughput_low"], found["output_throughput_high"]) == (slow, fast)
+    bare = covering(roofline(GPUS["h200"]), experiment.pair)
+    assert bare.bar(experiment.pair.target) == 0
+
+
+def test_what_engines_are_started_with() -> None:
+    vllm, sglang, *_ = deployment(over(4))
+    for block in (vllm, sglang):
+        assert "--tensor-parallel-size 4" in block.text
+    assert '"draft_tensor_parallel_size": 4' in vllm.text
+    whole = deployment(over(4, draft_tensor_parallel_size=1))[0]
+    assert any("the engine shards it" in note for note in whole.notes)
+    assert "tensor-parallel" not in deployment(Experiment("colocated"))[0].text
