@@ -38,6 +38,7 @@ class RunKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -115,6 +116,7 @@ class SweepKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -195,6 +197,7 @@ class CapacityKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -278,6 +281,7 @@ class CompareKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -365,6 +369,7 @@ class AdviseKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     drafter_card: str | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -453,6 +458,7 @@ class DraftTableKeywords(TypedDict, total=False):
     dataset_path: str | os.PathLike[str] | None
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     gpu: str
     gpu_memory_utilization: float
@@ -533,6 +539,7 @@ class MapKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     drafter_card: str | None
     family: Literal["map", "cell"]
     feedback_temperature: bool
@@ -620,6 +627,7 @@ class FrontierKeywords(TypedDict, total=False):
     detailed: bool
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str

@@ -44,6 +44,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.seats.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
+    if server.drafted_by not in ("model", "none"):
+        raise ValueError(f"--drafter {server.drafted_by} is simulated alone: realrun drafts with a model")
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")

@@ -8,8 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
@@ -84,7 +83,9 @@ def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
         for model in (draft, target)
         if model.sliding_window is not None
     ]
-    if not same_vocabulary(draft, target):
+    if draft.on_host:
+        return tuple(found)
+    if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
         found.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
             "a draft in another vocabulary cannot be verified as it is"
@@ -93,7 +94,7 @@ def _pair(name: str, gpu: str, profile: str | None) -> tuple[str, ...]:
         sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
         return (*found, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
     fits = covering_profile(Experiment(server=Server(pair=name), hardware=Hardware(gpu=gpu, profile=profile)))
-    steps = [Latency(model, fits.fit(model)).shape(1, 1) for model in (draft, target)]
+    steps = [fits.latency(model).shape(1, 1) for model in (draft, target)]
     draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"

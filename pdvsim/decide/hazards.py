@@ -23,7 +23,7 @@ from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import profile_of, simulate
+from pdvsim.sim.run import covering_profile, simulate
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
@@ -165,8 +165,8 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     batch = max(1, round(interval(row["kinds_verify_mean_batch"] for row in rows).mean))
     tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
     context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
-    pair, profile = named_pair(drafting.server.pair), profile_of(drafting)
-    draft, target = Latency(pair.draft, profile.fit(pair.draft)), Latency(pair.target, profile.fit(pair.target))
+    pair, profile = named_pair(drafting.server.pair), covering_profile(drafting)
+    draft, target = profile.latency(pair.draft), profile.latency(pair.target)
 
     def seconds(model: Latency, tokens: int, steps: int = 1) -> float:
         shape = model.shape(batch, tokens, steps)

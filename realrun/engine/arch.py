@@ -158,8 +158,12 @@ PRESETS: dict[str, ModelArchitecture] = {
         _preset("codellama-34b", theta=1e6),
         _preset("llama-3.2-1b", theta=5e5, scaling=Llama3Rope(32.0, 1.0, 4.0, 8192)),
         _preset("llama-3.1-8b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
+        _preset("llama-3.3-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
         _preset("qwen2-1.5b", theta=1e6, eps=1e-6),
         _preset("qwen2-7b", theta=1e6, eps=1e-6),
+        _preset("qwen3-4b", theta=1e6, eps=1e-6),
+        _preset("qwen3-8b", theta=1e6, eps=1e-6),
+        _preset("qwen3-32b", theta=1e6, eps=1e-6),
         _preset("gemma-2b", eps=1e-6, act="gelu_pytorch_tanh"),
         _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
     )

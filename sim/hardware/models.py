@@ -1,12 +1,20 @@
-"""Models by name: the nine presets, or any of their families from its Hugging Face configuration."""
+"""Models by name: the presets, any of their families from its Hugging Face configuration, and drafters of a target.
+
+A drafter is a model whose shape follows from its target's: `eagle3-NAME` and `mtp-NAME` are heads of one layer as wide
+as the target's, `ngram` and `none` have no layers. EAGLE-3 heads are published so: SpecForge's configurations
+(github.com/sgl-project/SpecForge, configs/*-eagle3.json, August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B
+and 32B have one layer of the target's widths, and 32,000 draft tokens but for Qwen2.5-7B's 16,000. MTP layers as in
+MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3 but for its experts.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, cast
 
-from pdvsim.sim.core import ModelFamily, ModelSpec, Pair
+from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelFamily, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
@@ -15,7 +23,10 @@ from pdvsim.sim.reading import quoted, read_json, said
 __all__ = [
     "FAMILIES",
     "GPUS",
+    "HEADS",
     "MODELS",
+    "drafted_by",
+    "drafter_kind",
     "from_config",
     "gpu",
     "is_config",
@@ -26,6 +37,9 @@ __all__ = [
     "read_config",
 ]
 
+HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
+DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
 
 _EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
@@ -53,8 +67,12 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("codellama-34b", "llama", 48, 8192, 22016, 64, 8, 128, 32000, False, 2, 16384),
         ModelSpec("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 2, 131072),
         ModelSpec("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("llama-3.3-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
         ModelSpec("qwen2-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 2, 131072),
         ModelSpec("qwen2-7b", "qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False, 2, 131072),
+        ModelSpec("qwen3-4b", "qwen3", 36, 2560, 9728, 32, 8, 128, 151936, True, 2, 40960),
+        ModelSpec("qwen3-8b", "qwen3", 36, 4096, 12288, 32, 8, 128, 151936, False, 2, 40960),
+        ModelSpec("qwen3-32b", "qwen3", 64, 5120, 25600, 64, 8, 128, 151936, False, 2, 40960),
         ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, True, 2, 8192),
         ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, True, 2, 8192),
     )
@@ -84,10 +102,44 @@ def model(name: str) -> ModelSpec:
 
 def pair(name: str) -> Pair:
     """The pair written `draft:target`."""
-    draft, colon, target = pair_name(name).partition(":")
+    draft, colon, given = pair_name(name).partition(":")
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
-    return Pair(model_or_config(draft), model_or_config(target))
+    target, kind = model_or_config(given), drafter_kind(name)
+    if kind == "model":
+        return Pair(model_or_config(draft), target)
+    if kind in ("eagle3", "mtp") and draft != f"{kind}-{given}":
+        raise ValueError(f"pair {name!r}: {draft} is no head of {given}, which is {kind}-{given}")
+    return Pair(drafter(kind, target), target)
+
+
+def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
+    """What drafts for a target without a model of its own; see the module."""
+    if kind == "eagle3" or kind == "mtp":
+        vocab = DRAFT_VOCABULARIES.get(target.name, DRAFT_VOCABULARY) if kind == "eagle3" else target.vocab
+        shape = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
+        return HeadSpec(**shape | {"name": f"{kind}-{target.name}", "layers": 1, "vocab": vocab}, kind=kind)
+    return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
+
+
+def drafter_kind(pair: str) -> DrafterKind:
+    """Who drafts, of a pair written draft:target."""
+    draft, _, _ = pair.partition(":")
+    unmodelled: tuple[DrafterKind, ...] = ("ngram", "none")
+    named = [kind for kind in unmodelled if draft == kind]
+    headed: list[DrafterKind] = [kind for kind in HEADS if draft.startswith(f"{kind}-")]
+    return next(iter(named + headed), "model")
+
+
+def drafted_by(kind: DrafterKind | None, pair: str) -> str:
+    """The pair with that drafter for its target, which may stand alone; None: as it is."""
+    draft, _, target = pair.partition(":")
+    if kind == "model" and drafter_kind(pair) != "model":
+        raise ValueError(f"--drafter model needs a draft model: write --pair draft:target, got {pair}")
+    if kind is None or kind == "model":
+        return pair
+    target = target or draft
+    return f"{kind}-{target}:{target}" if kind in HEADS else f"{kind}:{target}"
 
 
 def model_or_config(name: str) -> ModelSpec:
@@ -108,7 +160,15 @@ def is_config(name: str) -> bool:
 def pair_name(name: str) -> str:
     """A pair with presets by their own names; files, and what is unknown, as they were given."""
     parts = str(name).split(":", 1)  # what a file of runs says may be no text
-    return ":".join(part if part in MODELS or is_config(part) else model_name(part, MODELS) for part in parts)
+    return ":".join(map(_own_name, parts))
+
+
+def _own_name(name: str) -> str:
+    for kind in HEADS:
+        if name.startswith(f"{kind}-"):
+            return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
+    plain = name in MODELS or name in ("ngram", "none") or is_config(name)
+    return name if plain else model_name(name, MODELS)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -157,6 +217,8 @@ def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
         return REFUSED[family]
     if any(config.get(key) for key in EXPERT_KEYS):
         return _EXPERTS
+    if config.get("draft_vocab_size"):
+        return "a head that drafts, which --drafter eagle3 makes of its target"
     if config.get("kv_lora_rank"):
         return _LATENT
     if config.get("is_encoder_decoder"):

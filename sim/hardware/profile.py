@@ -15,7 +15,7 @@ from typing import Any
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, widest_draft
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
@@ -152,9 +152,14 @@ class Profile:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
 
+    def latency(self, spec: ModelSpec) -> Latency:
+        """What a model's works take: on the GPU, or of an n-gram search on the host."""
+        return Lookup(spec) if spec.on_host else Latency(spec, self.fit(spec))
+
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
-        return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
+        draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
+        return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
     def at_bar(self, sign: int) -> Profile:
         """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast."""
@@ -193,7 +198,8 @@ def transferred(spec: GpuSpec) -> Profile:
 
 def covering(profile: Profile, pair: Pair) -> Profile:
     """A profile with both models of a pair: one that it lacks is predicted, and said to be."""
-    missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
+    run = [spec for spec in (pair.draft, pair.target) if not spec.on_host]
+    missing = {spec.name: spec for spec in run if spec.name not in profile.models}
     if not missing:
         return profile
     if profile.foundation == ROOFLINE:

