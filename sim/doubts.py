@@ -40,6 +40,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
+        said |= dict.fromkeys(_unlike(experiment), Doubt)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
@@ -60,6 +61,19 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
     from pdvsim.sim.workload.own import read_requests
 
     return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
+
+
+def _unlike(experiment: Experiment) -> tuple[str, ...]:
+    """Acceptance that was measured with another drafter than the one that drafts."""
+    kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
+    if (
+        not experiment.has_drafter
+        or not name
+        or name.endswith(f"-{kind}")
+        or (kind != "ngram") == ("ngram" not in name)
+    ):
+        return ()
+    return (f"--acceptance-model {name} was not measured with --drafter {kind}, which is accepted otherwise",)
 
 
 @lru_cache

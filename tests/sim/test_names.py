@@ -64,7 +64,7 @@ def test_models(typed: str, taken: str) -> None:
 
 
 def test_another_generation_is_not_taken_for_one_of_ours() -> None:
-    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-8B"):
+    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-14B"):
         with pytest.raises(ValueError, match="unknown model"):
             model(name)
     for name in ("a10", "h20", "l40", "v100"):
