@@ -66,12 +66,7 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    if (
-        not experiment.has_drafter
-        or not name
-        or name.endswith(f"-{kind}")
-        or (kind != "ngram") == ("ngram" not in name)
-    ):
+    if not experiment.has_drafter or not name or (kind == "ngram") == name.endswith("-ngram"):
         return ()
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, which is accepted otherwise",)
 

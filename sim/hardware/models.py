@@ -105,9 +105,10 @@ def pair(name: str) -> Pair:
     draft, colon, given = pair_name(name).partition(":")
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
-    target, kind = model_or_config(given), drafter_kind(name)
+    kind = drafter_kind(draft)
     if kind == "model":
-        return Pair(model_or_config(draft), target)
+        return Pair(model_or_config(draft), model_or_config(given))
+    target = model_or_config(given)
     if kind in ("eagle3", "mtp") and draft != f"{kind}-{given}":
         raise ValueError(f"pair {name!r}: {draft} is no head of {given}, which is {kind}-{given}")
     return Pair(drafter(kind, target), target)
