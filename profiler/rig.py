@@ -175,7 +175,7 @@ class Launcher:
         """The lane's own call, as a server makes it."""
         point = self.point
         if point.kind == "draft":
-            return self.lane.draft(drawn.rows, point.steps, catch_up=point.catch_up)
+            return self.lane.draft(drawn.rows, point.steps, width=point.tokens)
         if point.rows:
             return self.lane.verify(drawn.rows, point.tokens - 1, chunks=drawn.chunks)
         return self.lane.prefill(drawn.chunks)

@@ -8,6 +8,9 @@ so that they mean the same. Start and end of a launch are the device's, around i
 Drafts ahead of a verdict are made for their time alone: every branch works on its request's own slot, beside the verify
 that judges it. So they are right where verdicts are pinned, and tokens mean nothing.
 
+A head reads a prompt behind its target, whose hidden states it needs: where a policy launches it first, it is done with
+the target's launch, and its time is that one's.
+
 Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
 where the simulator prices one forward for all.
 """
@@ -24,9 +27,11 @@ from torch import Tensor
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
 from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
+from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
@@ -48,9 +53,13 @@ def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
 
     A token of the one model must be a token of the other, and families pad their vocabularies differently.
     """
-    arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
     old = model.weights
-    return Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    if isinstance(model, Head):  # its tokens are its target's
+        return Head(model.arch, old, capacity)
+    arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
+    found = Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    found.passes_on = model.passes_on
+    return found
 
 
 @dataclass
@@ -66,12 +75,14 @@ class ServingRig:
     @classmethod
     def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:
         """Capture everything and run it once."""
-        vocab = min(model.arch.spec.vocab for model in models.values())
+        vocab = min(model.arch.spec.vocab for model in models.values() if not isinstance(model, Head))
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
         # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
         slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
+        if isinstance(head := models.get("draft"), Head):
+            sequences.keep_states(states_width(head.arch), chunks[-1], head.dtype)
         engines = {
             role: Engine(
                 model,
@@ -166,6 +177,11 @@ class CudaGPU:
         self._unwatched: dict[str, list[Flight]] = {lane: [] for lane, _ in lanes}
         self._over: deque[Flight] = deque()  # seen through, not yet in the books
         self._anchors: list[tuple[torch.cuda.Event, float]] = []
+        drafters = [lane.engine.model for (_, role), lane in lanes.items() if role == "draft"]
+        self._heads = any(isinstance(model, Head) for model in drafters)
+        self._widest = MAX_ROW_TOKENS if self._heads else 2  # tokens a row that a draft begins with at most
+        self._read: dict[str, list[PromptChunk]] = {}  # by lane, what the target read last
+        self._unread: dict[str, list[PromptChunk]] = {}  # and what a head is to read behind it
         for lane in lanes.values():
             lane.timing = lane.gpu
 
@@ -188,6 +204,8 @@ class CudaGPU:
         done, asked = Event(self.env), self.env.now
         work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)
+        if not tickets:  # a head's prompt, which is read with the target's
+            return done
         # the device is at work by now: from here on the host's time is free
         flight = Flight(work, tickets, done, (asked, self.env.now), self._price(work))
         if work.watched:
@@ -202,6 +220,8 @@ class CudaGPU:
     def _submit(self, work: Work) -> list[Ticket]:
         lane = self.lanes[work.lane, work.role]
         chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
+        if chunks and self._heads and work.role == "draft" and self._read.get(work.lane) != chunks:
+            self._unread[work.lane], chunks = chunks, []
         slots = self.slots.of(work.rows)
         more = work.tokens if work.role == "target" else work.steps + 1
         tokens = [row.context + more for row in work.rows]
@@ -212,10 +232,21 @@ class CudaGPU:
         )
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
-        if not slots:
-            return [lane.prefill(chunks)]
-        limits = [row.k for row in work.rows]
-        return [lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)]
+        if slots:
+            limits = [row.k for row in work.rows]
+            ticket = lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)
+        else:
+            ticket = lane.prefill(chunks)
+        return [ticket, *self._read_along(work.lane, chunks)]
+
+    def _read_along(self, name: str, chunks: list[PromptChunk]) -> list[Ticket]:
+        """Have a head read what the target has just been launched to read, if it is to."""
+        if not self._heads or not chunks:
+            return []
+        self._read[name] = read = [replace(chunk, final=False) for chunk in chunks]
+        if self._unread.get(name) != read:
+            return []
+        return [self.lanes[name, "draft"].prefill(self._unread.pop(name))]
 
     def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = [lane.prefill(chunks)] if chunks else []
@@ -226,10 +257,11 @@ class CudaGPU:
                 # the newest token is fed by the draft itself
                 PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
                 for slot, row in zip(slots, work.rows, strict=True)
-                if row.owed > 1
+                if row.owed >= self._widest
             ]
+            owed = max([row.owed for row in work.rows if row.owed < self._widest], default=0)
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
-            tickets.append(lane.draft(slots, work.steps, catch_up=any(row.owed == 1 for row in work.rows)))
+            tickets.append(lane.draft(slots, work.steps, width=1 + owed))
         return tickets
 
     def _chunk(self, chunk: Chunk, lane: GraphLane, role: Role) -> PromptChunk:
@@ -264,7 +296,7 @@ class CudaGPU:
         work = flight.work
         verdict: list[int] | None = None
         if work.role == "target":
-            verdict = flight.tickets[-1].accepted() if work.rows else []
+            verdict = flight.tickets[0].accepted() if work.rows else []
         self.env.at(self.env.now, flight.done, verdict)
         self._over.extend(flight.before)
         self._over.append(flight)

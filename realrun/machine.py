@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+from pdvsim.sim.hardware.models import HEADS
 
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PROMPTS = 4  # in one forward
@@ -44,8 +45,10 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.seats.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
-    if server.drafted_by not in ("model", "none"):
-        raise ValueError(f"--drafter {server.drafted_by} is simulated alone: realrun drafts with a model")
+    if server.drafted_by == "ngram":
+        raise ValueError("--drafter ngram is simulated alone: realrun drafts with a model or a head")
+    if server.drafted_by in HEADS:
+        _refuse_head(experiment, machine)
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")
@@ -71,6 +74,18 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def _refuse_head(experiment: Experiment, machine: Machine) -> None:
+    """What a head cannot do on the real device, where hidden states of the last rounds alone are kept."""
+    server = experiment.server
+    if machine.target_path:
+        raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
+    if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.min_speculative_tokens):
+        raise ValueError(
+            f"--drafter {server.drafted_by} must read along in realrun: no adaptive, and with a controller "
+            "--min-speculative-tokens 1"
+        )
 
 
 def as_served(experiment: Experiment) -> Experiment:

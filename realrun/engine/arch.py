@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.hardware.models import from_config as spec_from_config
 from pdvsim.sim.hardware.models import model, read_config
 
@@ -168,6 +168,13 @@ PRESETS: dict[str, ModelArchitecture] = {
         _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
     )
 }
+
+
+def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
+    """A head on a target: its layer turns and norms as the target's; EAGLE-3's are Llama's, without biases."""
+    if spec.kind == "eagle3":
+        return replace(target, spec=spec, qkv_bias=False, qk_norm=False)
+    return replace(target, spec=spec)
 
 
 def preset(name: str) -> ModelArchitecture:

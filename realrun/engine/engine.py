@@ -14,6 +14,7 @@ from torch import Tensor
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.sampling import Sampler
 
@@ -30,11 +31,11 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """`steps` one-token forwards in a chain; with `catch_up` the first feeds each row's last two tokens."""
+    """`steps` one-token forwards in a chain; the first feeds each row's last `width` tokens."""
 
     rows: int
     steps: int
-    catch_up: bool = False
+    width: int = 1
 
 
 LaunchShape = ForwardShape | DraftShape
@@ -102,11 +103,15 @@ class Engine:
 
     def _draft(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         drafts = []
+        newest: Residual | None = None
         for step in range(shape.steps):
-            pair = shape.catch_up and step == 0
-            width, first = (2, -2) if pair else (1, step - 1)
-            hidden = self.model.forward(self._batch(inputs, shape.rows, width, 0, first), self.cache, self.sequences)
-            newest = Residual(hidden.stream.x[1::2], None) if pair else hidden.stream
+            width, first = (shape.width, -shape.width) if step == 0 else (1, step - 1)
+            batch = self._batch(inputs, shape.rows, width, 0, first)
+            if isinstance(self.model, Head) and newest is not None:
+                hidden = self.model.forward(batch, self.cache, self.sequences, newest.x)
+            else:
+                hidden = self.model.forward(batch, self.cache, self.sequences)
+            newest = Residual(hidden.stream.x[width - 1 :: width], None) if width > 1 else hidden.stream
             logits = self.model.logits(newest)
             if self.sequences.proposals is not None and not sampler.greedy:
                 self.sequences.proposals[inputs.row_slots[: shape.rows].long(), step] = logits

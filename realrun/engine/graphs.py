@@ -159,11 +159,14 @@ class GraphLane:
         shape = ForwardShape(0, 0, self._chunk_bucket(chunks), any(c.final for c in chunks))
         return self._launch(shape, (), (), (), chunks)
 
-    def draft(self, slots: Sequence[int], steps: int, *, catch_up: bool = False) -> Ticket:
-        """Draft `steps` tokens for each slot; `catch_up` where some row's last drafts were all accepted."""
+    def draft(self, slots: Sequence[int], steps: int, *, width: int = 1) -> Ticket:
+        """Draft `steps` tokens for each slot, from its last `width` on: 2 where all of some row's last were accepted.
+
+        A head reads what was accepted again: one more than the most of any row.
+        """
         if not 0 < steps < MAX_ROW_TOKENS:
             raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
-        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, catch_up), slots, (), (), ())
+        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), slots, (), (), ())
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:
         """Capture the graphs of these shapes now rather than at their first launch."""

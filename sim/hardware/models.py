@@ -117,9 +117,11 @@ def pair(name: str) -> Pair:
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """What drafts for a target without a model of its own; see the module."""
     if kind == "eagle3" or kind == "mtp":
-        vocab = DRAFT_VOCABULARIES.get(target.name, DRAFT_VOCABULARY) if kind == "eagle3" else target.vocab
+        most = DRAFT_VOCABULARIES.get(target.name, DRAFT_VOCABULARY) if kind == "eagle3" else target.vocab
         shape = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
-        return HeadSpec(**shape | {"name": f"{kind}-{target.name}", "layers": 1, "vocab": vocab}, kind=kind)
+        return HeadSpec(
+            **shape | {"name": f"{kind}-{target.name}", "layers": 1, "vocab": min(most, target.vocab)}, kind=kind
+        )
     return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
 
 
