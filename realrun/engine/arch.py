@@ -178,5 +178,8 @@ def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
 
 
 def preset(name: str) -> ModelArchitecture:
-    """The architecture of the preset called `name`; a ValueError naming the known ones otherwise."""
-    return PRESETS[model(name).name]
+    """The architecture of the preset `name`, or of a head of one; a ValueError naming the known ones otherwise."""
+    spec = model(name)
+    if isinstance(spec, HeadSpec):
+        return headed(PRESETS[spec.name.removeprefix(f"{spec.kind}-")], spec)
+    return PRESETS[spec.name]

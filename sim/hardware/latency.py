@@ -136,7 +136,8 @@ class Latency:
         found = self._shapes.get(key)
         if found is None:
             new = self._padded(rows) * tokens
-            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, new)
+            logits = self._padded(rows) if self.widest > 2 else new  # a head's are of each row's newest token
+            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits)
             if steps > 1:
                 found = found._replace(
                     solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio

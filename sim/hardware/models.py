@@ -93,7 +93,10 @@ SIZES = {  # of a config.json; several times those of the largest models known
 
 
 def model(name: str) -> ModelSpec:
-    """The preset that `name` means; a ValueError naming the known ones otherwise."""
+    """The preset that `name` means, or the head of one; a ValueError naming the known ones otherwise."""
+    for kind in HEADS:
+        if name.startswith(f"{kind}-"):
+            return drafter(kind, model(name.removeprefix(f"{kind}-")))
     taken = model_name(name, MODELS)
     if taken not in MODELS:
         raise unknown("model", name, MODELS, "a config.json of Hugging Face's (nothing is fetched)")
