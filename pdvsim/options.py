@@ -70,6 +70,7 @@ class RunKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -150,6 +151,7 @@ class SweepKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -233,6 +235,7 @@ class CapacityKeywords(TypedDict, total=False):
     num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -319,6 +322,7 @@ class CompareKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     pair_acceptance: float | Sequence[float]
     pairs: str | Sequence[str]
@@ -408,6 +412,7 @@ class AdviseKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -493,6 +498,7 @@ class DraftTableKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     place: str | Sequence[str]
@@ -578,6 +584,7 @@ class MapKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
@@ -661,6 +668,7 @@ class FrontierKeywords(TypedDict, total=False):
     num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]

@@ -11,6 +11,9 @@ that judges it. So they are right where verdicts are pinned, and tokens mean not
 A head reads a prompt behind its target, whose hidden states it needs: where a policy launches it first, it is done with
 the target's launch, and its time is that one's.
 
+N-gram drafts are looked up by the host in each request's own tokens, which are read back for it, and go to the device
+with the verify. Where verdicts are pinned so is who has a draft: the search is made all the same, for its time.
+
 Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
 where the simulator prices one forward for all.
 """
@@ -18,7 +21,7 @@ where the simulator prices one forward for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,19 +33,21 @@ from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
 from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane, LaunchOutcome, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
 from pdvsim.realrun.memory import PLACES, LaneRole, Needs, Slots, packed
+from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.core import Chunk, Role, Work
+from pdvsim.sim.core import Chunk, Request, Role, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
 
 Pins = Callable[[Work], "list[int] | None"]
+Found = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5
@@ -90,6 +95,7 @@ class ServingRig:
                 seed=seed,
                 row_buckets=needs.draft_buckets if role == "draft" else rows,
                 chunk_buckets=chunks,
+                offered=max(needs.draft_lengths) if needs.looks_up else 0,
             )
             for role, model in models.items()
         }
@@ -155,6 +161,36 @@ class Flight:
         self.before: list[Flight] = []  # unwatched works ahead of it on the same stream
 
 
+class Lookups:
+    """The host's own copy of every request's tokens, and the drafts that it found there for the next verify."""
+
+    def __init__(self, prompts: dict[int, list[int]], found: Found | None) -> None:
+        self._held = {id: History(prompt) for id, prompt in prompts.items()}
+        self._found = found  # who has a draft, where that is pinned; None: whoever does
+        self.offers: dict[int, list[int]] = {}
+
+    def look(self, row: Request, k: int) -> None:
+        """Search for a draft of k tokens: the row has as many as there are, or as it is pinned."""
+        drafts = self._held[row.id].drafts(k)
+        if self._found is not None:
+            drafts = [*drafts, *[0] * (k - len(drafts))] if self._found(row) else []
+        self.offers[row.id] = drafts
+        row.k, row.missed = len(drafts), not drafts
+
+    def note(self, work: Work, outcome: LaunchOutcome) -> None:
+        """Tokens of a launch that is over."""
+        for row, tokens in zip(work.rows, outcome.rows, strict=True):
+            self._held[row.id].extend(tokens)
+        for chunk, first in zip(work.chunks, outcome.first, strict=True):
+            if first is not None:
+                self._held[chunk.request.id].extend([first])
+
+    def forget(self, request: Request) -> None:
+        """A request has all its tokens."""
+        del self._held[request.id]
+        self.offers.pop(request.id, None)
+
+
 class CudaGPU:
     """One device that runs what a policy launches; on the CPU a launch runs at once."""
 
@@ -168,7 +204,10 @@ class CudaGPU:
         books: Books,
         pins: Pins,
         telemetry: Telemetry,
+        lookups: Lookups | None = None,
+        verify_lengths: Sequence[int] = (),
     ) -> None:
+        self.lookups, self.verify_lengths = lookups, verify_lengths
         self.env, self.host = env, host
         self.lanes, self.slots, self.prompts = lanes, slots, prompts
         self.books, self.pins, self.telemetry = books, pins, telemetry
@@ -202,6 +241,13 @@ class CudaGPU:
     def launch(self, work: Work) -> Event:
         """Put a work on its lane's stream; the event's value is the verdict."""
         done, asked = Event(self.env), self.env.now
+        if self.lookups is not None and work.role == "draft":
+            for row in work.rows:
+                self.lookups.look(row, work.steps)
+            spent_ns = int((self.env.now - asked) * 1e9)
+            for row in work.rows:
+                row.draft_ns += spent_ns
+            return self.env.at(self.env.now, done) if work.watched else done
         work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)
         if not tickets:  # a head's prompt, which is read with the target's
@@ -234,7 +280,11 @@ class CudaGPU:
             return self._draft(work, lane, slots, chunks)
         if slots:
             limits = [row.k for row in work.rows]
-            ticket = lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)
+            drafts, offers = work.tokens - 1, []
+            if self.lookups is not None and drafts:  # graphs are of whole lengths, of which some rows have less
+                drafts = min(k for k in self.verify_lengths if k >= drafts)
+                offers = [self.lookups.offers[row.id] if row.k else [] for row in work.rows]
+            ticket = lane.verify(slots, drafts, limits=limits, pins=self.pins(work), chunks=chunks, offers=offers)
         else:
             ticket = lane.prefill(chunks)
         return [ticket, *self._read_along(work.lane, chunks)]
@@ -297,6 +347,8 @@ class CudaGPU:
         verdict: list[int] | None = None
         if work.role == "target":
             verdict = flight.tickets[0].accepted() if work.rows else []
+            if self.lookups is not None:
+                self.lookups.note(work, flight.tickets[0].outcome())
         self.env.at(self.env.now, flight.done, verdict)
         self._over.extend(flight.before)
         self._over.append(flight)

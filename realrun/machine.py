@@ -45,8 +45,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.seats.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --verify-gpu and --place do not apply")
-    if server.drafted_by == "ngram":
-        raise ValueError("--drafter ngram is simulated alone: realrun drafts with a model or a head")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     ahead = experiment.kin == "pdv-ahead"
@@ -70,7 +68,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
-    if machine.target_path and not machine.draft_path and experiment.speculates:
+    if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
@@ -92,4 +90,5 @@ def as_served(experiment: Experiment) -> Experiment:
     """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
     server = experiment.server
     prompts = server.max_prompts_per_forward or MAX_PROMPTS
-    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts))
+    pads = experiment.has_drafter and server.drafted_by == "ngram"
+    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, pad_drafts=pads))

@@ -155,6 +155,7 @@ class Needs:
     batched_tokens: int  # rows and prompts of a mixed forward share this many
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
     rereads: bool = False  # a head drafts: it reads what was accepted again
+    looks_up: bool = False  # the host drafts, where it finds a draft
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
@@ -195,6 +196,7 @@ class Needs:
             batched_tokens=most,
             branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
             rereads=server.drafted_by in HEADS,
+            looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
         )
 
     def covers(self, other: Needs) -> bool:
@@ -202,7 +204,7 @@ class Needs:
         (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
         cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
         return (
-            (self.arch, self.batched_tokens, self.rereads) == (other.arch, other.batched_tokens, other.rereads)
+            self._kind == other._kind
             and self.resumes >= other.resumes
             and all(mine >= theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True))
             and set(self.draft_lengths) >= set(other.draft_lengths)
@@ -210,6 +212,15 @@ class Needs:
             and most >= other_most
             and cut <= other_cut
         )
+
+    @property
+    def _kind(self) -> tuple[Arch, int, bool, bool]:
+        return self.arch, self.batched_tokens, self.rereads, self.looks_up
+
+    @property
+    def verify_lengths(self) -> list[int]:
+        """Drafts of a verify's rows; a search may find none."""
+        return sorted({*self.draft_lengths, *([0] if self.looks_up else [])})
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -232,6 +243,8 @@ class Needs:
     @property
     def catches_up(self) -> bool:
         """Whether the drafter may fall behind: plain rounds among others."""
+        if self.looks_up:
+            return False
         plain = self.arch in ("adaptive", "pdv-ahead") and max(self.draft_lengths) > 0
         return plain or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
@@ -276,7 +289,7 @@ class Needs:
 
     def _verifies(self, lane: str) -> Iterator[LaunchShape]:
         plain = (self.arch == "adaptive" and lane == "decode") or self.arch == "pdv-ahead"
-        lengths = {0, *self.draft_lengths} if plain else set(self.draft_lengths)
+        lengths = {0, *self.draft_lengths} if plain else set(self.verify_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
                 yield ForwardShape(rows, k + 1)
@@ -284,7 +297,7 @@ class Needs:
             yield from self._mixed()
 
     def _mixed(self) -> Iterator[LaunchShape]:
-        for k in self.draft_lengths:
+        for k in self.verify_lengths:
             for fewer, rows in zip((0, *self.row_buckets), self.row_buckets, strict=False):
                 room = self.batched_tokens - (fewer + 1) * (k + 1)
                 for smaller, chunk in zip((0, *self._chunks()), self._chunks(), strict=False):

@@ -18,7 +18,7 @@ import torch
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock, Watcher
-from pdvsim.realrun.device import CudaGPU, ServingRig
+from pdvsim.realrun.device import CudaGPU, Lookups, ServingRig
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, preset
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.head import Head
@@ -30,7 +30,7 @@ from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup
 from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
@@ -49,6 +49,7 @@ from pdvsim.sim.run import (
     no_collector,
     profile_of,
 )
+from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 
 TINY = {
@@ -157,18 +158,28 @@ class RealSite:
         models = {role: model.arch.spec for role, model in rig.models.items()}
         fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
         latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
+        lookups = None
+        texts = prompts(requests, rig, experiment.traffic.seed)
+        if rig.needs.looks_up:
+            latency["draft"] = Lookup(drafter("ngram", models["target"]))
+            refused = found_refused(experiment.acceptance)
+            on_host = {id: text.tolist() for id, text in texts.items()}
+            lookups = Lookups(on_host, None if own else partial(is_found, refused=refused))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
-            env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
-            (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
+            env, host, rig.lanes, self.slots, texts, books, (lambda work: None) if own else pinned,
+            Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
         hands_over = policy_of(experiment.arch).hands_over
-        planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
+        planner = Planner(
+            latency, sharing, peak, host_times(experiment, profile), hands_over, None,
+            found_refused(experiment.acceptance), not settings.pad_drafts,
+        )  # fmt: skip
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         self.context = Context(
@@ -198,6 +209,8 @@ class RealSite:
             tokens = self.rig.sequences.get(slot)
             self.outputs[request.id] = tokens[request.prompt_tokens :][: request.output_tokens]
         self.slots.release(request)
+        if self.device.lookups is not None:
+            self.device.lookups.forget(request)
         self.on_finish(request)
 
 
@@ -273,7 +286,8 @@ def serve(
     experiment = as_served(experiment)
     if machine.tiny or machine.target_path:
         names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
-        pair = f"{names.get('draft', 'none')}:{names['target']}"
+        fallback = "ngram" if experiment.server.drafted_by == "ngram" else "none"
+        pair = f"{names.get('draft', fallback)}:{names['target']}"
         experiment = replace(experiment, server=replace(experiment.server, pair=pair))
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)

@@ -168,6 +168,8 @@ class Server:
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
+    pad_drafts: bool = False
+    """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
     kv_cache: KvPolicy | None = None
     """paged: blocks as tokens come, and preemption (default: colocated, autoregressive); reserved: all at admission."""
     num_workers: int = 4

@@ -103,6 +103,7 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_verify_batch", *_STREAMS),
     Need("server.max_prompts_per_forward", lambda e: e.kin not in ("baseline", "pdv-unified"),
          "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
+    Need("server.pad_drafts", lambda e: e.has_drafter and e.server.drafted_by == "ngram", "--drafter ngram"),
     Need("server.num_workers", *_among("baseline")),
     Need("server.max_decode_queue", *_VERIFY_LANE),
     Need("server.verify_gather", *_VERIFY_LANE),

@@ -220,6 +220,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
         policy_of(experiment.arch).hands_over, apart, found_refused(experiment.acceptance),
+        not experiment.server.pad_drafts,
     )  # fmt: skip
 
 

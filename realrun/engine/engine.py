@@ -54,6 +54,7 @@ class Inputs:
     chunk_final: Tensor
     page_places: Tensor  # where in the page table, flat
     page_numbers: Tensor  # and what to write there
+    drafts: Tensor  # that the host offers, row by row
 
 
 class Engine:
@@ -68,7 +69,9 @@ class Engine:
         seed: int = 0,
         row_buckets: tuple[int, ...] = ROW_BUCKETS,
         chunk_buckets: tuple[int, ...] = CHUNK_BUCKETS,
+        offered: int = 0,
     ) -> None:
+        self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens outgrow a model set up for {model.capacity}")
         self.model, self.sequences = model, sequences
@@ -125,6 +128,8 @@ class Engine:
 
     def _forward(self, shape: ForwardShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         sequences, rows = self.sequences, shape.rows
+        if self.offered and shape.tokens_per_row > 1:
+            self._offer(inputs, rows, shape.tokens_per_row - 1)
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
         hidden = self.model.forward(batch, self.cache, sequences)
         stream = hidden.stream
@@ -145,6 +150,12 @@ class Engine:
         if shape.emit:
             results.append(self._emit(inputs, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
         return torch.cat(results)
+
+    def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:
+        """Write what the host drafted behind each row's settled tokens."""
+        slots = inputs.row_slots[:rows].long()[:, None]
+        places = self.sequences.length[slots].long() + torch.arange(drafts, device=self.device)
+        self.sequences.tokens[slots, places] = inputs.drafts.view(-1, self.offered)[:rows, :drafts]
 
     def _emit(self, inputs: Inputs, positions: Tensor, ids: Tensor) -> Tensor:
         """Append the first output token of each prompt that ends here; returns them, -1 for the others."""

@@ -272,12 +272,13 @@ class Policy:
         """
         lane, packed = self.verify_lane, 0
         if k and self.looks_up:
-            k, packed = max([row.k for row in rows]), sum([row.k + 1 for row in rows])
+            k = max([row.k for row in rows])
+            packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
         if not k:
             packed = 0
             for row in rows:
                 row.k = 0
-        elif drafted is None or packed:
+        elif drafted is None or self.looks_up:
             for row in rows:
                 if not row.k:
                     row.bare += 1

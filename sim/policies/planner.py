@@ -61,6 +61,7 @@ class Planner:
         lanes: bool = False,
         apart: Apart | None = None,
         refused: float = 0.0,
+        packs: bool = True,
     ) -> None:
         self.models = models
         self.sharing = sharing
@@ -70,6 +71,7 @@ class Planner:
         self.handoff_s = host.handoff_s
         self.apart = apart
         self.looks_up = "draft" in models and models["draft"].spec.on_host
+        self.packs = packs  # rows of a verify with drafts of unlike length
         self.refused = refused  # share of rounds with an n-gram draft, of those that have none accepted
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
@@ -165,7 +167,7 @@ class Planner:
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
-        if not self.looks_up or not k:
+        if not self.looks_up or not k or not self.packs:
             return self._solo(target.shape(rows, k + 1), context)
         found = found_share(rate, self.refused)
         return self._solo(target.packed(rows, k + 1, round(rows * (1 + found * k))), context)
