@@ -242,3 +242,22 @@ def test_what_a_head_cannot_do_here_is_refused(change: dict[str, object], said: 
         chosen = replace(chosen, traffic=replace(chosen.traffic, input_len=3))
     with pytest.raises(ValueError, match=said):
         serve(chosen, MACHINE)
+
+
+def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
+    """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
+    gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")
+    target, draft = lanes("eagle3", layers=3)
+    sequences, head = target.engine.sequences, draft.engine.model
+    assert isinstance(head, Head)
+    target.engine.model.ops = head.ops = target.sampler.ops = draft.sampler.ops = gpu
+    for slot, prompt in enumerate(PROMPTS[:2]):
+        sequences.put(slot, prompt)
+        for start in range(0, len(prompt), 4):
+            size = min(4, len(prompt) - start)
+            target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
+            draft.prefill([PromptChunk(slot, start, size)]).outcome()
+    for pins, width in (([2, 0], 1), ([0, 1], 3)):
+        expected = [plainly(head, target.engine.model, sequences.get(slot), 2) for slot in (0, 1)]
+        assert draft.draft([0, 1], 2, width=width).outcome().rows == expected
+        target.verify([0, 1], 2, pins=pins).outcome()
