@@ -280,6 +280,11 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
     assert 5 in set(solo[solo["kind"] == "draft"]["tokens"])
 
 
+def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a head is measured alone"):
+        options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))
+
+
 def test_heads_have_names_like_presets() -> None:
     arch = preset("eagle3-llama-3.1-8b")
     assert arch.spec == drafter("eagle3", preset("llama-3.1-8b").spec)

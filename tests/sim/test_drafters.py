@@ -24,6 +24,7 @@ from pdvsim.sim.records import Launches
 from pdvsim.sim.run import covering_profile, kv_capacity, simulate
 from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found
 from pdvsim.sim.workload.measured import measured
+from pdvsim.study.band import spanned
 
 CLOSED = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
 
@@ -193,6 +194,12 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
     result = simulate(experiment)
     assert result.requests["draft_s"][0] == pytest.approx(LOOKUP_ROW_S + 3000 * LOOKUP_TOKEN_S, abs=2e-9)
     assert not np.any(result.launches["role"] == 0)
+
+
+def test_no_error_is_claimed_that_no_real_run_told() -> None:
+    told = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none")}
+    assert "output_throughput_error" in told["none"]
+    assert not [name for name in told["ngram"] if name.endswith("_error")]
 
 
 # who has drafts ------------------------------------------------------------------------------------------------------
