@@ -53,7 +53,8 @@ def fleets(
     """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
 
     An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs; one that drafts
-    ahead is not replicated, as on one GPU it has nothing to gain. Where cost counts, one GPU `alone` competes too.
+    ahead is not replicated, as on one GPU it has nothing to gain. A head or an n-gram search stays with its target, and
+    such servers are replicated alone. Where cost counts, one GPU `alone` competes too.
     """
     given = base.hardware
     if gpus < 2:
@@ -74,7 +75,7 @@ def fleets(
             if alone:
                 found.append(Fleet(f"1x {arch}", arch, given))
             found.append(Fleet(f"{gpus}x {arch}", arch, copies(given, gpus)))
-        if kind not in PLACED or gpus % 2:
+        if kind not in PLACED or gpus % 2 or base.server.drafted_by not in ("model", "none"):
             continue
         place = APART["pd" if kind == "pd" else "pdv"]
         split = copies(replace(given, place=place), gpus // 2)

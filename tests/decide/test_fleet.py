@@ -19,7 +19,7 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import Search
 from pdvsim.decide.winners import WinnerMap, draw_map, map_document, map_table
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.run import simulate
 
 ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
@@ -179,3 +179,12 @@ def test_a_budget_is_shared_by_the_fleets() -> None:
     assert tried == [3, 3, 3]
     assert bench.runs <= 18
     assert search.skipped > 0
+
+
+def test_a_head_stays_with_its_target() -> None:
+    base = Experiment("colocated", server=Server("llama-3.1-8b", drafter="eagle3"))
+    ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
+    assert [fleet.name for fleet in ways] == ["2x colocated", "2x pd", "2x pdv"]
+    assert all(fleet.of(base).seats.gpus == 1 for fleet in ways)
+    with pytest.raises(ValueError, match="--drafter-card needs an architecture"):
+        fleets(base, ("pdv",), 2, "l4")
