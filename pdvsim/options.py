@@ -39,6 +39,7 @@ class RunKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -70,6 +71,7 @@ class RunKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -118,6 +120,7 @@ class SweepKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -151,6 +154,7 @@ class SweepKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -200,6 +204,7 @@ class CapacityKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -235,6 +240,7 @@ class CapacityKeywords(TypedDict, total=False):
     num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -285,6 +291,7 @@ class CompareKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -322,6 +329,7 @@ class CompareKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     pair_acceptance: float | Sequence[float]
     pairs: str | Sequence[str]
@@ -374,6 +382,7 @@ class AdviseKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     drafter_card: str | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
@@ -412,6 +421,7 @@ class AdviseKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]
@@ -464,6 +474,7 @@ class DraftTableKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     gpu: str
     gpu_memory_utilization: float
@@ -498,6 +509,7 @@ class DraftTableKeywords(TypedDict, total=False):
     num_speculative_tokens: int
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     place: str | Sequence[str]
@@ -546,6 +558,7 @@ class MapKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     drafter_card: str | None
     family: Literal["map", "cell"]
     feedback_temperature: bool
@@ -584,6 +597,7 @@ class MapKeywords(TypedDict, total=False):
     num_workers: int
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     output_len: int | None
+    pad_drafts: bool
     pair: str
     pairs: str | Sequence[str]
     partition: float | Sequence[float]
@@ -635,6 +649,7 @@ class FrontierKeywords(TypedDict, total=False):
     draft_probs: Literal["none", "bf16", "fp32"]
     draft_temperature: float
     draft_tensor_parallel_size: int | None
+    drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
     feedback_temperature: bool
     goodput: str | Sequence[str]
     gpu: str
@@ -668,6 +683,7 @@ class FrontierKeywords(TypedDict, total=False):
     num_speculative_tokens: int | None
     num_workers: int
     output_len: int | None
+    pad_drafts: bool
     pair: str
     partition: float | Sequence[float]
     percentile_metrics: str | Sequence[str]

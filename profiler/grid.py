@@ -103,6 +103,11 @@ def draft(rows: int, steps: int, context: int, catch_up: bool = False, lengths: 
     return GridPoint("draft", rows, 2 if catch_up else 1, steps, catch_up, context, lengths=lengths)
 
 
+def reread(rows: int, steps: int, width: int, context: int) -> GridPoint:
+    """A draft whose first forward reads each row's last `width` tokens, as a head's does."""
+    return GridPoint("draft", rows, width, steps, context=context)
+
+
 def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> GridPoint:
     """`chunks` stretches of `tokens` prompt tokens each."""
     return GridPoint("prefill", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks, emits=emits)
@@ -113,8 +118,8 @@ def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> G
     return GridPoint("mixed", rows, tokens, 1, False, context, chunk, start, 1, True)
 
 
-def design(drafts: bool) -> list[list[GridPoint]]:
-    """All points in classes of falling importance; no point twice."""
+def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
+    """All points in classes of falling importance; no point twice. `heads` adds drafts that read a round again."""
     core = [decode(r, t, 512) for r in (1, 8, 32, 64) for t in (1, 5)]
     core += [prefill(n) for n in (128, 512, 1024)] + [mixed(8, 5, 512, 256), mixed(32, 5, 512, 512)]
     more = [decode(r, t, c) for r in ROWS for t in (1, 2, 5, 9) for c in _contexts(r, t)]
@@ -142,6 +147,10 @@ def design(drafts: bool) -> list[list[GridPoint]]:
             + [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))]
             + [draft(8, 8, 512, True)]
         )
+    if heads:
+        core += [reread(r, 4, 5, 512) for r in (1, 8, 32, 64)]
+        more += [reread(r, k, w, 512) for r in (1, 8, 32, 64) for k, w in ((1, 5), (4, 3))]
+        rest += [reread(r, 4, 5, c) for r in (8, 64) for c in (128, 1500, 3000)] + [reread(128, 4, 5, 512)]
     seen: set[GridPoint] = set()
     return [[p for p in points if not (p in seen or seen.add(p))] for points in (core, more, rest)]  # type: ignore[func-returns-value]
 

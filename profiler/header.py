@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.reading import printable, quoted, read_json, said
 
 HEADER = "header.json"
@@ -86,9 +86,9 @@ class SamplesHeader(_Strict):
 
     def specs(self) -> dict[str, ModelSpec]:
         """The shapes of the models measured."""
-        adapter = TypeAdapter(ModelSpec)
+        model, head = TypeAdapter(ModelSpec), TypeAdapter(HeadSpec)
         return {
-            n: adapter.validate_json(json.dumps(spec), strict=True)
+            n: (head if "kind" in spec else model).validate_json(json.dumps(spec), strict=True)
             for part in self.parts
             for n, spec in part.models.items()
         }

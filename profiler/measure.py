@@ -24,6 +24,7 @@ from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
 from pdvsim.profiler.precompile import precompile
 from pdvsim.profiler.probe import probe
+from pdvsim.sim.hardware.models import HEADS
 
 if TYPE_CHECKING:
     from pdvsim.profiler.rig import Rig
@@ -73,7 +74,8 @@ class Profiler:
     def points(self, arch: ModelArchitecture) -> list[GridPoint]:
         """The points of a model in the order to measure them."""
         name, options = arch.spec.name, self.options
-        classes = design(drafts=name in options.drafts or arch.spec.params <= SMALL_PARAMS)
+        small = name in options.drafts or arch.spec.params <= SMALL_PARAMS
+        classes = design(drafts=small, heads=arch.spec.name.startswith(HEADS))
         return ordered(classes[:1] if options.quick else classes, options.seed)
 
     def count(self) -> int:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdvsim.sim.hardware.models import drafter_kind
+
 Say = Callable[[str], None]
 
 
@@ -23,6 +25,13 @@ class Options:
     device: str = "cuda"
     jobs: int = 0  # processes that compile kernels ahead
     command: str = ""
+
+    def __post_init__(self) -> None:
+        for pair in self.pairs:
+            if drafter_kind(pair) != "model":
+                raise ValueError(
+                    f"{pair}: pairs side by side are of models; a head is measured alone, as one of --models"
+                )
 
     @property
     def drafts(self) -> set[str]:

@@ -17,6 +17,7 @@ from typing import IO
 
 from pdvsim.profiler.grid import GridPoint, design
 from pdvsim.profiler.options import Options, Say
+from pdvsim.sim.hardware.models import HEADS
 
 SHARES = 3  # workers a model
 LIMIT_S = 120.0  # for all of them; kernels missing then are compiled when first measured
@@ -32,7 +33,7 @@ def shares(points: list[GridPoint], count: int) -> list[list[GridPoint]]:
 def precompile(options: Options, say: Say) -> None:
     """Compile what the options' models need, `options.jobs` processes at a time. Failures are left to the measuring."""
     begin = monotonic()
-    core, *others = design(drafts=True)
+    core, *others = design(drafts=True, heads=any(name.startswith(HEADS) for name in options.models))
     whole = core if options.quick else [*core, *(p for points in others for p in points)]
     in_pairs = dict.fromkeys(name for pair in options.pairs for name in pair.split(":"))
     tasks = [(name, share) for name in options.models for share in shares(whole, SHARES)]

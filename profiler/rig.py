@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 
 from pdvsim.profiler.grid import LONG, LONGEST, SIGMAS, SPREAD, GridPoint
 from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
+from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.core import HeadSpec, ModelSpec
 
 MAX_SLOTS = 160
 MEMORY_SHARE = 0.92  # of the card
@@ -100,11 +102,17 @@ class Rig:
         self.rng = np.random.default_rng(seed)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
         pages = pages_that_fit(pages_of or arch.spec, usable_bytes(device))
-        model = Transformer.random(arch, CAPACITY, device, dtype, seed)
+        head = isinstance(arch.spec, HeadSpec)
+        model = (Head if head else Transformer).random(arch, CAPACITY, device, dtype, seed)
         if device.type == "cuda":
             torch.cuda.empty_cache()  # scratch of making the weights
         sequences = Sequences(MAX_SLOTS, CAPACITY, device, max(pages, SCRATCH_PAGES))
         sequences.tokens.random_(0, arch.spec.vocab)
+        if head:
+            sequences.keep_states(states_width(arch), CHUNK_BUCKETS[-1], dtype)
+            for kept in (sequences.states, sequences.chunk_states):
+                assert kept is not None
+                kept.normal_()
         engine = Engine(model, sequences, seed=seed)
         engine.cache.randomize(seed)
         self.lane = GraphLane(engine)
@@ -147,8 +155,9 @@ class Launcher:
     def __init__(self, lane: GraphLane, point: GridPoint, rng: np.random.Generator, slots: range) -> None:
         self.lane, self.point, self.slots, self._rng = lane, point, slots, rng
         self._cached = contexts(point, len(slots), rng)
-        # the newest token is settled but not cached; a drafter that catches up lacks one more
-        lengths = np.maximum(self._cached + (2 if point.catch_up else 1), 2).astype(np.int32)
+        # the newest token is settled but not cached; a drafter lacks all that its first forward reads
+        unread = point.tokens if point.kind == "draft" else 1
+        lengths = np.maximum(self._cached + unread, 2).astype(np.int32)
         self._settled = torch.from_numpy(lengths).to(lane.engine.device)
 
     def __call__(self) -> tuple[Ticket, Drawn]:
@@ -175,7 +184,7 @@ class Launcher:
         """The lane's own call, as a server makes it."""
         point = self.point
         if point.kind == "draft":
-            return self.lane.draft(drawn.rows, point.steps, catch_up=point.catch_up)
+            return self.lane.draft(drawn.rows, point.steps, width=point.tokens)
         if point.rows:
             return self.lane.verify(drawn.rows, point.tokens - 1, chunks=drawn.chunks)
         return self.lane.prefill(drawn.chunks)

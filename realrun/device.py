@@ -8,6 +8,12 @@ so that they mean the same. Start and end of a launch are the device's, around i
 Drafts ahead of a verdict are made for their time alone: every branch works on its request's own slot, beside the verify
 that judges it. So they are right where verdicts are pinned, and tokens mean nothing.
 
+A head reads a prompt behind its target, whose hidden states it needs: where a policy launches it first, it is done with
+the target's launch, and its time is that one's.
+
+N-gram drafts are looked up by the host in each request's own tokens, which are read back for it, and go to the device
+with the verify. Where verdicts are pinned so is who has a draft: the search is made all the same, for its time.
+
 Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
 where the simulator prices one forward for all.
 """
@@ -15,7 +21,7 @@ where the simulator prices one forward for all.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -24,20 +30,24 @@ from torch import Tensor
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock
+from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
 from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane, LaunchOutcome, PromptChunk, Ticket
+from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
 from pdvsim.realrun.memory import PLACES, LaneRole, Needs, Slots, packed
+from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.core import Chunk, Role, Work
+from pdvsim.sim.core import Chunk, Request, Role, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
 
 Pins = Callable[[Work], "list[int] | None"]
+Found = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5
@@ -48,9 +58,13 @@ def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
 
     A token of the one model must be a token of the other, and families pad their vocabularies differently.
     """
-    arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
     old = model.weights
-    return Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    if isinstance(model, Head):  # its tokens are its target's
+        return Head(model.arch, old, capacity)
+    arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
+    found = Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    found.passes_on = model.passes_on
+    return found
 
 
 @dataclass
@@ -66,12 +80,14 @@ class ServingRig:
     @classmethod
     def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:
         """Capture everything and run it once."""
-        vocab = min(model.arch.spec.vocab for model in models.values())
+        vocab = min(model.arch.spec.vocab for model in models.values() if not isinstance(model, Head))
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
         # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
         slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
+        if isinstance(head := models.get("draft"), Head):
+            sequences.keep_states(states_width(head.arch), chunks[-1], head.dtype)
         engines = {
             role: Engine(
                 model,
@@ -79,6 +95,7 @@ class ServingRig:
                 seed=seed,
                 row_buckets=needs.draft_buckets if role == "draft" else rows,
                 chunk_buckets=chunks,
+                offered=max(needs.draft_lengths) if needs.looks_up else 0,
             )
             for role, model in models.items()
         }
@@ -144,6 +161,36 @@ class Flight:
         self.before: list[Flight] = []  # unwatched works ahead of it on the same stream
 
 
+class Lookups:
+    """The host's own copy of every request's tokens, and the drafts that it found there for the next verify."""
+
+    def __init__(self, prompts: dict[int, list[int]], found: Found | None) -> None:
+        self._held = {id: History(prompt) for id, prompt in prompts.items()}
+        self._found = found  # who has a draft, where that is pinned; None: whoever does
+        self.offers: dict[int, list[int]] = {}
+
+    def look(self, row: Request, k: int) -> None:
+        """Search for a draft of k tokens: the row has as many as there are, or as it is pinned."""
+        drafts = self._held[row.id].drafts(k)
+        if self._found is not None:
+            drafts = [*drafts, *[0] * (k - len(drafts))] if self._found(row) else []
+        self.offers[row.id] = drafts
+        row.k, row.missed = len(drafts), not drafts
+
+    def note(self, work: Work, outcome: LaunchOutcome) -> None:
+        """Tokens of a launch that is over."""
+        for row, tokens in zip(work.rows, outcome.rows, strict=True):
+            self._held[row.id].extend(tokens)
+        for chunk, first in zip(work.chunks, outcome.first, strict=True):
+            if first is not None:
+                self._held[chunk.request.id].extend([first])
+
+    def forget(self, request: Request) -> None:
+        """A request has all its tokens."""
+        del self._held[request.id]
+        self.offers.pop(request.id, None)
+
+
 class CudaGPU:
     """One device that runs what a policy launches; on the CPU a launch runs at once."""
 
@@ -157,7 +204,10 @@ class CudaGPU:
         books: Books,
         pins: Pins,
         telemetry: Telemetry,
+        lookups: Lookups | None = None,
+        verify_lengths: Sequence[int] = (),
     ) -> None:
+        self.lookups, self.verify_lengths = lookups, verify_lengths
         self.env, self.host = env, host
         self.lanes, self.slots, self.prompts = lanes, slots, prompts
         self.books, self.pins, self.telemetry = books, pins, telemetry
@@ -166,6 +216,11 @@ class CudaGPU:
         self._unwatched: dict[str, list[Flight]] = {lane: [] for lane, _ in lanes}
         self._over: deque[Flight] = deque()  # seen through, not yet in the books
         self._anchors: list[tuple[torch.cuda.Event, float]] = []
+        drafters = [lane.engine.model for (_, role), lane in lanes.items() if role == "draft"]
+        self._heads = any(isinstance(model, Head) for model in drafters)
+        self._widest = MAX_ROW_TOKENS if self._heads else 2  # tokens a row that a draft begins with at most
+        self._read: dict[str, list[PromptChunk]] = {}  # by lane, what the target read last
+        self._unread: dict[str, list[PromptChunk]] = {}  # and what a head is to read behind it
         for lane in lanes.values():
             lane.timing = lane.gpu
 
@@ -186,8 +241,17 @@ class CudaGPU:
     def launch(self, work: Work) -> Event:
         """Put a work on its lane's stream; the event's value is the verdict."""
         done, asked = Event(self.env), self.env.now
+        if self.lookups is not None and work.role == "draft":
+            for row in work.rows:
+                self.lookups.look(row, work.steps)
+            spent_ns = int((self.env.now - asked) * 1e9)
+            for row in work.rows:
+                row.draft_ns += spent_ns
+            return self.env.at(self.env.now, done) if work.watched else done
         work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)
+        if not tickets:  # a head's prompt, which is read with the target's
+            return done
         # the device is at work by now: from here on the host's time is free
         flight = Flight(work, tickets, done, (asked, self.env.now), self._price(work))
         if work.watched:
@@ -202,6 +266,8 @@ class CudaGPU:
     def _submit(self, work: Work) -> list[Ticket]:
         lane = self.lanes[work.lane, work.role]
         chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
+        if chunks and self._heads and work.role == "draft" and self._read.get(work.lane) != chunks:
+            self._unread[work.lane], chunks = chunks, []
         slots = self.slots.of(work.rows)
         more = work.tokens if work.role == "target" else work.steps + 1
         tokens = [row.context + more for row in work.rows]
@@ -212,10 +278,25 @@ class CudaGPU:
         )
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
-        if not slots:
-            return [lane.prefill(chunks)]
-        limits = [row.k for row in work.rows]
-        return [lane.verify(slots, work.tokens - 1, limits=limits, pins=self.pins(work), chunks=chunks)]
+        if slots:
+            limits = [row.k for row in work.rows]
+            drafts, offers = work.tokens - 1, []
+            if self.lookups is not None and drafts:  # graphs are of whole lengths, of which some rows have less
+                drafts = min(k for k in self.verify_lengths if k >= drafts)
+                offers = [self.lookups.offers[row.id] if row.k else [] for row in work.rows]
+            ticket = lane.verify(slots, drafts, limits=limits, pins=self.pins(work), chunks=chunks, offers=offers)
+        else:
+            ticket = lane.prefill(chunks)
+        return [ticket, *self._read_along(work.lane, chunks)]
+
+    def _read_along(self, name: str, chunks: list[PromptChunk]) -> list[Ticket]:
+        """Have a head read what the target has just been launched to read, if it is to."""
+        if not self._heads or not chunks:
+            return []
+        self._read[name] = read = [replace(chunk, final=False) for chunk in chunks]
+        if self._unread.get(name) != read:
+            return []
+        return [self.lanes[name, "draft"].prefill(self._unread.pop(name))]
 
     def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = [lane.prefill(chunks)] if chunks else []
@@ -226,10 +307,11 @@ class CudaGPU:
                 # the newest token is fed by the draft itself
                 PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
                 for slot, row in zip(slots, work.rows, strict=True)
-                if row.owed > 1
+                if row.owed >= self._widest
             ]
+            owed = max([row.owed for row in work.rows if row.owed < self._widest], default=0)
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
-            tickets.append(lane.draft(slots, work.steps, catch_up=any(row.owed == 1 for row in work.rows)))
+            tickets.append(lane.draft(slots, work.steps, width=1 + owed))
         return tickets
 
     def _chunk(self, chunk: Chunk, lane: GraphLane, role: Role) -> PromptChunk:
@@ -264,7 +346,9 @@ class CudaGPU:
         work = flight.work
         verdict: list[int] | None = None
         if work.role == "target":
-            verdict = flight.tickets[-1].accepted() if work.rows else []
+            verdict = flight.tickets[0].accepted() if work.rows else []
+            if self.lookups is not None:
+                self.lookups.note(work, flight.tickets[0].outcome())
         self.env.at(self.env.now, flight.done, verdict)
         self._over.extend(flight.before)
         self._over.append(flight)

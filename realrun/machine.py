@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+from pdvsim.sim.hardware.models import HEADS
 
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PROMPTS = 4  # in one forward
@@ -46,6 +47,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(
             "realrun has one GPU: --replicas, --tensor-parallel-size, --verify-gpu and --place do not apply"
         )
+    if server.drafted_by in HEADS:
+        _refuse_head(experiment, machine)
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")
@@ -67,14 +70,27 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
-    if machine.target_path and not machine.draft_path and experiment.speculates:
+    if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
         raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def _refuse_head(experiment: Experiment, machine: Machine) -> None:
+    """What a head cannot do on the real device, where hidden states of the last rounds alone are kept."""
+    server = experiment.server
+    if machine.target_path:
+        raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
+    if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.min_speculative_tokens):
+        raise ValueError(
+            f"--drafter {server.drafted_by} must read along in realrun: no adaptive, and with a controller "
+            "--min-speculative-tokens 1"
+        )
 
 
 def as_served(experiment: Experiment) -> Experiment:
     """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
     server = experiment.server
     prompts = server.max_prompts_per_forward or MAX_PROMPTS
-    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts))
+    pads = experiment.has_drafter and server.drafted_by == "ngram"
+    return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, pad_drafts=pads))

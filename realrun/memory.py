@@ -18,11 +18,13 @@ import torch
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_CHUNKS
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, RING, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.head import states_width
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
+from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.policies.ahead import FANS, Lookahead
 
@@ -152,6 +154,8 @@ class Needs:
     splits_from: int | None  # prompts are cut at so many tokens or more; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
+    rereads: bool = False  # a head drafts: it reads what was accepted again
+    looks_up: bool = False  # the host drafts, where it finds a draft
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
@@ -191,6 +195,8 @@ class Needs:
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
             branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
+            rereads=server.drafted_by in HEADS,
+            looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
         )
 
     def covers(self, other: Needs) -> bool:
@@ -198,7 +204,7 @@ class Needs:
         (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
         cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
         return (
-            (self.arch, self.batched_tokens) == (other.arch, other.batched_tokens)
+            self._kind == other._kind
             and self.resumes >= other.resumes
             and all(mine >= theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True))
             and set(self.draft_lengths) >= set(other.draft_lengths)
@@ -206,6 +212,15 @@ class Needs:
             and most >= other_most
             and cut <= other_cut
         )
+
+    @property
+    def _kind(self) -> tuple[Arch, int, bool, bool]:
+        return self.arch, self.batched_tokens, self.rereads, self.looks_up
+
+    @property
+    def verify_lengths(self) -> list[int]:
+        """Drafts of a verify's rows; a search may find none."""
+        return sorted({*self.draft_lengths, *([0] if self.looks_up else [])})
 
     @property
     def _sizes(self) -> tuple[int, int, int, int]:
@@ -228,6 +243,8 @@ class Needs:
     @property
     def catches_up(self) -> bool:
         """Whether the drafter may fall behind: plain rounds among others."""
+        if self.looks_up:
+            return False
         plain = self.arch in ("adaptive", "pdv-ahead") and max(self.draft_lengths) > 0
         return plain or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
@@ -259,21 +276,20 @@ class Needs:
     def _drafts(self, lane: str) -> Iterator[LaunchShape]:
         for rows in self.row_buckets:
             for k in self.draft_lengths:
-                if k:
-                    yield DraftShape(rows, k, False)
-                    yield DraftShape(rows, k, True)
+                widths = range(1, k + 2) if self.rereads else (1, 2)
+                yield from (DraftShape(rows, k, width) for width in widths if k)
         if self.branches:
             for rows in self.draft_buckets:
                 for k in self.draft_lengths:
                     if k:
-                        yield DraftShape(rows, k + 1, False)
+                        yield DraftShape(rows, k + 1)
         if self.catches_up:
             for chunk in self.chunk_buckets:
                 yield ForwardShape(0, 0, chunk, False)
 
     def _verifies(self, lane: str) -> Iterator[LaunchShape]:
         plain = (self.arch == "adaptive" and lane == "decode") or self.arch == "pdv-ahead"
-        lengths = {0, *self.draft_lengths} if plain else set(self.draft_lengths)
+        lengths = {0, *self.draft_lengths} if plain else set(self.verify_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
                 yield ForwardShape(rows, k + 1)
@@ -281,7 +297,7 @@ class Needs:
             yield from self._mixed()
 
     def _mixed(self) -> Iterator[LaunchShape]:
-        for k in self.draft_lengths:
+        for k in self.verify_lengths:
             for fewer, rows in zip((0, *self.row_buckets), self.row_buckets, strict=False):
                 room = self.batched_tokens - (fewer + 1) * (k + 1)
                 for smaller, chunk in zip((0, *self._chunks()), self._chunks(), strict=False):
@@ -293,7 +309,7 @@ class Needs:
 
 def _size(shape: LaunchShape) -> tuple[int, int, int]:
     if isinstance(shape, DraftShape):
-        return shape.rows * (1 + shape.catch_up), shape.steps, 0
+        return shape.rows * shape.width, shape.steps, 0
     return shape.rows * shape.tokens_per_row + shape.chunk, shape.chunk, int(shape.emit)
 
 
@@ -345,6 +361,9 @@ def pages_that_fit(
     weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
     page = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(PAGE)
     work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch] if role in models)
+    if needs.rereads and "draft" in models:
+        kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
+        work += kept * states_width(models["draft"]) * item
     fits = min(needs.pages, int((room - weights - work) // page) - needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:
         return fits

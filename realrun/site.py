@@ -18,19 +18,20 @@ import torch
 
 from pdvsim.common.progress import Progress
 from pdvsim.realrun.clock import WallClock, Watcher
-from pdvsim.realrun.device import CudaGPU, ServingRig
-from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, preset
+from pdvsim.realrun.device import CudaGPU, Lookups, ServingRig
+from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, preset
 from pdvsim.realrun.engine.cache import PAGE
+from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import ModelSpec, Request, Role
+from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.models import is_config
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup
+from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books, TracedBooks
@@ -48,6 +49,7 @@ from pdvsim.sim.run import (
     no_collector,
     profile_of,
 )
+from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 
 TINY = {
@@ -76,17 +78,20 @@ class Lines(Progress):
 
 
 def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelArchitecture]:
-    """The models a run needs, by role; a pair shares the smaller one's vocabulary."""
+    """The models a run needs, by role; a pair shares the smaller one's vocabulary, a head reads its target's states."""
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
     roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
     named = None if machine.tiny or machine.target_path else named_pair(experiment.server.pair)
     found: dict[Role, ModelArchitecture] = {}
+    kind = experiment.server.drafted_by
     for role in roles:
         path = paths[role]
         if path is not None:
             found[role] = from_config(Path(path))
-        else:
+        elif role == "target" or kind == "model":
             found[role] = TINY[role] if named is None else _named(getattr(named, role).name)
+    if experiment.speculates and isinstance(spec := drafter(kind, found["target"].spec), HeadSpec):
+        found["draft"] = headed(found["target"], spec)
     return found
 
 
@@ -101,16 +106,25 @@ def dtype_of(machine: Machine) -> torch.dtype:
 
 
 def make_models(
-    archs: dict[Role, ModelArchitecture], machine: Machine, capacity: int, dtype: torch.dtype, seed: int
+    archs: dict[Role, ModelArchitecture],
+    machine: Machine,
+    capacity: int,
+    dtype: torch.dtype,
+    seed: int,
+    there: dict[Role, Transformer] | None = None,
 ) -> dict[Role, Transformer]:
-    """The models on the device: checkpoints where paths are given, else random weights."""
+    """The models on the device, with those that are `there`: checkpoints where paths are given, else random weights."""
     device = torch.device(machine.device)
     paths = {"draft": machine.draft_path, "target": machine.target_path}
-    models: dict[Role, Transformer] = {}
-    for role, arch in archs.items():
+    models: dict[Role, Transformer] = dict(there or {})
+    for role, arch in sorted(archs.items(), reverse=True):  # the target first: a head shares its embedding
         path = paths[role]
+        if role in models:
+            continue
         if path is not None:
             models[role] = Transformer.load(path, capacity, device, dtype)
+        elif isinstance(arch.spec, HeadSpec):
+            models[role] = Head.on(models["target"], arch.spec, seed + 1)
         else:
             models[role] = Transformer.random(arch, capacity, device, dtype, seed + (role == "draft"))
     if device.type == "cuda":
@@ -144,18 +158,28 @@ class RealSite:
         models = {role: model.arch.spec for role, model in rig.models.items()}
         fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
         latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
+        lookups = None
+        texts = prompts(requests, rig, experiment.traffic.seed)
+        if rig.needs.looks_up:
+            latency["draft"] = Lookup(drafter("ngram", models["target"]))
+            refused = found_refused(experiment.acceptance)
+            on_host = {id: text.tolist() for id, text in texts.items()}
+            lookups = Lookups(on_host, None if own else partial(is_found, refused=refused))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         pinned = partial(drawn_verdict, experiment.acceptance)
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
-            env, host, rig.lanes, self.slots, prompts(requests, rig, experiment.traffic.seed), books,
-            (lambda work: None) if own else pinned, Telemetry.of(rig.sequences.device),
+            env, host, rig.lanes, self.slots, texts, books, (lambda work: None) if own else pinned,
+            Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
         hands_over = policy_of(experiment.arch).hands_over
-        planner = Planner(latency, sharing, peak, host_times(experiment, profile), hands_over)
+        planner = Planner(
+            latency, sharing, peak, host_times(experiment, profile), hands_over, None,
+            found_refused(experiment.acceptance), not settings.pad_drafts,
+        )  # fmt: skip
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         self.context = Context(
@@ -185,6 +209,8 @@ class RealSite:
             tokens = self.rig.sequences.get(slot)
             self.outputs[request.id] = tokens[request.prompt_tokens :][: request.output_tokens]
         self.slots.release(request)
+        if self.device.lookups is not None:
+            self.device.lookups.forget(request)
         self.on_finish(request)
 
 
@@ -196,6 +222,15 @@ def prompts(requests: Sequence[Request], rig: ServingRig, seed: int) -> dict[int
     flat = torch.from_numpy(drawn).to(rig.sequences.device)
     ends = np.cumsum(lengths).tolist()
     return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
+
+
+def check_prompts(experiment: Experiment, requests: Sequence[Request]) -> None:
+    """Refuse prompts that a head's first forward would reach back beyond."""
+    shortest, least = min(request.prompt_tokens for request in requests), experiment.longest_draft + 1
+    if experiment.server.drafted_by in HEADS and shortest < least:
+        raise ValueError(
+            f"--drafter {experiment.server.drafted_by} needs prompts of {least} tokens, one has {shortest}"
+        )
 
 
 def prepare(
@@ -210,6 +245,7 @@ def prepare(
     experiment = as_served(experiment)
     archs, needs, dtype = architectures(experiment, machine), Needs.of(experiment, requests), dtype_of(machine)
     check_context([arch.spec for arch in archs.values()], requests)
+    check_prompts(experiment, requests)
     gc.collect()  # an earlier run's graphs and caches
     if machine.device == "cuda":
         torch.cuda.empty_cache()
@@ -218,8 +254,7 @@ def prepare(
         models = {role: model for role, model in (models or {}).items() if role in archs}
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
         needs = Needs.of(experiment, requests, pages)
-        new = {role: arch for role, arch in archs.items() if role not in models}
-        models |= make_models(new, machine, needs.capacity, dtype, experiment.traffic.seed)
+        models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
         return ServingRig.build(experiment, models, needs, quiet)
     except RuntimeError as error:  # torch's own class for it, and CUDA's errors
         if "out of memory" not in str(error):
@@ -251,7 +286,8 @@ def serve(
     experiment = as_served(experiment)
     if machine.tiny or machine.target_path:
         names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
-        pair = f"{names.get('draft', 'none')}:{names['target']}"
+        fallback = "ngram" if experiment.server.drafted_by == "ngram" else "none"
+        pair = f"{names.get('draft', fallback)}:{names['target']}"
         experiment = replace(experiment, server=replace(experiment.server, pair=pair))
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)
@@ -259,6 +295,7 @@ def serve(
         rig = prepare(experiment, machine, requests, quiet)
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
         raise ValueError("the run needs more than the rig was made for")
+    check_prompts(experiment, requests)
     env = WallClock()
     site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
     site.outputs = outputs

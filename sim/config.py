@@ -12,10 +12,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
-from pdvsim.sim.core import Pair, Seats
+from pdvsim.sim.core import DrafterKind, Pair, Seats
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import DraftProbs, LinkName
-from pdvsim.sim.hardware.models import is_config, pair_name, shard
+from pdvsim.sim.hardware.models import HEADS, drafted_by, drafter_kind, is_config, pair_name, shard
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Range, check, check_ranges
@@ -147,6 +147,9 @@ class Server:
     """Models, as draft:target; each a preset, its Hugging Face id, or a config.json (or the folder that holds it)."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
+    drafter: DrafterKind | None = None
+    """Who drafts: model, the draft model of --pair; eagle3 or mtp, a head on the target's hidden states; ngram, a
+    search in the request's own tokens; none. Default: as --pair says; beside those four it may be a target alone."""
     controller: ControllerName = "fixed"
     """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
     min_speculative_tokens: int = 0
@@ -167,6 +170,8 @@ class Server:
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
+    pad_drafts: bool = False
+    """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
     kv_cache: KvPolicy | None = None
     """paged: blocks as tokens come, and preemption (default: colocated, autoregressive); reserved: all at admission."""
     num_workers: int = 4
@@ -198,7 +203,7 @@ class Server:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        object.__setattr__(self, "pair", pair_name(self.pair))
+        object.__setattr__(self, "pair", drafted_by(self.drafter, pair_name(self.pair)))
         if self.min_speculative_tokens > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         for name in ("max_draft_batch", "max_verify_batch"):
@@ -242,8 +247,15 @@ class Server:
         return min(self.draft_batch, self.verify_batch)
 
     @property
+    def drafted_by(self) -> DrafterKind:
+        """Who drafts."""
+        return drafter_kind(self.pair)
+
+    @property
     def longest_draft(self) -> int:
         """The most tokens that a draft may have."""
+        if self.drafted_by == "none":
+            return 0
         return self.num_speculative_tokens if self.controller == "fixed" else self.max_speculative_tokens
 
 
@@ -416,6 +428,11 @@ class Experiment:
         return self.longest_draft > 0
 
     @property
+    def has_drafter(self) -> bool:
+        """Whether it drafts where its draft length is not 0."""
+        return policy_of(self.arch).speculates and self.server.drafted_by != "none"
+
+    @property
     def seats(self) -> Seats:
         """Which GPU of a server each part is on."""
         if self.hardware.verify_gpu:
@@ -463,11 +480,8 @@ class Experiment:
         """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
         profile = None if self.hardware.profile == "roofline" else self.hardware.profile
         cards = {card: None for card in (self.hardware.gpu, *self.hardware.cards) if card.endswith(".toml")}
-        configs = [
-            f"{name}/config.json" if Path(name).is_dir() else name
-            for name in self.server.pair.split(":")
-            if is_config(name)
-        ]
+        models = self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :]
+        configs = [f"{name}/config.json" if Path(name).is_dir() else name for name in models if is_config(name)]
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()
         tokenizer = sorted(str(path) for path in found if path.is_file() and path.suffix not in WEIGHTS)
@@ -488,7 +502,15 @@ class Experiment:
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace or drawn.acceptance_temperature_slope:
                 raise ValueError("pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind")
-        hardware = self.hardware
+        hardware, drafter = self.hardware, self.server.drafted_by
+        if drafter == "ngram" and self.server.controller == "feedback":
+            raise ValueError("--controller feedback learns what drafts of one length cost; ngram's are of all lengths")
+        if kind == "pdv-ahead" and drafter not in ("model", "none"):
+            raise ValueError(f"pdv-ahead drafts ahead of verdicts with a model of its own: --drafter {drafter} cannot")
+        if self.seats.gpus > 1 and drafter in (*HEADS, "ngram"):
+            raise ValueError(
+                f"--drafter {drafter} drafts beside its target, on one GPU: leave out --place, --verify-gpu"
+            )
         if hardware.verify_gpu and kind not in PLACED[1:]:
             raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(PLACED[1:])}), not {self.arch}")
         if hardware.place and kind not in PLACED:

@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ModelFamily = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma"]
+HeadKind = Literal["eagle3", "mtp"]
+DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
@@ -35,10 +37,46 @@ class ModelSpec:
     shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
 
     @property
+    def qkv_inputs(self) -> int:
+        """Width of what q, k and v are made of."""
+        return self.hidden
+
+    @property
+    def joined_inputs(self) -> int:
+        """Width of what a product joins to one hidden state before the layers; 0: there is none."""
+        return 0
+
+    @property
+    def fused_inputs(self) -> int:
+        """The same of a product that only the first forward of a draft, and the reading of prompts, needs."""
+        return 0
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its drafts are looked up by the host: it has no layers."""
+        return not self.layers
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of a layer's matrix products: q, k and v; output; gate and up; down; what joins inputs."""
+        attended = self.heads * self.head_dim
+        layer = (
+            (self.qkv_inputs, attended + 2 * self.kv_heads * self.head_dim),
+            (attended, self.hidden),
+            (self.hidden, 2 * self.intermediate),
+            (self.intermediate, self.hidden),
+        )
+        return (*layer, (self.joined_inputs, self.hidden)) if self.joined_inputs else layer
+
+    @property
     def layer_params(self) -> int:
         """Weights of the linear layers inside all transformer blocks."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+        return self.layers * sum(inputs * outputs for inputs, outputs in self.products)
+
+    @property
+    def fused_params(self) -> int:
+        """Weights of the product that a draft needs once."""
+        return self.fused_inputs * self.hidden
 
     @property
     def head_params(self) -> int:
@@ -64,6 +102,37 @@ class ModelSpec:
     def attention_flops_per_pair(self) -> int:
         """Flops of one query token against one context token, over all layers."""
         return 4 * self.layers * self.heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec(ModelSpec):
+    """A head that drafts from its target's hidden states: one decoder layer, and what joins it to them.
+
+    EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
+    q, k and v are made of that, or of the head's own last state, beside the embedding; its output projection has a
+    draft vocabulary. MTP (as in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the
+    output projection is the target's. Embeddings are the target's.
+    """
+
+    kind: HeadKind = "eagle3"
+
+    @property
+    def qkv_inputs(self) -> int:
+        return 2 * self.hidden if self.kind == "eagle3" else self.hidden
+
+    @property
+    def joined_inputs(self) -> int:
+        return 2 * self.hidden if self.kind == "mtp" else 0
+
+    @property
+    def fused_inputs(self) -> int:
+        return 3 * self.hidden if self.kind == "eagle3" else 0
+
+    @property
+    def params(self) -> int:
+        """All matrix weights of its own."""
+        own_head = self.head_params if self.kind == "eagle3" else 0
+        return self.layer_params + self.fused_params + own_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +183,7 @@ class Request:
         "held_tokens",
         "id",
         "k",
+        "missed",
         "output_tokens",
         "owed",
         "pinned",
@@ -147,8 +217,11 @@ class Request:
         self.context = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
         self.emitted = 0  # output tokens delivered
         self.k = 0  # drafts waiting for verification
+        self.missed = False  # the host looked for drafts, and found none
         self.temperature = 1.0  # the drafter's, when it made them
-        self.owed = 0  # tokens the drafter has not read yet: the last draft after full acceptance, or plain decoding's
+        # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
+        # accepted drafts again, with the target's hidden states
+        self.owed = 0
         self.tally = 0  # of its rounds: five counters in one number
         self.bare = 0  # rounds that had no drafts, in a verify beside others that had some
         self.ahead_tokens = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
@@ -273,3 +346,4 @@ class Work:
     watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
     context: int = -1  # cached tokens of all rows; -1: not counted yet
     worker: int = 0  # of several that work side by side in its lane
+    packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`

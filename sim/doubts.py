@@ -8,9 +8,8 @@ from contextlib import suppress
 from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
@@ -43,6 +42,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
         said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
         said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
+        said |= dict.fromkeys(_unlike(experiment), Doubt)
         if experiment.kin != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
@@ -75,6 +75,14 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
     return (f"{bare[0]} has no NVLink, and all-reduces are reckoned with it: give --link pcie4",)
 
 
+def _unlike(experiment: Experiment) -> tuple[str, ...]:
+    """Acceptance that was measured with another drafter than the one that drafts."""
+    kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
+    if not experiment.has_drafter or not name or (kind == "ngram") == name.endswith("-ngram"):
+        return ()
+    return (f"--acceptance-model {name} was not measured with --drafter {kind}, which is accepted otherwise",)
+
+
 @lru_cache
 def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
     levels = {name: level_s * 1e3 for name, level_s in Scoring(goodput=goodput).slo().items()}
@@ -96,7 +104,9 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
         for model in (draft, target)
         if model.sliding_window is not None
     ]
-    if not same_vocabulary(draft, target):
+    if draft.on_host:
+        return tuple(found)
+    if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
         found.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
             "a draft in another vocabulary cannot be verified as it is"
@@ -107,7 +117,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     hardware = Hardware(gpu, profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
-    steps = [Latency(model, fits.fit(model)).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
+    steps = [fits.latency(model).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
     draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"

@@ -4,7 +4,7 @@ A command that runs several architectures or loads with one set of options sets 
 refuses it only if it acts in none of them.
 
 Left out: --verify-gpu, --place, --cards and --tensor-parallel-size, which are refused wherever an architecture cannot
-have them, as numbers of GPUs are not set aside.
+have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def _among(*archs: Arch) -> tuple[Rule, str]:
     return lambda e: e.kin in archs, f"--arch {' or '.join(archs)}"
 
 
-_DRAFTS: tuple[Rule, str] = (lambda e: e.kin != "autoregressive", "an architecture that drafts")
+_DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
 _STREAMS: tuple[Rule, str] = (
     lambda e: e.kin not in ("autoregressive", "baseline", "colocated"),
     "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive, pdv-ahead)",
@@ -61,7 +61,7 @@ _SEVERAL: tuple[Rule, str] = (
 
 
 def _rate_acts(e: Experiment) -> bool:
-    return _DRAFTS[0](e) and e.acceptance.by_rate
+    return e.has_drafter and e.acceptance.by_rate
 
 
 def _priority_acts(e: Experiment) -> bool:
@@ -91,7 +91,8 @@ NEEDS: tuple[Need, ...] = (
     Need("acceptance.acceptance_model", *_DRAFTS),
     Need("acceptance.acceptance_trace", *_DRAFTS),
     Need("acceptance.acceptance_trace_k", lambda e: e.acceptance.acceptance_trace is not None, "--acceptance-trace"),
-    Need("acceptance.acceptance_temperature_slope", *_DRAFTS),
+    Need("acceptance.acceptance_temperature_slope", lambda e: e.has_drafter and e.server.drafted_by != "ngram",
+         "an architecture that drafts with a model or a head"),
     Need("server.num_speculative_tokens", *_DRAFTS),
     Need("server.controller", *_DRAFTS),
     Need("server.min_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
@@ -105,6 +106,7 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_verify_batch", *_STREAMS),
     Need("server.max_prompts_per_forward", lambda e: e.kin not in ("baseline", "pdv-unified"),
          "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
+    Need("server.pad_drafts", lambda e: e.has_drafter and e.server.drafted_by == "ngram", "--drafter ngram"),
     Need("server.num_workers", *_among("baseline")),
     Need("server.max_decode_queue", *_VERIFY_LANE),
     Need("server.verify_gather", *_VERIFY_LANE),
@@ -158,7 +160,7 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
     longest: dict[tuple[float, ...], int] = {}
     for experiment in experiments:
         rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
-        if not rates or experiment.kin == "autoregressive":
+        if not rates or not experiment.has_drafter:
             continue
         if len(rates) < k:
             raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and drafts have up to {k}")

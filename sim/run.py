@@ -18,7 +18,7 @@ from pdvsim.sim.config import ONE_LANE, SHARDED, Acceptance, Experiment, Hardwar
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.latency import Latency, latency
+from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
@@ -34,7 +34,7 @@ from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.relevance import refuse_idle
-from pdvsim.sim.workload.acceptance import Coins, accepted_at, rate_at
+from pdvsim.sim.workload.acceptance import Coins, accepted_at, found_refused, is_found, rate_at
 from pdvsim.sim.workload.requests import Workload
 
 STUCK_SHOWN = 10  # requests named when nothing moves any more
@@ -137,7 +137,7 @@ def covering_profile(experiment: Experiment) -> Profile:
                 f"lanes side by side as {experiment.arch} has them"
             )
         for spec in (pair.draft, pair.target):
-            profile.fit(spec)  # a step of a model that was not in it cannot be told from the others'
+            profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
     return covering(profile, pair, link_of(experiment))
 
 
@@ -173,7 +173,7 @@ def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
 def models_of(experiment: Experiment) -> list[ModelSpec]:
     """The models that an experiment runs."""
     pair = experiment.pair
-    return [pair.draft, pair.target] if experiment.speculates else [pair.target]
+    return [pair.draft, pair.target] if experiment.speculates and not pair.draft.on_host else [pair.target]
 
 
 def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
@@ -207,16 +207,17 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         )
     pair, seats = experiment.pair, experiment.seats
     profiles = profiles_of(experiment, profile, end)
-    models: dict[Role, Latency] = {"target": latency(pair.target, profiles[seats.verify].fit(pair.target))}
+    models: dict[Role, Latency] = {"target": profiles[seats.verify].latency(pair.target)}
     if experiment.speculates:
-        models["draft"] = latency(pair.draft, profiles[seats.draft[0]].fit(pair.draft))
+        models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
     apart = None
     if seats.apart:
         cargo = Cargo(pair, experiment.hardware.draft_probs)
         apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
-        policy_of(experiment.arch).hands_over, apart,
+        policy_of(experiment.arch).hands_over, apart, found_refused(experiment.acceptance),
+        not experiment.server.pad_drafts,
     )  # fmt: skip
 
 
@@ -353,14 +354,16 @@ class Site:
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         verdict = partial(drawn_verdict, experiment.acceptance)
+        looked_up = experiment.server.drafted_by == "ngram"
+        found = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
         gpus = []
         placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
-            models = {role: latency(model, one.fit(model)) for role, model in placed[at].items()}
+            models = {role: one.latency(model) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
             gpus.append(
                 SimulatedGPU(
-                    env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at, one.power
+                    env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at, one.power, found
                 )
             )
         self.gpus += gpus

@@ -190,7 +190,35 @@ def test_what_realrun_cannot_do_it_says() -> None:
 
 
 def test_every_preset_has_a_checkpoint() -> None:
-    assert set(CHECKPOINTS) == set(PRESETS)
+    heads = {name for name in CHECKPOINTS if name.startswith("eagle3-")}
+    assert set(CHECKPOINTS) - heads == set(PRESETS)
+    assert {name.removeprefix("eagle3-") for name in heads} <= set(PRESETS)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "algorithm"),
+    [("eagle3", "eagle3", "EAGLE3"), ("ngram", "ngram", ""), ("model", "draft_model", "STANDALONE")],
+)
+def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str) -> None:
+    server = Server("llama-3.2-1b:llama-3.1-8b", 3, kind)  # type: ignore[arg-type]
+    vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
+    config = json.loads(shlex.split(vllm.text)[-1])
+    assert (config["method"], config["num_speculative_tokens"]) == (method, 3)
+    assert config.get("model") == {
+        "eagle3": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+        "model": "meta-llama/Llama-3.2-1B-Instruct",
+    }.get(kind)
+    assert ("prompt_lookup_min" in config) == (kind == "ngram")
+    assert algorithm in sglang.text
+    assert bool(sglang.text) == bool(algorithm)
+
+
+def test_a_head_that_nobody_published_is_no_line() -> None:
+    for kind in ("eagle3", "mtp"):
+        server = Server("llama-2-7b", drafter=kind)  # type: ignore[arg-type]
+        for block in deployment(Experiment("colocated", server=server))[:2]:
+            assert not block.text
+            assert "of llama-2-7b is known here" in block.notes[-1]
 
 
 def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:

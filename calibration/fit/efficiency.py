@@ -22,7 +22,7 @@ from pdvsim.calibration.fit.points import Floats, Points, medians, points_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, EngineLimits, Prices, Sizes, Transfer, document
 
@@ -82,10 +82,11 @@ class Measured:
 
 
 def measured_models(samples: Samples) -> dict[str, Measured]:
-    """Every model that was measured alone."""
+    """Every model that was measured alone; heads are predicted by the formula, and no part of it."""
     specs, frame = samples.header.specs(), samples.frame
     solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
-    return {str(name): Measured(specs[str(name)], points_of(medians(rows))) for name, rows in solo}
+    models = {str(name): rows for name, rows in solo if not isinstance(specs[str(name)], HeadSpec)}
+    return {name: Measured(specs[name], points_of(medians(rows))) for name, rows in models.items()}
 
 
 def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Floats]:

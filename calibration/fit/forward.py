@@ -10,7 +10,7 @@ Not modelled: the card's clock, which falls under long heavy work and makes the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from pdvsim.calibration.fit.points import Floats, Points, points_of
 from pdvsim.realrun.engine.buckets import query_tile
-from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit, cuts, large_products_s
 
 if TYPE_CHECKING:
@@ -64,8 +64,10 @@ class Model:
         stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
         n, m = len(self.knots), len(self.tiles)
         self.layers, self.kv, self.span, self.fixed = (slice(*ends) for ends in _runs(n, m, m, m))
-        self.other = {name: n + 3 * m + i for i, name in enumerate(self.OTHERS)}
-        others = [1e-5, 1e-7, stretch_s, roof.pair_s / PROMPTS, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0]
+        names = (*self.OTHERS, "fused") if roof.fused_knots else self.OTHERS
+        self.other = {name: n + 3 * m + i for i, name in enumerate(names)}
+        others = [1e-5, 1e-7, stretch_s, roof.pair_s / PROMPTS, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
+        others = others[: len(names)]
         self.start = np.log(
             np.concatenate(
                 [
@@ -81,6 +83,11 @@ class Model:
     def _roofline(self, tokens: Floats) -> Floats:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
         return np.asarray(np.hypot(self.roof.weights_s, self.roof.token_s * tokens))
+
+    def fused(self, tokens: Floats) -> Floats:
+        """The product that fuses a head's inputs, at the roofline."""
+        (ridge, fused_s), _ = self.roof.fused_knots
+        return np.asarray(fused_s * np.hypot(1.0, tokens / ridge))
 
     @cached_property
     def beliefs(self) -> tuple[Floats, Floats]:
@@ -135,10 +142,12 @@ class Model:
         def by_width(part: slice) -> tuple[tuple[int, float], ...]:
             return tuple((w, float(value[part][tile])) for w, tile in widths)
 
+        fused = other["fused"] * self.fused(self.knots) if "fused" in other else ()
         return ForwardFit(
             fixed_s=0.0,
             weights_s=0.0,
             token_s=0.0,
+            fused_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, fused, strict=False)),
             head_weights_s=other["head"],
             head_token_s=other["head_token"],
             kv_s=float(value[self.kv][0]),
@@ -187,6 +196,8 @@ class Terms:
             self.linear[:, model.other["row"]] += count * rows
         self.linear[:, model.other["read"]] = points.prompt_read
         self.linear[:, model.other["pair"]] = points.prompt_pairs
+        if "fused" in model.other:
+            self.linear[:, model.other["fused"]] = model.fused(points.tokens)
         self.linear[:, model.other["mixed"]] = (rows > 0) & (points.prompt_read > 0)
 
     def _tile(self, width: Floats) -> Floats:
@@ -237,6 +248,9 @@ class Solo:
 def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels) -> Solo:
     """Fit one model's medians; errors by cross-validation over points."""
     points = points_of(frame)
+    if isinstance(spec, HeadSpec):  # of a draft's first forward, each row's newest token has logits
+        drafts = (frame["kind"] == "draft").to_numpy()
+        points = replace(points, logits=np.where(drafts, points.padded, points.logits))
     model = Model(spec, gpu, kernels, float(points.tokens.max()))
     held_out = np.empty(len(points))
     fold = np.random.default_rng(0).permutation(len(points)) % FOLDS

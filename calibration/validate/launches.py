@@ -152,7 +152,7 @@ def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.
     solo = frame["solo_s"].to_numpy(np.float64).copy()
     sizes = frame[["role", "rows", "width", "steps", "context", "tokens"]].itertuples(index=False)
     for at, (role, rows, width, steps, context, tokens) in enumerate(sizes):
-        behind = role == "draft" and width > 2
+        behind = role == "draft" and role in models and width > models[role].widest
         if rows and role in models and not behind and tokens == rows * (width + steps - 1):
             shape = models[role].shape(rows, width, steps)
             solo[at] = shape.solo_0 + shape.solo_1 * context

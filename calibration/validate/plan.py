@@ -6,6 +6,9 @@ everything that takes time to prepare. Values of a factor are dealt from a shuff
 Rates are shares of what the simulator says the server reaches; so is the number of requests, for some five seconds.
 
 A run is held out if its seed is a multiple of three.
+
+Drafters other than a model have a plan of their own: eight servers of four runs, ShareGPT and chat at two closed loops
+and two rates, with acceptance as it was measured for them.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from pdvsim.calibration.validate.compare import capacity
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Scoring, Server, Traffic
+from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import models_of, simulate
@@ -49,6 +53,17 @@ DRAFTS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 CHUNKS = (256, 512, 1024, 2048)
 TRAFFIC = "../traffic"  # from the folder of the plan
 BY_POSITION = (0.66, 0.43, 0.27, 0.18, 0.11, 0.07, 0.05, 0.04)  # EAGLE-3 on GSM8K, arXiv 2601.11580
+
+
+DRAFTER_SEED = 3000  # of their first run
+DRAFTER_SEATS = 64
+DRAFTERS: tuple[tuple[DrafterKind, str, str, int], ...] = (  # drafter, target, architecture, draft length
+    ("eagle3", "llama-3.1-8b", "colocated", 3), ("eagle3", "llama-3.1-8b", "pdv", 3),
+    ("eagle3", "qwen2-7b", "colocated", 2), ("eagle3", "qwen2-7b", "pd", 3),
+    ("mtp", "llama-3.1-8b", "colocated", 2), ("mtp", "llama-3.1-8b", "pd", 1),
+    ("ngram", "llama-3.1-8b", "colocated", 4), ("ngram", "llama-3.1-8b", "pdv", 4),
+)  # fmt: skip
+DRAFTER_USERS, DRAFTER_RATES = ((1, 8, 16), (24, 32, 48)), (0.5, 0.8)
 
 
 class Deck:
@@ -111,6 +126,32 @@ def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> lis
     again = {rng.choice(every[part * len(every) // REPEATS : (part + 1) * len(every) // REPEATS]).id
              for part in range(REPEATS)}  # fmt: skip
     return [run for group in groups for run in (*group, *(replace(r, repeat=1) for r in group if r.id in again))]
+
+
+def planned_drafters(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[ServedRun]:
+    """The plan of drafters other than a model, for a file in `folder`."""
+    found: list[ServedRun] = []
+    for at, (kind, target, arch, k) in enumerate(DRAFTERS):
+        server = Server(target, k, kind, max_num_seqs=DRAFTER_SEATS, max_num_batched_tokens=CHUNKS[at % 2 + 1])
+        recorded = "ngram" if kind == "ngram" else "eagle3"
+        chat = Traffic("random", input_len=128, output_len=128, random_range_ratio=0.5)
+        few, many = (users[at % 3] for users in DRAFTER_USERS)
+        loads = [("max_concurrency", few), ("max_concurrency", many), *(("rate", share) for share in DRAFTER_RATES)]
+        for name, load in loads:
+            seed = DRAFTER_SEED + len(found)
+            traffic, data = (Traffic(), "sharegpt") if (seed + at) % 2 else (chat, "gsm8k")
+            acceptance = Acceptance(acceptance_model=f"{data}-{recorded}")
+            experiment = Experiment(arch, replace(traffic, seed=seed), acceptance, server, scoring=SCORING)
+            if name == "rate":
+                rate = float(f"{load * capacity(_placed(experiment, folder)):.3g}")
+                sized = _sized(experiment, folder, round(rate * SECONDS), round(rate * ABOUT[0]), request_rate=rate)
+            else:
+                least = math.ceil(1.5 * load)
+                sized = _sized(experiment, folder, max(FEWEST, least), least, max_concurrency=int(load))
+            held_out = seed % HELD_OUT == 0
+            found.append(ServedRun(command_line("realrun", sized), 0, held_out, {}, {}, folder))
+        say(f"{len(found)} runs: {kind}, {target}, {arch}")
+    return found
 
 
 def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path) -> list[ServedRun]:

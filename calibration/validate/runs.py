@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from pdvsim.calibration.validate.launches import gather, save_part
-from pdvsim.calibration.validate.plan import planned
+from pdvsim.calibration.validate.plan import planned, planned_drafters
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import guarded
@@ -154,6 +154,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs.jsonl"), help="what was measured, a line a run")
     parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long")
     parser.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="runs whose command holds all of these")
+    parser.add_argument("--drafters", action="store_true", help="plan runs of heads and n-gram drafts instead")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
     options = parser.parse_args(argv)
     begin = monotonic()
@@ -162,7 +163,7 @@ def _main(argv: Sequence[str] | None) -> int:
         print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
 
     if options.step == "plan":
-        found = planned(options.plan.parent, say)
+        found = (planned_drafters if options.drafters else planned)(options.plan.parent, say)
         write_runs(options.plan, found)
         say(f"{len(found)} runs, {sum(run.held_out for run in found)} held out")
         return 0

@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pdvsim.common.commandline import command_line
+from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
+from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.hardware.models import pair as named_pair
 
 VLLM = "0.27.1"  # releases whose documentation and source were read
@@ -37,6 +39,14 @@ CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others o
     "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
     "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
     "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
+    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
+    "qwen3-4b": "Qwen/Qwen3-4B",
+    "qwen3-8b": "Qwen/Qwen3-8B",
+    "qwen3-32b": "Qwen/Qwen3-32B",
+    "eagle3-llama-3.1-8b": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "eagle3-llama-3.3-70b": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+    "eagle3-qwen3-8b": "AngelSlim/Qwen3-8B_eagle3",
+    "eagle3-qwen3-32b": "RedHatAI/Qwen3-32B-speculator.eagle3",
     "gemma-2b": "google/gemma-2b-it",
     "gemma-7b": "google/gemma-7b-it",
     "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
@@ -149,8 +159,12 @@ def _as_it_is(experiment: Experiment, table: LengthTable | None) -> Served:
 def vllm(served: Served) -> Block:
     """The vLLM server."""
     server, pair, longest = served.experiment.server, named_pair(served.experiment.server.pair), served.longest
-    # vLLM keeps a slot a request of this budget for its drafter
-    budget = server.max_num_batched_tokens + (server.max_num_seqs if longest else 0)
+    label = f"vLLM (checked against {VLLM})"
+    if longest and (why := _unknown_head(served.experiment, pair)):
+        return Block(label, "", (*served.notes, why))
+    kind = server.drafted_by
+    # vLLM keeps a slot a request of this budget for a draft model
+    budget = server.max_num_batched_tokens + (server.max_num_seqs if longest and kind == "model" else 0)
     words = [
         *("vllm", "serve", checkpoint(pair.target)),
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
@@ -160,39 +174,48 @@ def vllm(served: Served) -> Block:
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
     if longest:
-        config: dict[str, Any] = {
-            "method": "draft_model",
-            "model": checkpoint(pair.draft),
-            "num_speculative_tokens": longest,
-        }
-        if (size := served.experiment.hardware.tensor_parallel_size) > 1:
+        config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
+        if kind == "ngram":
+            config |= {"prompt_lookup_min": ngram.LEAST, "prompt_lookup_max": ngram.MOST}
+        else:
+            config["model"] = checkpoint(pair.draft)
+        config["num_speculative_tokens"] = longest
+        if kind != "ngram" and (size := served.experiment.hardware.tensor_parallel_size) > 1:
             config["draft_tensor_parallel_size"] = size
-        needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models"
+        needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models" if kind == "model" else ""
         if served.varies:
             config["num_speculative_tokens_per_batch_size"] = served.ranges
             needs = f"needs vLLM {VLLM_TABLE} or later, for the table"
-        if pair.draft.vocab != pair.target.vocab:
+        if kind == "model" and pair.draft.vocab != pair.target.vocab:
             config["use_heterogeneous_vocab"] = True
             needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of unlike size"
         words += ["--speculative-config", json.dumps(config)]
-        notes.append(needs)
-        notes.append(f"{server.max_num_seqs} of --max-num-batched-tokens are the slots that vLLM keeps for its drafter")
+        notes += [needs] if needs else []
+        if kind == "model":
+            notes.append(
+                f"{server.max_num_seqs} of --max-num-batched-tokens are the slots that vLLM keeps for its drafter"
+            )
     if served.varies and served.table is not None:
         one = f"k={served.table.single}" if served.table.single else "no drafter"
+        by = "with a draft model the table takes its V1 runner to piecewise CUDA graphs; " if kind == "model" else ""
         notes += [
             "it counts the requests of a step, those whose prompts are read too",
-            "with a draft model the table takes its V1 runner to piecewise CUDA graphs; by formula the table is "
-            f"{served.table.single_lost:.1%} faster than {one} throughout",
+            f"{by}by formula the table is {served.table.single_lost:.1%} faster than {one} throughout",
             "it was tested with EAGLE and DFlash drafters: measure yours at the edges of the ranges (vLLM issue 49548)",
         ]
-    return Block(f"vLLM (checked against {VLLM})", _line(words), tuple(notes))
+    return Block(label, _line(words), tuple(notes))
 
 
 def sglang(served: Served) -> list[Block]:
     """The SGLang server, and the file that its adaptive speculation would take."""
     server, pair, k = served.experiment.server, named_pair(served.experiment.server.pair), served.k
-    label = f"SGLang (checked against {SGLANG})"
-    if k and pair.draft.vocab != pair.target.vocab:
+    label, kind = f"SGLang (checked against {SGLANG})", server.drafted_by
+    if k and kind == "ngram":
+        other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
+        return [Block(label, "", (*served.notes, other))]
+    if k and (why := _unknown_head(served.experiment, pair)):
+        return [Block(label, "", (*served.notes, why))]
+    if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it refuses vocabularies of unlike size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
         return [Block(label, "", (*served.notes, unlike))]
     words = [
@@ -204,26 +227,24 @@ def sglang(served: Served) -> list[Block]:
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
     if k:
-        words += ["--speculative-algorithm", "STANDALONE", "--speculative-draft-model-path", checkpoint(pair.draft)]
+        algorithm = "STANDALONE" if kind == "model" else "EAGLE3"
+        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", checkpoint(pair.draft)]
         words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
-        notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
+        if kind == "model":
+            notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
         notes.append("with a drafter it reads prompts in batches of their own, not beside the decoding as colocated")
     else:
         words.append("--enable-mixed-chunk")
     blocks = [Block(label, _line(words), tuple(notes))]
     if served.varies:
         slots = {str(first): {"candidate_steps": [length]} for first, _, length in served.ranges}
-        blocks.append(
-            Block(
-                "SGLang's adaptive configuration, a file",
-                json.dumps(slots),
-                (
-                    f"for --speculative-adaptive --speculative-adaptive-config FILE, SGLang {SGLANG_ADAPTIVE} or later",
-                    f"{SGLANG} takes it for EAGLE and EAGLE3 drafters alone: with a draft model it warns, and keeps "
-                    "its fixed draft length",
-                ),
+        about = [f"for --speculative-adaptive --speculative-adaptive-config FILE, SGLang {SGLANG_ADAPTIVE} or later"]
+        if kind == "model":
+            about.append(
+                f"{SGLANG} takes it for EAGLE and EAGLE3 drafters alone: with a draft model it warns, and keeps "
+                "its fixed draft length"
             )
-        )
+        blocks.append(Block("SGLang's adaptive configuration, a file", json.dumps(slots), tuple(about)))
     return blocks
 
 
@@ -234,6 +255,14 @@ def realrun(experiment: Experiment) -> Block:
     except ValueError as error:
         return Block("realrun", "", (str(error),))
     return Block("realrun", command_line("realrun", experiment))
+
+
+def _unknown_head(experiment: Experiment, pair: Pair) -> str:
+    """Why an engine cannot be told the head that drafts; nothing where it can."""
+    if experiment.server.drafted_by not in HEADS or pair.draft.name in CHECKPOINTS:
+        return ""
+    what = "EAGLE-3 head" if experiment.server.drafted_by == "eagle3" else "checkpoint with an MTP layer"
+    return f"no {what} of {pair.target.name} is known here"
 
 
 def checkpoint(model: ModelSpec) -> str:

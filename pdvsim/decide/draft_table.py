@@ -41,6 +41,8 @@ class DraftQuestion:
         if self.base.kin in ("autoregressive", "baseline"):
             why = "drafts nothing" if self.base.kin == "autoregressive" else "serves each request at batch 1"
             raise ValueError(f"a draft table needs an architecture that drafts in batches; {self.base.arch} {why}")
+        if not self.base.has_drafter:
+            raise ValueError("a draft table needs a drafter: --drafter none has none")
         if self.against is not None and self.against > self.max_k:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
         if self.idle_drafter == "follows" and self.base.kin != "colocated":

@@ -58,8 +58,8 @@ def fleets(
     """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
 
     An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs or groups; one
-    that drafts ahead is not replicated, as on one GPU it has nothing to gain. Where cost counts, one GPU `alone`
-    competes too. Left out is whatever leaves no room for a KV cache.
+    that drafts ahead is not replicated, as on one GPU it has nothing to gain. A head or an n-gram search stays with its
+    target. Where cost counts, one GPU `alone` competes too. Left out is whatever leaves no room for a KV cache.
     """
     given = base.hardware
     if gpus < 2:
@@ -71,7 +71,8 @@ def fleets(
         )
     if given.profile and drafter_card is not None and given.profile != "roofline":
         raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")
-    found = [fleet for arch in archs for fleet in _ways(given, arch, gpus, drafter_card, alone)]
+    apart = base.server.drafted_by in ("model", "none")
+    found = [fleet for arch in archs for fleet in _ways(given, arch, gpus, drafter_card, alone, apart)]
     if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
         raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
     fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
@@ -82,8 +83,10 @@ def fleets(
     return tuple(fitting)
 
 
-def _ways(given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alone: bool) -> Iterator[Fleet]:
-    """Of one architecture, whether its models can be divided so or not."""
+def _ways(
+    given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alone: bool, apart: bool
+) -> Iterator[Fleet]:
+    """Of one architecture, whether its models can be divided so or not; `apart` if its drafter can have a GPU."""
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind = kin(arch)
 
@@ -99,18 +102,18 @@ def _ways(given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alon
     for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
         sharded = replace(given, tensor_parallel_size=size)
         yield made(f"{arch} tp{size}", size, sharded)
-    for target in SHARDED if kind in PLACED else ():
+    for target in SHARDED if kind in PLACED and apart else ():
         # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
         for other in sorted({target} if kind == "pd" else {1, target}):
             if gpus % (target + other):
                 continue
-            apart = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
+            split = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
-                apart = replace(apart, draft_tensor_parallel_size=other)
-            yield made(f"{arch} on {other}+{target}", target + other, apart)
+                split = replace(split, draft_tensor_parallel_size=other)
+            yield made(f"{arch} on {other}+{target}", target + other, split)
             if drafter_card is not None and kind != "pd" and other == 1:
                 card = card_name(drafter_card, GPUS)
-                yield made(f"{arch} on {card}+{target}", target + 1, replace(apart, cards=(card, given.gpu)))
+                yield made(f"{arch} on {card}+{target}", target + 1, replace(split, cards=(card, given.gpu)))
 
 
 def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:

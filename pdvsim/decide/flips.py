@@ -86,7 +86,7 @@ class Rivalry:
     def placed(self, candidate: Experiment) -> Experiment:
         """A candidate that has been moved: with the draft length that is best there, in a run of a place's length."""
         server, traffic = candidate.server, candidate.traffic
-        if candidate.kin != "autoregressive" and server.controller == "fixed" and len(self.draft_lengths) > 1:
+        if candidate.has_drafter and server.controller == "fixed" and len(self.draft_lengths) > 1:
             best = Formula(candidate).ranked(self.draft_lengths)[0].k
             server = replace(server, num_speculative_tokens=best)
         few = min(PROMPTS, traffic.num_prompts)

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import Chunk, Request, Role
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.run import covering_profile, kv_capacity, make_planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
@@ -57,8 +56,7 @@ class Formula:
         drafting = replace(self.experiment, server=server)
         planner = make_planner(drafting, covering_profile(drafting))
         if self.drafter != 1:
-            draft = planner.models["draft"]
-            planner.models["draft"] = Latency(draft.spec, draft.fit.scaled(self.drafter))
+            planner.models["draft"] = planner.models["draft"].scaled(self.drafter)
         return planner
 
     @cached_property

@@ -165,7 +165,7 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
     context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
     pair, profile = drafting.pair, covering_profile(drafting)
-    draft, target = Latency(pair.draft, profile.fit(pair.draft)), Latency(pair.target, profile.fit(pair.target))
+    draft, target = profile.latency(pair.draft), profile.latency(pair.target)
 
     def seconds(model: Latency, tokens: int, steps: int = 1) -> float:
         shape = model.shape(batch, tokens, steps)

@@ -67,7 +67,7 @@ class Space:
         found = _possible(base, ((arch, server) for arch in self.archs))
         if len(self.draft_lengths) == 1 or "fixed" not in self.controllers:
             return found
-        best = {e: Formula(e).ranked(self.draft_lengths)[0].k for e in found if e.kin != "autoregressive"}
+        best = {e: Formula(e).ranked(self.draft_lengths)[0].k for e in found if e.has_drafter}
         return [
             replace(e, server=replace(e.server, controller="fixed", num_speculative_tokens=best[e])) if e in best else e
             for e in found
@@ -90,7 +90,7 @@ class Space:
     def drafts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the draft lengths that the formula finds most promising, and with every controller."""
         server = candidate.server
-        if candidate.kin == "autoregressive":
+        if not candidate.has_drafter:
             return [candidate]
         ways: list[Server] = []
         if "fixed" in self.controllers:
@@ -105,13 +105,13 @@ class Space:
         """The candidate with the next shorter and the next longer draft."""
         k, lengths = candidate.server.num_speculative_tokens, self.draft_lengths
         shorter, longer = [n for n in lengths if n < k], [n for n in lengths if n > k]
-        if candidate.kin == "autoregressive":
+        if not candidate.has_drafter:
             return []
         return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
 
     def fewest(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the shortest draft that may be tried."""
-        if candidate.kin == "autoregressive" or "fixed" not in self.controllers:
+        if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
         return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
 
@@ -153,7 +153,7 @@ def described(candidate: Experiment) -> str:
 def settings_text(candidate: Experiment) -> list[str]:
     """Its settings, one by one."""
     server, words = candidate.server, []
-    if candidate.kin != "autoregressive":
+    if candidate.has_drafter:
         moved = f"{server.controller} controller, k {server.min_speculative_tokens} to {server.max_speculative_tokens}"
         words.append(f"k={server.num_speculative_tokens}" if server.controller == "fixed" else moved)
     if candidate.kin == "baseline":
@@ -171,7 +171,7 @@ def settings_text(candidate: Experiment) -> list[str]:
 
 def drafts_text(candidate: Experiment) -> str:
     """Its draft length alone, as short as can be: k=2, goodput, or nothing where none is drafted."""
-    if candidate.kin == "autoregressive":
+    if not candidate.has_drafter:
         return ""
     server = candidate.server
     return f"k={server.num_speculative_tokens}" if server.controller == "fixed" else server.controller

@@ -71,9 +71,12 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
 
 
 def _like_served(experiment: Experiment) -> bool:
-    """Whether real runs tell how far it may be off: one card, its own host, all that realrun can do."""
+    """Whether real runs tell how far it may be off: one card, its own host, drafts by a model, all that realrun can do.
+
+    Heads and n-gram drafts were in none of them so far.
+    """
     hardware, server = experiment.hardware, experiment.server
     one_card = hardware.replicas == 1 and experiment.gpus == 1 and hardware.contention == "fluid"
     plain = experiment.host == Host() and server.priority in ("none", "stream")
     measured = bar_of(experiment, covering_profile(experiment)) == 0
-    return hardware.band and one_card and plain and measured
+    return hardware.band and one_card and plain and measured and server.drafted_by in ("model", "none")

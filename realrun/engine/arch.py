@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.hardware.models import from_config as spec_from_config
 from pdvsim.sim.hardware.models import model, model_or_shard, read_config
 
@@ -158,27 +158,32 @@ PRESETS: dict[str, ModelArchitecture] = {
         _preset("codellama-34b", theta=1e6),
         _preset("llama-3.2-1b", theta=5e5, scaling=Llama3Rope(32.0, 1.0, 4.0, 8192)),
         _preset("llama-3.1-8b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
+        _preset("llama-2-70b"),
+        _preset("llama-3.1-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
+        _preset("llama-3.3-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
         _preset("qwen2-1.5b", theta=1e6, eps=1e-6),
         _preset("qwen2-7b", theta=1e6, eps=1e-6),
+        _preset("qwen2.5-72b", theta=1e6, eps=1e-6),
+        _preset("qwen3-4b", theta=1e6, eps=1e-6),
+        _preset("qwen3-8b", theta=1e6, eps=1e-6),
+        _preset("qwen3-32b", theta=1e6, eps=1e-6),
         _preset("gemma-2b", eps=1e-6, act="gelu_pytorch_tanh"),
         _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
     )
 }
 
 
-LARGE: dict[str, ModelArchitecture] = {  # of which a GPU runs a shard
-    a.spec.name: a
-    for a in (
-        _preset("llama-2-70b"),
-        _preset("llama-3.1-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
-        _preset("qwen2.5-72b", theta=1e6, eps=1e-6),
-    )
-}
+def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
+    """A head on a target: its layer turns and norms as the target's; EAGLE-3's are Llama's, without biases."""
+    if spec.kind == "eagle3":
+        return replace(target, spec=spec, qkv_bias=False, qk_norm=False)
+    return replace(target, spec=spec)
 
 
 def preset(name: str) -> ModelArchitecture:
-    """The architecture of the preset called `name`, or of its shard; a ValueError naming the known ones otherwise."""
+    """The architecture of the preset `name`, its shard or a head; a ValueError naming those known otherwise."""
     spec = model_or_shard(name)
     whole = spec.name.partition("/tp")[0]
-    found = {**PRESETS, **LARGE}[whole]
-    return replace(found, spec=spec)
+    if isinstance(spec, HeadSpec):
+        return headed(PRESETS[whole.removeprefix(f"{spec.kind}-")], spec)
+    return replace(PRESETS[whole], spec=spec)

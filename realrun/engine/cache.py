@@ -14,10 +14,12 @@ import torch
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS, Batch
 
 PAGE = 16  # positions
 SPARE = 8  # entries of the page table
 SCRATCH_PAGES = 4  # as far as padded rows write
+RING = 64  # positions whose hidden states are kept for a head: more than two rounds
 HEADROOM = 32  # positions past a request's last token that a verify of discarded drafts may still write
 
 
@@ -66,6 +68,8 @@ class Sequences:
         # the scratch slot keeps this length forever, so that padded rows have a position to work at
         self.length = torch.full((slots + 1,), 2, dtype=torch.int32, device=device)
         self.proposals: Tensor | None = None
+        self.states: Tensor | None = None  # of the target, at a slot's last RING positions, for a head that drafts
+        self.chunk_states: Tensor | None = None  # of the prompts that it read last
         self._streams = 0
 
     def deal(self, slots: range, each: int, rng: np.random.Generator, among: range | None = None) -> None:
@@ -80,6 +84,24 @@ class Sequences:
     def keep_proposals(self, drafts: int, vocab: int, dtype: torch.dtype) -> None:
         """Make room for the drafter's logits behind each draft, which judging sampled drafts needs."""
         self.proposals = torch.zeros(self.slots + 1, drafts, vocab, dtype=dtype, device=self.device)
+
+    def keep_states(self, width: int, chunk: int, dtype: torch.dtype) -> None:
+        """Make room for what the target passes on to a head: of a slot's last positions, and of a forward's prompts."""
+        self.states = torch.zeros(self.slots + 1, RING, width, dtype=dtype, device=self.device)
+        self.chunk_states = torch.zeros(chunk, width, dtype=dtype, device=self.device)
+
+    def keep(self, batch: Batch, slots: Tensor, positions: Tensor, states: Tensor) -> None:
+        """Keep a forward's hidden states: of its rows, of its prompts, and the last of these as rows' are."""
+        assert self.states is not None
+        assert self.chunk_states is not None
+        rows = batch.row_tokens
+        if rows:
+            self.states[slots[:rows].long(), positions[:rows].long() % RING] = states[:rows]
+        if batch.chunk:
+            self.chunk_states[: batch.chunk] = states[rows:]
+            ends = batch.chunk_bounds[1:].long()[:, None] - 1 - torch.arange(MAX_ROW_TOKENS, device=self.device)
+            last = rows + ends.clamp(0, batch.chunk - 1).flatten()
+            self.states[slots[last].long(), positions[last].long() % RING] = states[last]
 
     @property
     def usable(self) -> int:

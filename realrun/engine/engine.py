@@ -14,6 +14,7 @@ from torch import Tensor
 from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.sampling import Sampler
 
@@ -30,11 +31,11 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """`steps` one-token forwards in a chain; with `catch_up` the first feeds each row's last two tokens."""
+    """`steps` one-token forwards in a chain; the first feeds each row's last `width` tokens."""
 
     rows: int
     steps: int
-    catch_up: bool = False
+    width: int = 1
 
 
 LaunchShape = ForwardShape | DraftShape
@@ -53,6 +54,7 @@ class Inputs:
     chunk_final: Tensor
     page_places: Tensor  # where in the page table, flat
     page_numbers: Tensor  # and what to write there
+    drafts: Tensor  # that the host offers, row by row
 
 
 class Engine:
@@ -67,7 +69,9 @@ class Engine:
         seed: int = 0,
         row_buckets: tuple[int, ...] = ROW_BUCKETS,
         chunk_buckets: tuple[int, ...] = CHUNK_BUCKETS,
+        offered: int = 0,
     ) -> None:
+        self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens outgrow a model set up for {model.capacity}")
         self.model, self.sequences = model, sequences
@@ -102,11 +106,15 @@ class Engine:
 
     def _draft(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         drafts = []
+        newest: Residual | None = None
         for step in range(shape.steps):
-            pair = shape.catch_up and step == 0
-            width, first = (2, -2) if pair else (1, step - 1)
-            hidden = self.model.forward(self._batch(inputs, shape.rows, width, 0, first), self.cache, self.sequences)
-            newest = Residual(hidden.stream.x[1::2], None) if pair else hidden.stream
+            width, first = (shape.width, -shape.width) if step == 0 else (1, step - 1)
+            batch = self._batch(inputs, shape.rows, width, 0, first)
+            if isinstance(self.model, Head) and newest is not None:
+                hidden = self.model.forward(batch, self.cache, self.sequences, newest.x)
+            else:
+                hidden = self.model.forward(batch, self.cache, self.sequences)
+            newest = Residual(hidden.stream.x[width - 1 :: width], None) if width > 1 else hidden.stream
             logits = self.model.logits(newest)
             if self.sequences.proposals is not None and not sampler.greedy:
                 self.sequences.proposals[inputs.row_slots[: shape.rows].long(), step] = logits
@@ -120,6 +128,8 @@ class Engine:
 
     def _forward(self, shape: ForwardShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         sequences, rows = self.sequences, shape.rows
+        if self.offered and shape.tokens_per_row > 1:
+            self._offer(inputs, rows, shape.tokens_per_row - 1)
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
         hidden = self.model.forward(batch, self.cache, sequences)
         stream = hidden.stream
@@ -140,6 +150,12 @@ class Engine:
         if shape.emit:
             results.append(self._emit(inputs, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
         return torch.cat(results)
+
+    def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:
+        """Write what the host drafted behind each row's settled tokens."""
+        slots = inputs.row_slots[:rows].long()[:, None]
+        places = self.sequences.length[slots].long() + torch.arange(drafts, device=self.device)
+        self.sequences.tokens[slots, places] = inputs.drafts.view(-1, self.offered)[:rows, :drafts]
 
     def _emit(self, inputs: Inputs, positions: Tensor, ids: Tensor) -> Tensor:
         """Append the first output token of each prompt that ends here; returns them, -1 for the others."""

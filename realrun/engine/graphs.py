@@ -114,6 +114,7 @@ class GraphLane:
         self.new_pages: list[tuple[int, int]] = []  # (place in the table, page), for the next launch to write
         sizes = (
             rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS, self.most_pages, self.most_pages,
+            rows * engine.offered,
         )  # fmt: skip
         device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         self._device_inputs = device_inputs
@@ -139,18 +140,19 @@ class GraphLane:
         limits: Sequence[int] | None = None,
         pins: Sequence[int] | None = None,
         chunks: Sequence[PromptChunk] = (),
+        offers: Sequence[Sequence[int]] = (),
     ) -> Ticket:
         """Judge the `drafts` last drafted tokens of each slot and settle what follows.
 
         `limits` says how many of them a row really has; `pins` how many to accept in place of the model's own verdict;
-        `chunks` are prompt stretches carried by the same forward.
+        `chunks` are prompt stretches carried by the same forward; `offers` are the drafts, where the host made them.
         """
         if not 0 <= drafts < MAX_ROW_TOKENS:
             raise ValueError(f"a verify takes 0 to {MAX_ROW_TOKENS - 1} drafts, not {drafts}")
         shape = ForwardShape(
             self._row_bucket(len(slots)), drafts + 1, self._chunk_bucket(chunks), any(c.final for c in chunks)
         )
-        return self._launch(shape, slots, limits or [drafts] * len(slots), pins or [-1] * len(slots), chunks)
+        return self._launch(shape, slots, limits or [drafts] * len(slots), pins or [-1] * len(slots), chunks, offers)
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> Ticket:
         """Feed stretches of prompts already put into `Sequences`."""
@@ -159,11 +161,14 @@ class GraphLane:
         shape = ForwardShape(0, 0, self._chunk_bucket(chunks), any(c.final for c in chunks))
         return self._launch(shape, (), (), (), chunks)
 
-    def draft(self, slots: Sequence[int], steps: int, *, catch_up: bool = False) -> Ticket:
-        """Draft `steps` tokens for each slot; `catch_up` where some row's last drafts were all accepted."""
+    def draft(self, slots: Sequence[int], steps: int, *, width: int = 1) -> Ticket:
+        """Draft `steps` tokens for each slot, from its last `width` on: 2 where all of some row's last were accepted.
+
+        A head reads what was accepted again: one more than the most of any row.
+        """
         if not 0 < steps < MAX_ROW_TOKENS:
             raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
-        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, catch_up), slots, (), (), ())
+        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), slots, (), (), ())
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:
         """Capture the graphs of these shapes now rather than at their first launch."""
@@ -195,6 +200,7 @@ class GraphLane:
         limits: Sequence[int],
         pins: Sequence[int],
         chunks: Sequence[PromptChunk],
+        offers: Sequence[Sequence[int]] = (),
     ) -> Ticket:
         if self.gpu and shape not in self.graphs:
             self._capture(shape)
@@ -204,6 +210,9 @@ class GraphLane:
         if old is not None:
             old.collect()
         self._fill(self._host_inputs[stage].numpy(), shape, slots, limits, pins, chunks)
+        for at, tokens in enumerate(offers):
+            begin = self._bounds["drafts"] + at * self.engine.offered
+            self._host_inputs[stage].numpy()[begin : begin + len(tokens)] = tokens
         ticket = Ticket(shape, len(slots), len(chunks), self._host_outputs[stage])
         self._tickets[stage] = ticket
         with self.on_stream():
@@ -260,7 +269,7 @@ class GraphLane:
             host[at["chunk_final"] + i] = chunk.final
             host[at["chunk_bounds"] + 1 + i] = total
         host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
-        self._fill_pages(host[at["page_places"] :])
+        self._fill_pages(host[at["page_places"] : at["drafts"]])
 
     def _fill_pages(self, host: NDArray[np.int32]) -> None:
         """The pages given since the last launch; the rest writes what the scratch slot has there anyway."""

@@ -49,6 +49,7 @@ class Transformer:
             raise ValueError(f"head_dim {dim} is not a power of two from 16 on, as the GPU kernels need")
         self.ops = operations(self.device)
         self.embedding_scale = arch.embedding_scale(self.dtype)
+        self.passes_on: tuple[int, ...] = ()  # layers behind which hidden states are kept for a head
         angles = torch.outer(torch.arange(capacity, dtype=torch.float32), arch.rope_frequencies())
         self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
 
@@ -78,7 +79,8 @@ class Transformer:
         )
         rows = batch.row_tokens
         planned = ops.plan(batch, positions, self.arch.spec.kv_heads) if rows else None
-        for w, kv in zip(self.weights.layers, cache.layers, strict=True):
+        passed: list[Tensor] = []
+        for at, (w, kv) in enumerate(zip(self.weights.layers, cache.layers, strict=True)):
             qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
             if w.qk_norm is not None:
                 ops.head_norm(qkv, w.qk_norm, self.arch.spec.heads, self.arch.spec.kv_heads, eps)
@@ -91,6 +93,9 @@ class Transformer:
             attended = parts[0] if len(parts) == 1 else torch.cat(parts)
             stream = ops.added(attended, w.output, stream)
             stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+            passed += [stream.x.clone()] * self.passes_on.count(at)
+        if passed:
+            sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))
         return Hidden(stream, slots, positions)
 
     def logits(self, stream: Residual) -> Tensor:

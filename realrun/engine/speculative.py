@@ -8,10 +8,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
+from pdvsim.realrun.engine.head import Head
 
 
-def prefill(lane: GraphLane, prompts: Sequence[Sequence[int]], chunk_tokens: int, *, emit: bool) -> list[list[int]]:
-    """Feed prompt i into slot i, `chunk_tokens` at a time; with `emit`, each prompt's first output token."""
+def prefill(
+    lane: GraphLane,
+    prompts: Sequence[Sequence[int]],
+    chunk_tokens: int,
+    *,
+    emit: bool,
+    head: GraphLane | None = None,
+) -> list[list[int]]:
+    """Feed prompt i into slot i, `chunk_tokens` at a time; with `emit`, each prompt's first output token.
+
+    A `head` on the model reads each stretch behind it.
+    """
     outputs: list[list[int]] = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):
         for start in range(0, len(prompt), chunk_tokens):
@@ -20,6 +31,8 @@ def prefill(lane: GraphLane, prompts: Sequence[Sequence[int]], chunk_tokens: int
             first = lane.prefill([PromptChunk(slot, start, size, last)]).outcome().first[0]
             if first is not None:
                 outputs[slot].append(first)
+            if head is not None:
+                head.prefill([PromptChunk(slot, start, size)]).outcome()
     return outputs
 
 
@@ -39,17 +52,18 @@ def generate(
             if len(prompt) + new_tokens > sequences.usable:
                 raise ValueError(f"prompt {slot} and {new_tokens} new tokens do not fit {sequences.usable}")
             sequences.put(slot, prompt)
-    outputs = prefill(target, prompts, chunk_tokens, emit=True)
-    if draft is not None:
+    rereads = draft is not None and isinstance(draft.engine.model, Head)
+    outputs = prefill(target, prompts, chunk_tokens, emit=True, head=draft if rereads else None)
+    if draft is not None and not rereads:
         prefill(draft, prompts, chunk_tokens, emit=False)
-    behind = [False] * len(prompts)  # the drafter has yet to see its own last, accepted draft
+    unread = [0] * len(prompts)  # accepted drafts that the drafter has yet to read: its own last, a head all of them
     while active := [s for s, out in enumerate(outputs) if len(out) < new_tokens]:
         if draft is None:
             rows = target.step(active).outcome().rows
         else:
-            draft.draft(active, drafts, catch_up=any(behind[s] for s in active)).outcome()
+            draft.draft(active, drafts, width=1 + max(unread[s] for s in active)).outcome()
             rows = target.verify(active, drafts).outcome().rows
         for slot, new in zip(active, rows, strict=True):
             outputs[slot] += new
-            behind[slot] = len(new) == drafts + 1
+            unread[slot] = len(new) - 1 if rereads else int(len(new) == drafts + 1)
     return [out[:new_tokens] for out in outputs]

@@ -42,6 +42,8 @@ class Weights:
     embedding: Tensor
     layers: list[LayerWeights]
     head: Tensor
+    joined: Tensor | None = None  # of an MTP head: embedding and hidden state to one
+    fused: Tensor | None = None  # of an EAGLE-3 head: three hidden states of its target to one
 
 
 def folded(matrix: Tensor, norm: Tensor) -> Tensor:
@@ -63,8 +65,8 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
         empty = torch.empty(outputs, inputs, device=device, dtype=dtype)
         return empty.normal_(0.0, inputs**-0.5, generator=generator)
 
-    def norm() -> Tensor:
-        spread = torch.randn(spec.hidden, device=device, dtype=torch.float32, generator=generator)
+    def norm(width: int = spec.hidden) -> Tensor:
+        spread = torch.randn(width, device=device, dtype=torch.float32, generator=generator)
         return 1.0 + 0.1 * spread
 
     def bias() -> Tensor | None:
@@ -80,7 +82,7 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
     embedding = matrix(spec.vocab, spec.hidden)
     layers = [
         LayerWeights(
-            qkv=folded(matrix(arch.qkv_width, spec.hidden), norm()),
+            qkv=folded(matrix(arch.qkv_width, spec.qkv_inputs), norm(spec.qkv_inputs)),
             qkv_bias=bias(),
             output=matrix(spec.hidden, arch.q_width),
             gate_up=folded(matrix(2 * spec.intermediate, spec.hidden), norm()),
@@ -90,7 +92,12 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
         for _ in range(spec.layers)
     ]
     head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
-    return Weights(embedding, layers, folded(head, norm()))
+    found = Weights(embedding, layers, folded(head, norm()))
+    if spec.joined_inputs:
+        found.joined = folded(matrix(spec.hidden, spec.joined_inputs), norm(spec.joined_inputs))
+    if spec.fused_inputs:
+        found.fused = matrix(spec.hidden, spec.fused_inputs)
+    return found
 
 
 class Checkpoint:

@@ -6,7 +6,7 @@ cached tokens, so a shape is priced once and a launch costs one multiplication. 
 with the others of its group on top.
 
 Rows that a drafter has left behind by more than a token (plain decoding does) are read first, as prompts are, a few
-at a time.
+at a time. A head reads what was accepted again, in the first forward of its draft, and fuses hidden states there.
 
 Not modelled: the spread of repeated runs of one kernel, clock throttling, and unequal context lengths inside a batch
 beyond their sum.
@@ -21,7 +21,9 @@ from functools import lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
+from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
+from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
+from pdvsim.sim.limits import MAX_DRAFT
 
 STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
 MOSTLY = 0.5  # works with fewer nimble kernels are taken to have none
@@ -44,6 +46,8 @@ class ForwardFit:
     # (tokens, seconds) of a forward's layers as measured, read between by straight lines; in place of fixed_s,
     # weights_s and token_s
     layer_knots: tuple[tuple[int, float], ...] = ()
+    # (tokens, seconds) of the product that fuses a head's inputs, once a draft and in the reading of prompts
+    fused_knots: tuple[tuple[int, float], ...] = ()
     # (tokens a row, seconds per cached token read) as measured, in place of kv_s and pair_s: wider queries take more
     # tiles; then reading a prompt costs its reads and its pairs both
     kv_knots: tuple[tuple[int, float], ...] = ()
@@ -70,6 +74,8 @@ class ForwardFit:
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
         """What the hardware's ceilings allow at best."""
         bandwidth, flops = gpu.bandwidth_bytes_per_s, gpu.flops_per_s
+        fused_s = spec.fused_params * spec.dtype_bytes / bandwidth
+        ridge = int(spec.dtype_bytes * flops / (2 * bandwidth))  # tokens from which on arithmetic takes longer
         return cls(
             fixed_s=0.0,
             weights_s=spec.layer_params * spec.dtype_bytes / bandwidth,
@@ -78,6 +84,7 @@ class ForwardFit:
             head_token_s=2 * spec.head_params / flops,
             kv_s=spec.kv_bytes_per_token / bandwidth,
             pair_s=spec.attention_flops_per_pair / flops,
+            fused_knots=((ridge, fused_s), (2 * ridge, 2 * fused_s)) if fused_s else (),
         )
 
     def scaled(self, factor: float, sent: float | None = None) -> ForwardFit:
@@ -122,6 +129,8 @@ class Latency:
         self._head_flops = 2.0 * spec.head_params
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
+        self._fused_bytes = float(spec.fused_params * spec.dtype_bytes)
+        self.widest = widest_draft(spec)
         self._prompt_pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
         as_rows_s = fit.kv_knots[0][1] if fit.kv_knots else fit.kv_s
         self._prompt_read_s = as_rows_s if fit.prompt_read_s is None else fit.prompt_read_s
@@ -134,7 +143,8 @@ class Latency:
         found = self._shapes.get(key)
         if found is None:
             new = self._padded(rows) * tokens
-            found = self._with_layers(self._rest(rows, tokens, steps), new, new)
+            logits = self._padded(rows) if self.widest > 2 else new  # a head's are of each row's newest token
+            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits)
             if steps > 1:
                 found = found._replace(
                     solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio
@@ -142,9 +152,16 @@ class Latency:
             self._shapes[key] = found
         return found
 
-    def carrying(self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool) -> Shape:
+    def packed(self, rows: int, tokens: int, new: int) -> Shape:
+        """Price of a forward of `new` tokens in all, up to `tokens` a row: attention is padded, the layers are not."""
+        new = _up_to(self.fit.row_buckets, new)
+        return self._with_layers(self._rest(rows, tokens, 1), new, new)
+
+    def carrying(
+        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
+    ) -> Shape:
         """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
-        new = logits = self._padded(rows) * tokens
+        new = logits = _up_to(self.fit.row_buckets, packed) if packed else self._padded(rows) * tokens
         prompt = longest = 0
         solo = moved = flops = 0.0
         fit = self.fit
@@ -166,18 +183,23 @@ class Latency:
         new += _up_to(fit.chunk_buckets, prompt)
         if rows:
             solo += fit.mixed_s
-        priced = self._with_layers(self._rest(rows, tokens, steps) if rows else _NOTHING, new, logits)
+        rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
+        priced = self._with_layers(rest, new, logits)
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
         )  # fmt: skip
 
     def behind(self, rows: Sequence[Request]) -> Shape:
-        """Price of the forwards that read what rows owe the drafter, where that is more than the newest token."""
-        owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed > 1]
+        """Price of the forwards that read what rows owe the drafter, where that is more than a draft begins with."""
+        owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
         groups = [owed[i : i + STRETCHES] for i in range(0, len(owed), STRETCHES)]
         priced = [self.carrying(0, 0, 1, group, False) for group in groups]
         return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
+
+    def scaled(self, factor: float) -> Latency:
+        """The same with every time `factor` times as long."""
+        return Latency(self.spec, self.fit.scaled(factor))
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room beside them, if it is the larger part."""
@@ -185,6 +207,16 @@ class Latency:
             return 0.0
         share = 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
         return share if share >= MOSTLY else 0.0
+
+    def _fused(self, rest: Shape, tokens: int) -> Shape:
+        """`rest` and the product that fuses a head's inputs, over `tokens`."""
+        if not self.fit.fused_knots:
+            return rest
+        return rest._replace(
+            solo_0=rest.solo_0 + _between(self.fit.fused_knots, tokens),
+            bytes_0=rest.bytes_0 + self._fused_bytes,
+            flops_0=rest.flops_0 + 2.0 * self.spec.fused_params * tokens,
+        )
 
     def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
@@ -262,11 +294,39 @@ def latency(spec: ModelSpec, fit: ForwardFit) -> Latency:
     return Latency(spec, fit)
 
 
+class Lookup(Latency):
+    """Drafts that the host looks up in a request's own tokens: its seconds are the host's, and the GPU has no work."""
+
+    def __init__(self, spec: ModelSpec, factor: float = 1.0) -> None:
+        super().__init__(spec, ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+        self._factor = factor
+
+    def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
+        """One search a row, through all its tokens, whatever the draft's length."""
+        return Shape(rows * LOOKUP_ROW_S * self._factor, LOOKUP_TOKEN_S * self._factor, 0.0, 0.0, 0.0, 0.0)
+
+    def carrying(
+        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
+    ) -> Shape:
+        """Prompts are not read."""
+        return self.shape(rows, tokens, steps) if rows else _NOTHING
+
+    def behind(self, rows: Sequence[Request]) -> Shape:
+        """Nor is anything else: the tokens are there."""
+        return _NOTHING
+
+    def scaled(self, factor: float) -> Lookup:
+        return Lookup(self.spec, self._factor * factor)
+
+
+def widest_draft(spec: ModelSpec) -> int:
+    """Tokens a row that the first forward of a draft reads at most; a row that owes more is read before it."""
+    return MAX_DRAFT + 1 if isinstance(spec, HeadSpec) else 2
+
+
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:
     """Seconds in which a forward reads the weights of its layers' products of more than `small_bytes`."""
-    attended, mlp = spec.heads * spec.head_dim, spec.intermediate
-    outputs = (attended + 2 * spec.kv_heads * spec.head_dim, attended, 2 * mlp, mlp)  # gate and up are one product
-    products = [spec.hidden * n * spec.dtype_bytes for n in outputs]
+    products = [inputs * outputs * spec.dtype_bytes for inputs, outputs in spec.products]
     return spec.layers * sum(size for size in products if size > small_bytes) / bytes_per_s
 
 

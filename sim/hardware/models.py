@@ -1,14 +1,21 @@
-"""Models by name: the presets, or any of their families from its Hugging Face configuration; and their shards."""
+"""Models by name: the presets, any of their families from its Hugging Face configuration, their shards and drafters.
+
+A drafter is a model whose shape follows from its target's: `eagle3-NAME` and `mtp-NAME` are heads of one layer as wide
+as the target's, `ngram` and `none` have no layers. EAGLE-3 heads are published so: SpecForge's configurations
+(github.com/sgl-project/SpecForge, configs/*-eagle3.json, August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B
+and 32B have one layer of the target's widths, and 32,000 draft tokens but for Qwen2.5-7B's 16,000. MTP layers as in
+MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3 but for its experts.
+"""
 
 from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from pdvsim.sim.core import ModelFamily, ModelSpec, Pair
+from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelFamily, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
@@ -17,9 +24,12 @@ from pdvsim.sim.reading import quoted, read_json, said
 __all__ = [
     "FAMILIES",
     "GPUS",
-    "LARGE",
+    "HEADS",
     "MODELS",
     "PRESETS",
+    "UNMEASURED",
+    "drafted_by",
+    "drafter_kind",
     "from_config",
     "gpu",
     "is_config",
@@ -32,6 +42,9 @@ __all__ = [
     "shard",
 ]
 
+HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
+DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
 
 _EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
@@ -50,7 +63,7 @@ REFUSED = {  # families that people try, and why a dense decoder is no model of 
 }  # fmt: skip
 EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
 
-MODELS: dict[str, ModelSpec] = {
+MODELS: dict[str, ModelSpec] = {  # measured
     m.name: m
     for m in (
         #         name              family  layers hidden  inter heads kv  dim   vocab   tied  bytes  context
@@ -66,16 +79,20 @@ MODELS: dict[str, ModelSpec] = {
     )
 }
 
-LARGE: dict[str, ModelSpec] = {  # targets for several GPUs; none was measured
+UNMEASURED: dict[str, ModelSpec] = {  # targets of published heads, and for several GPUs
     m.name: m
     for m in (
         ModelSpec("llama-2-70b", "llama", 80, 8192, 28672, 64, 8, 128, 32000, False, 2, 4096),
         ModelSpec("llama-3.1-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("llama-3.3-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
+        ModelSpec("qwen3-4b", "qwen3", 36, 2560, 9728, 32, 8, 128, 151936, True, 2, 40960),
+        ModelSpec("qwen3-8b", "qwen3", 36, 4096, 12288, 32, 8, 128, 151936, False, 2, 40960),
+        ModelSpec("qwen3-32b", "qwen3", 64, 5120, 25600, 64, 8, 128, 151936, False, 2, 40960),
         ModelSpec("qwen2.5-72b", "qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False, 2, 32768),
     )
 }
 
-PRESETS: Mapping[str, ModelSpec] = ChainMap(LARGE, MODELS)  # read from the last on: the nine first
+PRESETS: Mapping[str, ModelSpec] = ChainMap(UNMEASURED, MODELS)  # read from the last on: the nine first
 
 
 SIZES = {  # of a config.json; several times those of the largest models known
@@ -92,7 +109,10 @@ SIZES = {  # of a config.json; several times those of the largest models known
 
 
 def model(name: str) -> ModelSpec:
-    """The preset that `name` means; a ValueError naming the known ones otherwise."""
+    """The preset that `name` means, or the head of one; a ValueError naming the known ones otherwise."""
+    for kind in HEADS:
+        if name.startswith(f"{kind}-"):
+            return drafter(kind, model(name.removeprefix(f"{kind}-")))
     taken = model_name(name, PRESETS)
     if taken not in PRESETS:
         raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
@@ -101,10 +121,47 @@ def model(name: str) -> ModelSpec:
 
 def pair(name: str) -> Pair:
     """The pair written `draft:target`."""
-    draft, colon, target = pair_name(name).partition(":")
+    draft, colon, given = pair_name(name).partition(":")
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
-    return Pair(model_or_config(draft), model_or_config(target))
+    kind = drafter_kind(draft)
+    if kind == "model":
+        return Pair(model_or_config(draft), model_or_config(given))
+    target = model_or_config(given)
+    if kind in ("eagle3", "mtp") and draft != f"{kind}-{given}":
+        raise ValueError(f"pair {name!r}: {draft} is no head of {given}, which is {kind}-{given}")
+    return Pair(drafter(kind, target), target)
+
+
+def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
+    """What drafts for a target without a model of its own; see the module."""
+    if kind == "eagle3" or kind == "mtp":
+        most = DRAFT_VOCABULARIES.get(target.name, DRAFT_VOCABULARY) if kind == "eagle3" else target.vocab
+        shape = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
+        return HeadSpec(
+            **shape | {"name": f"{kind}-{target.name}", "layers": 1, "vocab": min(most, target.vocab)}, kind=kind
+        )
+    return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
+
+
+def drafter_kind(pair: str) -> DrafterKind:
+    """Who drafts, of a pair written draft:target."""
+    draft, _, _ = pair.partition(":")
+    unmodelled: tuple[DrafterKind, ...] = ("ngram", "none")
+    named = [kind for kind in unmodelled if draft == kind]
+    headed: list[DrafterKind] = [kind for kind in HEADS if draft.startswith(f"{kind}-")]
+    return next(iter(named + headed), "model")
+
+
+def drafted_by(kind: DrafterKind | None, pair: str) -> str:
+    """The pair with that drafter for its target, which may stand alone; None: as it is."""
+    draft, _, target = pair.partition(":")
+    if kind == "model" and drafter_kind(pair) != "model":
+        raise ValueError(f"--drafter model needs a draft model: write --pair draft:target, got {pair}")
+    if kind is None or kind == "model":
+        return pair
+    target = target or draft
+    return f"{kind}-{target}:{target}" if kind in HEADS else f"{kind}:{target}"
 
 
 def model_or_config(name: str) -> ModelSpec:
@@ -125,7 +182,15 @@ def is_config(name: str) -> bool:
 def pair_name(name: str) -> str:
     """A pair with presets by their own names; files, and what is unknown, as they were given."""
     parts = str(name).split(":", 1)  # what a file of runs says may be no text
-    return ":".join(part if part in PRESETS or is_config(part) else model_name(part, PRESETS) for part in parts)
+    return ":".join(map(_own_name, parts))
+
+
+def _own_name(name: str) -> str:
+    for kind in HEADS:
+        if name.startswith(f"{kind}-"):
+            return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
+    plain = name in PRESETS or name in ("ngram", "none") or is_config(name)
+    return name if plain else model_name(name, PRESETS)
 
 
 def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
@@ -133,7 +198,7 @@ def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
 
     A ValueError where vLLM would not divide it.
     """
-    if gpus == 1:
+    if gpus == 1 or spec.on_host:
         return spec
     for what, size in (("heads", spec.heads), ("intermediate size", spec.intermediate)):
         if size % gpus:
@@ -203,6 +268,8 @@ def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
         return REFUSED[family]
     if any(config.get(key) for key in EXPERT_KEYS):
         return _EXPERTS
+    if config.get("draft_vocab_size"):
+        return "a head that drafts, which --drafter eagle3 makes of its target"
     if config.get("kv_lora_rank"):
         return _LATENT
     if config.get("is_encoder_decoder"):

@@ -64,6 +64,11 @@ MODELS: dict[str, tuple[str, ...]] = {  # preset: Hugging Face ids, each also kn
         "unsloth/Meta-Llama-3.1-8B-Instruct",
         "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
     ),
+    "llama-3.3-70b": (
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "unsloth/Llama-3.3-70B-Instruct",
+        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
+    ),
     "qwen2-1.5b": (
         "Qwen/Qwen2-1.5B",
         "Qwen/Qwen2-1.5B-Instruct",
@@ -81,6 +86,9 @@ MODELS: dict[str, tuple[str, ...]] = {  # preset: Hugging Face ids, each also kn
         "Qwen/Qwen2.5-Coder-7B-Instruct",
         "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
     ),
+    "qwen3-4b": ("Qwen/Qwen3-4B",),
+    "qwen3-8b": ("Qwen/Qwen3-8B", "deepseek-ai/DeepSeek-R1-0528-Qwen3-8B"),
+    "qwen3-32b": ("Qwen/Qwen3-32B",),
     "gemma-2b": ("google/gemma-2b", "google/gemma-2b-it", "google/gemma-1.1-2b-it"),
     "gemma-7b": ("google/gemma-7b", "google/gemma-7b-it", "google/gemma-1.1-7b-it"),
     "llama-2-70b": (
@@ -95,9 +103,6 @@ MODELS: dict[str, tuple[str, ...]] = {  # preset: Hugging Face ids, each also kn
         "meta-llama/Llama-3.1-70B-Instruct",
         "meta-llama/Meta-Llama-3.1-70B",
         "meta-llama/Meta-Llama-3.1-70B-Instruct",
-        "meta-llama/Llama-3.3-70B-Instruct",
-        "llama-3.3-70b",
-        "deepseek-ai/DeepSeek-R1-Distill-Llama-70B",
     ),
     "qwen2.5-72b": ("Qwen/Qwen2.5-72B", "Qwen/Qwen2.5-72B-Instruct"),
 }  # fmt: skip

@@ -17,7 +17,7 @@ from typing import Any
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, latency, widest_draft
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.power import PowerFit
@@ -163,12 +163,17 @@ class Profile:
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
         if fit is None or not fit.reduce_knots:
             return own
-        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / Latency(spec, fit).shape(1, 1).solo_0
+        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / latency(spec, fit).shape(1, 1).solo_0
         return own * (1 - share) + BAR * share
+
+    def latency(self, spec: ModelSpec) -> Latency:
+        """What a model's works take: on the GPU, or of an n-gram search on the host."""
+        return Lookup(spec) if spec.on_host else latency(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
-        return Reaches(self.measured.get(pair.draft.name), self.measured.get(pair.target.name), self.measured_together)
+        draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
+        return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
     def at_bar(self, sign: int) -> Profile:
         """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
@@ -225,7 +230,8 @@ def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Prof
 
 
 def _predicting(profile: Profile, pair: Pair) -> Profile:
-    missing = {spec.name: spec for spec in (pair.draft, pair.target) if spec.name not in profile.models}
+    run = [spec for spec in (pair.draft, pair.target) if not spec.on_host]
+    missing = {spec.name: spec for spec in run if spec.name not in profile.models}
     if not missing:
         return profile
     if profile.foundation == ROOFLINE:

@@ -46,6 +46,7 @@ class Reaches:
     draft: Reach | None = None
     target: Reach | None = None
     together: Reach | None = None
+    widest: int = 2  # tokens a row that the first forward of a draft reads at most
 
 
 class Outside:
@@ -55,6 +56,7 @@ class Outside:
         unknown = Reach()
         self._alone = [asdict(reach or unknown) for reach in (reaches.draft, reaches.target)]
         self._together = {name: most for name, most in asdict(reaches.together or unknown).items() if most is not None}
+        self._widest = reaches.widest
         self._known = any((reaches.draft, reaches.target, reaches.together))
         self._all_s = self._outside_s = 0.0
         self._furthest: dict[str, tuple[float, float]] = {}  # what was reached, and the limit it is beyond
@@ -67,7 +69,7 @@ class Outside:
             return
         spent_s = launches["end_s"] - launches["start_s"]
         self._all_s += float(spent_s.sum())
-        sizes = _sizes(launches)
+        sizes = _sizes(launches, self._widest)
         target = launches["role"] == 1
         beyond = np.zeros(len(target), bool)
         for name, size in sizes.items():
@@ -121,13 +123,13 @@ class Outside:
         return {"outside_measured": found}
 
 
-def _sizes(launches: Columns) -> dict[str, Array]:
+def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
     """Each launch's sizes under the names of a Reach."""
     rows, steps, width = launches["rows"], launches["steps"], launches["width"]
     drafter = launches["role"] == 0
-    first = np.where(drafter, np.minimum(width, 2), width)  # what a drafter owes beyond that is read as a prompt
-    prompt = launches["tokens"] - rows * (first + steps - 1)
-    behind = drafter & (width > 2)
+    first = np.where(drafter, np.minimum(width, widest), width)  # what a drafter owes beyond that is read as a prompt
+    prompt = np.maximum(0, launches["tokens"] - rows * (first + steps - 1))  # rows of n-gram drafts may have fewer
+    behind = drafter & (width > widest)
     prompt = np.where(behind, np.minimum(prompt, STRETCHES * (width - 1)), prompt)
     return {
         "rows": rows,

@@ -121,6 +121,9 @@ class Sizes(NamedTuple):
 
     layers: Floats
     hidden: Floats
+    qkv_inputs: Floats
+    joined_inputs: Floats
+    fused_inputs: Floats
     intermediate: Floats
     heads: Floats
     kv_heads: Floats
@@ -143,19 +146,28 @@ class Prices:
         self.bandwidth, self.flops = ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s
 
     def products(self) -> list[tuple[Floats, Floats]]:
-        """Inputs and outputs of a layer's matrix products: q, k and v; output; gate and up; down."""
+        """Inputs and outputs of a layer's matrix products, as `ModelSpec.products` has them."""
         s = self.s
         attended = s.heads * s.head_dim
         qkv = attended + 2 * s.kv_heads * s.head_dim
-        return [(s.hidden, qkv), (attended, s.hidden), (s.hidden, 2 * s.intermediate), (s.intermediate, s.hidden)]
+        layer = [(s.qkv_inputs, qkv), (attended, s.hidden), (s.hidden, 2 * s.intermediate), (s.intermediate, s.hidden)]
+        return [*layer, (s.joined_inputs, s.hidden)] if np.any(s.joined_inputs) else layer
 
     def layers(self, tokens: Floats) -> Floats:
         """All layers over `tokens`, without attention over what is cached."""
         total = np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(self.s.layers)))
         for inputs, outputs in self.products():
-            narrow = (tokens <= self.engine.small_tokens) & (self._bytes(inputs, outputs) <= self.engine.small_bytes)
-            total += np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
+            total += self.product(inputs, outputs, tokens)
         return np.asarray(self.s.layers * total)
+
+    def fused(self, tokens: Floats) -> Floats:
+        """The product that fuses a head's inputs."""
+        return self.product(self.s.fused_inputs, self.s.hidden, tokens)
+
+    def product(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
+        """One matrix product, in the kernel that the engine takes for it."""
+        narrow = (tokens <= self.engine.small_tokens) & (self._bytes(inputs, outputs) <= self.engine.small_bytes)
+        return np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
 
     def narrow(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
         """One product in the engine's kernel, whose programs split the inputs until they fill the card."""
@@ -225,6 +237,7 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
     reading, multiplying = (float(x) for x in prices.head())
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
+    fused = _knots(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
     return ForwardFit(
         fixed_s=0.0,
         weights_s=0.0,
@@ -235,6 +248,7 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
         pair_s=0.0,
         prompt_pair_s=float(prices.prompt_pair()),
         layer_knots=_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
+        fused_knots=fused,
         kv_knots=_knots(WIDTHS, kv),
         width_knots=_knots(WIDTHS, prices.width(widths)),
         row_s=float(prices.row()),

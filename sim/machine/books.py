@@ -18,6 +18,7 @@ class Books:
 
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
+        self._widest = models["draft"].widest if "draft" in models else 2
         self._append = log.append
         self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
         # of its rows in the log
@@ -33,7 +34,7 @@ class Books:
         rows, tokens, context = work.rows, work.tokens, work.context
         if context < 0:
             context = work.context = sum([row.context for row in rows])
-        if not work.chunks and (tokens <= 2 or work.role == "target"):
+        if not work.chunks and not work.packed and (tokens <= self._widest or work.role == "target"):
             key = (work.role, len(rows), tokens, work.steps)
             shape = self._shapes.get(key)
             if shape is None:
@@ -45,14 +46,16 @@ class Books:
         if work.role == "draft" and rows:
             # prompts, and what rows are behind with, are read by forwards of their own before the first step
             before = [model.carrying(0, 0, 1, work.chunks, False)] if work.chunks else []
-            if tokens > 2:
+            if tokens > self._widest:
                 before.append(model.behind(rows))
-                tokens = 2 if any(row.owed == 1 for row in rows) else 1
+                tokens = 1 + max([row.owed for row in rows if row.owed < self._widest], default=0)
             for shape in before:
                 solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
             shape = model.shape(len(rows), tokens, work.steps)
+        elif work.chunks:
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
         else:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target")
+            shape = model.packed(len(rows), tokens, work.packed)
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,
@@ -70,7 +73,7 @@ class Books:
         elif work.kind != "ahead":  # its rows are being verified
             for row in rows:
                 row.verify_ns += spent_ns
-        tokens, prompt_start = len(rows) * (work.tokens + work.steps - 1), 0
+        tokens, prompt_start = work.packed or len(rows) * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
             if chunk.start > prompt_start:
@@ -105,10 +108,10 @@ def round_tally(k: int) -> tuple[int, ...]:
     return tuple(packed_tally(1, drafting, k, accepted, accepted < k) for accepted in range(k + 1))
 
 
-def book(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[list[int], bool]:
+def book(rows: Sequence[Request], verdict: Sequence[int], rereads: bool = False) -> tuple[list[int], bool]:
     """Each row gains its accepted drafts and one token of the target's, up to its end.
 
-    Returns the gains, and whether some row has all its tokens now.
+    Returns the gains, and whether some row has all its tokens now. A drafter that `rereads` owes all accepted drafts.
     """
     gains, over, k = [], False, -1
     for row, accepted in zip(rows, verdict, strict=True):
@@ -126,6 +129,8 @@ def book(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[list[int], bo
         row.tally += counted[accepted]
         if not k:
             row.owed += gained
+        elif rereads:
+            row.owed = accepted
         else:  # after full acceptance the drafter has not read its own last draft
             row.owed = 1 if accepted == k else 0
         gains.append(gained)

@@ -4,7 +4,9 @@ Each stream is a FIFO. What runs is re-solved at every start and finish (`conten
 linear. One host thread launches and completes; since it does one thing at a time, works become ready in launch order,
 and the state can be run ahead to the next start without missing one.
 
-Not modelled: memory allocation, graph capture, and host costs that depend on the batch.
+Drafts that the host looks up are no work of the GPU's: they take the host's time, and only some rows get one.
+
+Not modelled: memory allocation, graph capture, and host costs that depend on the batch, but for that one.
 """
 
 from __future__ import annotations
@@ -15,9 +17,9 @@ from collections.abc import Callable
 from math import inf
 from operator import attrgetter
 
-from simpy.events import NORMAL
+from simpy.events import NORMAL, Event
 
-from pdvsim.sim.core import Role, Work
+from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
@@ -29,6 +31,7 @@ from pdvsim.sim.records import Launches
 _ready = attrgetter("ready_s")
 
 Verdict = Callable[[Work], "list[int] | None"]
+Found = Callable[[Request], bool]
 
 
 class Job(Completion):
@@ -80,7 +83,9 @@ class SimulatedGPU:
         replica: int = 0,
         gpu: int = 0,
         power: PowerFit | None = None,
+        found: Found | None = None,
     ) -> None:
+        self.found = found  # where drafts are looked up: whether there is one for a request
         self.env = env
         self.host = host
         self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
@@ -99,14 +104,30 @@ class SimulatedGPU:
         self._next: Job | None = None  # which work that is
         env.machines.append(self)
 
-    def launch(self, work: Work) -> Job:
+    def launch(self, work: Work) -> Event:
         """Put a work on its lane's stream."""
         host, env = self.host, self.env
+        if self.found is not None and work.role == "draft":
+            return self._look_up(work, self.found)
         job = Job(self, work, host.spend(env._now, host.times.launch_s))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
+
+    def _look_up(self, work: Work, found: Found) -> Event:
+        """Have the host look for drafts: rows without one go on with none."""
+        env, host = self.env, self.host
+        solo_s, _, _ = self.books.price(work)
+        done_s = host.spend(env._now, solo_s)
+        spent_ns = int(solo_s * 1e9)
+        for row in work.rows:
+            row.draft_ns += spent_ns
+            row.missed = not found(row)
+            if row.missed:
+                row.k = 0
+        done = Event(env)
+        return env.at(done_s, done) if work.watched else done
 
     def enter(self, job: Job) -> None:
         """Put a work on its lane's stream that was launched before, and is ready now."""

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.policies.base import Process
-from pdvsim.sim.policies.controllers import AcceptanceEstimate
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
 
@@ -176,6 +176,5 @@ class Ahead(PDV):
             self.verify_queue.put(rows)
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]
-        self.estimate.observe(sum(a for a, _ in judged), sum(a < k for a, k in judged))
+        self.estimate.observe(*(judged(rows, verdict) or (0, 0)))
         return super().settle(rows, verdict)

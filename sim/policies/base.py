@@ -13,7 +13,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.config import Server
-from pdvsim.sim.core import Chunk, Request, Work
+from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
@@ -62,6 +62,9 @@ class Policy:
         self.dynamic = context.settings.priority == "dynamic"
         self.speculates = self.speculates and context.settings.longest_draft > 0
         self.planner = context.planner
+        drafter = context.planner.models["draft"].spec if self.speculates else None
+        self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
+        self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
         self.kv = context.kv
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
@@ -181,8 +184,11 @@ class Policy:
     def for_drafter(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
         """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
 
-        While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on.
+        While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on. A
+        search on the host reads none.
         """
+        if self.looks_up:
+            return ()
         follows = self.speculates and self.controller.drafting
         reads = []
         for chunk in chunks:
@@ -264,18 +270,22 @@ class Policy:
 
         `drafted` is the draft right before it, where that was of the same rows.
         """
-        lane = self.verify_lane
+        lane, packed = self.verify_lane, 0
+        if k and self.looks_up:
+            k = max([row.k for row in rows])
+            packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
         if not k:
+            packed = 0
             for row in rows:
                 row.k = 0
-        elif drafted is None:
+        elif drafted is None or self.looks_up:
             for row in rows:
                 if not row.k:
                     row.bare += 1
         context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
-            self.backlog(lane), True, context,
+            self.backlog(lane), True, context, packed=packed,
         )  # fmt: skip
 
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
@@ -314,11 +324,14 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
-        gains, over = book(rows, verdict)
+        gains, over = book(rows, verdict, self.rereads)
         self.kv.unpin(rows)
         self.deliveries.extend([row.id for row in rows], gains, now)
         if rows and self.controller.learns:
             self.controller.observe(rows, verdict, now)
+        if self.looks_up:
+            for row in rows:
+                row.missed = False
         if self.controller.learns or self.dynamic:
             for row in rows:
                 row.turn_s = now

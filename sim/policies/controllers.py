@@ -66,13 +66,31 @@ class AcceptanceEstimate:
         return max(0.0, rate - 0.5 * sqrt(rate * (1 - rate) / self._tried))
 
 
+def judged(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[int, int] | None:
+    """Drafts accepted, and rows whose next one was refused; None where nothing was drafted.
+
+    A row for which none was found counts as refused: the next round is as likely to find none.
+    """
+    accepted = refused = 0
+    drafted = False
+    for row, passed in zip(rows, verdict, strict=True):
+        if row.k:
+            drafted = True
+            accepted += passed
+            refused += passed < row.k
+        elif row.missed:
+            drafted = True
+            refused += 1
+    return (accepted, refused) if drafted else None
+
+
 class Controller:
     """Always the same draft length."""
 
     learns = False  # from verdicts
 
     def __init__(self, settings: Server) -> None:
-        self.k = settings.num_speculative_tokens
+        self.k = min(settings.num_speculative_tokens, settings.longest_draft)
         self.temperature = settings.draft_temperature
 
     @property
@@ -154,17 +172,12 @@ class Learner(Controller):
             if row.emitted == row.output_tokens:
                 self._outputs = 0.99 * self._outputs + row.output_tokens
                 self._prompts = 0.99 * self._prompts + row.prompt_tokens
-        accepted = rejected = 0
-        drafted = False
-        for row, passed in zip(rows, verdict, strict=True):
-            if row.k:
-                drafted = True
-                accepted += passed
-                rejected += passed < row.k
-        if not drafted:
+        found = judged(rows, verdict)
+        if found is None:
             self._plain += 1
             self._plain_s, self._plain_rows = now_s - rows[-1].turn_s, len(rows)
             return
+        accepted, rejected = found
         if not self.k:
             self.estimate.fade(self.TRY_TRUST)
             if self._plain_s:
@@ -172,8 +185,8 @@ class Learner(Controller):
                 lost = spent - (len(rows) + sum(verdict)) / self._plain_rows
                 most = self.TRY_WITHIN_S / self._plain_s
                 self._patience = max(min(lost / self.TRY_BUDGET, most), self.TRY_LEAST)
-            expected, judged = self.estimate.rate, accepted + rejected
-            if accepted - expected * judged > self.PROMISING * sqrt(max(expected * (1 - expected), 0.05) * judged):
+            expected, tried = self.estimate.rate, accepted + rejected
+            if accepted - expected * tried > self.PROMISING * sqrt(max(expected * (1 - expected), 0.05) * tried):
                 self._patience = self.TRY_AGAIN
         self.estimate.observe(accepted, rejected)
 

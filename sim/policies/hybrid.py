@@ -12,7 +12,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.policies.base import Context
-from pdvsim.sim.policies.controllers import AcceptanceEstimate
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens
 
@@ -90,18 +90,18 @@ class Adaptive(Hybrid):
 
     def best_mode(self, decoding: int, context: int, k: int) -> str:
         """The mode with the most tokens per second for so many requests with so much context in all."""
-        gain = expected_tokens(self.estimate.rate, k)
+        rate = self.estimate.rate
+        gain = expected_tokens(rate, k)
         speeds = {
             "plain": decoding / self.planner.decode_s(decoding, context),
-            "atomic": decoding * gain / self.planner.round_s(decoding, context, k),
+            "atomic": decoding * gain / self.planner.round_s(decoding, context, k, rate),
         }
         if decoding > 1:  # two half batches that take turns in the two lanes
             half = decoding // 2
-            speeds["lanes"] = half * gain / self.planner.overlapped_s(half, context // 2, k)
+            speeds["lanes"] = half * gain / self.planner.overlapped_s(half, context // 2, k, rate)
         speeds[self.mode] = speeds.get(self.mode, 0.0) * self.MARGIN
         return max(speeds, key=lambda mode: speeds[mode])
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        judged = [(accepted, row.k) for row, accepted in zip(rows, verdict, strict=True) if row.k]
-        self.estimate.observe(sum(a for a, _ in judged), sum(a < k for a, k in judged))
+        self.estimate.observe(*(judged(rows, verdict) or (0, 0)))
         return super().settle(rows, verdict)

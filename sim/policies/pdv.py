@@ -100,8 +100,9 @@ class PDV(PrefillDecode):
         self.drafting = []
         now = self.env.now
         for row in rows:
-            row.k = k
             row.ready_s = now
+            if not k:
+                row.k = 0
         self.verify_queue.put(rows)
 
     def waited(self, rows: list[Request]) -> None:

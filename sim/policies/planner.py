@@ -14,6 +14,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.hardware.links import Cargo, Fabric
+from pdvsim.sim.workload.acceptance import found_share
 
 
 @dataclass(slots=True)
@@ -59,6 +60,8 @@ class Planner:
         host: HostTimes,
         lanes: bool = False,
         apart: Apart | None = None,
+        refused: float = 0.0,
+        packs: bool = True,
     ) -> None:
         self.models = models
         self.sharing = sharing
@@ -67,22 +70,29 @@ class Planner:
         self.host_s = host.launch_s + host.completion_s
         self.handoff_s = host.handoff_s
         self.apart = apart
+        self.looks_up = "draft" in models and models["draft"].spec.on_host
+        self.packs = packs  # rows of a verify with drafts of unlike length
+        self.refused = refused  # share of rounds with an n-gram draft, of those that have none accepted
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
     def decode_s(self, rows: int, context: int) -> float:
         """One plain token for each row."""
         return self.round_s(rows, context, 0)
 
-    def round_s(self, rows: int, context: int, k: int) -> float:
-        """Draft and verify one behind the other; with k=0 one plain token for each row."""
+    def round_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
+        """Draft and verify one behind the other; with k=0 one plain token for each row.
+
+        `rate` is the chance that a first draft is accepted, by which a search finds drafts.
+        """
         draft = self._draft_s(rows, 1, k, context) if k else 0.0
-        verify = self._solo(self.models["target"].shape(rows, k + 1), context)
+        verify = self._verify_s(rows, context, k, rate)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart and k else 0.0
         return draft + verify + moving + self.host_s
 
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
-        return self.models["draft"].behind(rows).solo_0 if any(row.owed > 1 for row in rows) else 0.0
+        drafter = self.models["draft"]
+        return drafter.behind(rows).solo_0 if any(row.owed >= drafter.widest for row in rows) else 0.0
 
     @cached_property
     def prompt_token_s(self) -> float:
@@ -92,18 +102,28 @@ class Planner:
 
     def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what goes with it: the drafter's catching up, and hand-overs between lanes."""
-        whole = self.round_s(rows, context, k)
+        whole = self.round_s(rows, context, k, rate)
         if k:
-            # a row whose drafts were all accepted has the drafter read the last of them as well
-            catch_up = self._draft_s(rows, 2, k, context) - self._draft_s(rows, 1, k, context)
-            whole += catch_up * (1 - (1 - rate**k) ** rows)
+            whole += self._catch_up_s(rows, context, k, rate)
         if not self.lanes:
             return whole
         whole += 2 * self.handoff_s + (self.host_s if k else 0.0)
         half = rows // 2
-        return min(whole, 2 * self.overlapped_s(half, context // 2, k)) if half and k else whole
+        return min(whole, 2 * self.overlapped_s(half, context // 2, k, rate)) if half and k else whole
 
-    def overlapped_s(self, rows: int, context: int, k: int) -> float:
+    def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
+        """What the first forward of a draft reads beyond each row's newest token, in the mean.
+
+        A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
+        """
+        heads = self.models["draft"].widest > 2
+        found = 0.0
+        for tokens, accepted in [(n, n) for n in range(1, k + 1)] if heads else [(1, k)]:
+            more = self._draft_s(rows, tokens + 1, k, context) - self._draft_s(rows, tokens, k, context)
+            found += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least so many accepted
+        return found
+
+    def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
         """Draft of one batch beside the verify of another of the same size: until both are done.
 
         With k=0 nothing is drafted, and they are verified in turn.
@@ -111,6 +131,9 @@ class Planner:
         if not k:
             return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
+        if self.looks_up:
+            beside = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
+            return beside + 2 * (self.host_s + self.handoff_s)
         if self.apart:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
@@ -140,6 +163,14 @@ class Planner:
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart else 0.0
         return max(path, parts) + moving + 2 * (self.host_s + self.handoff_s)
+
+    def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
+        """A verify of `rows`; of drafts that are looked up, those that are found."""
+        target = self.models["target"]
+        if not self.looks_up or not k or not self.packs:
+            return self._solo(target.shape(rows, k + 1), context)
+        found = found_share(rate, self.refused)
+        return self._solo(target.packed(rows, k + 1, round(rows * (1 + found * k))), context)
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""

@@ -23,7 +23,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
-from pdvsim.sim.workload.measured import draw_runs, measured
+from pdvsim.sim.workload.measured import FOUND_REFUSED, draw_runs, measured
 
 Uniforms = NDArray[np.float32]
 
@@ -89,6 +89,23 @@ def accepted_at(request: Request, k: int, rate: float) -> int:
     assert k <= MAX_DRAFT
     rejected = request.coins.uniforms[request.emitted : request.emitted + k] >= np.float32(rate)
     return int(rejected.argmax()) if rejected.any() else k
+
+
+def found_refused(acceptance: Acceptance) -> float:
+    """Of positions where no draft is accepted, those at which an n-gram draft is found: as ShareGPT's, if not told."""
+    data, _, _ = (acceptance.acceptance_model or "").partition("-")
+    return FOUND_REFUSED.get(data, FOUND_REFUSED["sharegpt"])
+
+
+def found_share(accepted: float, refused: float) -> float:
+    """Share of rounds with an n-gram draft, where its first token is accepted in `accepted` of all rounds."""
+    return accepted + (1 - accepted) * refused
+
+
+def is_found(request: Request, refused: float) -> bool:
+    """Whether there is an n-gram draft for a round begun now: where one is accepted, and by chance elsewhere."""
+    position = request.emitted
+    return request.runs[position] > 0 or _uniform(request, position) < refused
 
 
 def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:

@@ -18,8 +18,9 @@ from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, Shape
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import GPUS, MODELS, model
 from pdvsim.sim.hardware.profile import ContentionFit
+from pdvsim.sim.hardware.transfer import shipped
 
 H200 = GPUS["h200"]
 KERNELS = Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs=264)
@@ -164,3 +165,27 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert fit.crowd_weight == pytest.approx(2.0, rel=0.1)
     assert fit.nimble_first_rate == pytest.approx(0.65, rel=0.05)
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
+
+
+def test_a_head_is_fitted_with_what_it_fuses() -> None:
+    """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does the product
+    that only the first forward of a draft has."""
+    spec = model("eagle3-llama-3.1-8b")
+    made = replace(shipped().fit(spec, H200), draft_ratio=1.0)
+    latency, rng, rows = Latency(spec, made), np.random.default_rng(0), []
+    design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
+    for point in design:
+        shape, context = price(latency, point), point.rows * point.context
+        bucket = min((b for b in ROW_BUCKETS if b >= point.rows), default=0) if point.rows else 0
+        chunk = min(b for b in CHUNK_BUCKETS if b >= point.chunk_tokens) if point.chunks else 0
+        noisy = np.exp(0.005 * rng.standard_normal(5)) * (shape.solo_0 + shape.solo_1 * context)
+        sizes = {"bucket_rows": bucket, "bucket_chunk": chunk, "context_total": context}
+        rows += [point.as_dict() | sizes | {"seconds": float(seconds)} for seconds in noisy]
+    solo = fit_solo(medians(pd.DataFrame(rows)), spec, H200, KERNELS)
+    assert middle(solo.errors)["median"] < 0.02
+    again = Latency(spec, solo.fit)
+    for count, width in ((1, 1), (8, 5), (64, 5)):
+        one, four = ([m.shape(count, width, k).solo_0 for k in (1, 4)] for m in (again, latency))
+        assert one == pytest.approx(four, rel=0.04)
+    fused = [next(s for n, s in knots if n >= 8) for knots in (solo.fit.fused_knots, made.fused_knots)]
+    assert fused[0] == pytest.approx(fused[1], rel=0.35)  # told apart from the layer by few points

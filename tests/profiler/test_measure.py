@@ -21,8 +21,9 @@ from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.parts import POINT, Part, read
 from pdvsim.profiler.rig import QUICK, Launcher, Rig, sample
 from pdvsim.profiler.samples import merge
-from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.sim.hardware.models import shard
+from pdvsim.realrun.engine.arch import ModelArchitecture, headed, preset
+from pdvsim.sim.core import HeadSpec
+from pdvsim.sim.hardware.models import drafter, shard
 
 CPU = torch.device("cpu")
 PAIR = "tiny-a:tiny-b"
@@ -273,3 +274,34 @@ def test_workers_that_fail_or_hang_are_ended_and_named() -> None:
     assert failed[0].startswith("llama-2-7b: ")
     late = precompile._work_off([("llama-2-7b", points), ("gemma-2b", points)], 1, monotonic() + 0.1)
     assert late == ["llama-2-7b: not finished in time", "gemma-2b: not started in time"]
+
+
+def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
+    """Its drafts read a round again; what it reads of a target is random, and its shape is in the header."""
+
+    def lookup(name: str) -> ModelArchitecture:
+        target = tiny(name.removeprefix("eagle3-"))
+        spec = drafter("eagle3", target.spec)
+        assert isinstance(spec, HeadSpec)
+        return headed(target, spec)
+
+    Profiler(options(tmp_path, models=("eagle3-tiny-a",)), lookup, quiet).run()
+    samples = merge(tmp_path.glob("*.npz"), tmp_path / "merged")
+    spec = samples.header.specs()["eagle3-tiny-a"]
+    assert isinstance(spec, HeadSpec)
+    assert (spec.layers, spec.fused_inputs) == (1, 96)
+    solo = samples.frame[samples.frame["section"] == "solo"]
+    assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True, heads=True)[0])
+    assert 5 in set(solo[solo["kind"] == "draft"]["tokens"])
+
+
+def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="a head is measured alone"):
+        options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))
+
+
+def test_heads_have_names_like_presets() -> None:
+    arch = preset("eagle3-llama-3.1-8b")
+    assert arch.spec == drafter("eagle3", preset("llama-3.1-8b").spec)
+    assert not preset("eagle3-qwen2-7b").qkv_bias
+    assert preset("mtp-qwen2-7b").qkv_bias

@@ -90,7 +90,7 @@ def test_padded_rows_change_nothing(rows: int) -> None:
     generate(lanes.target, [PROMPT[i:] for i in range(8)], 3, draft=lanes.draft)
     before = lanes.target.engine.cache.data.clone()
     tokens, length = lanes.sequences.tokens.clone(), lanes.sequences.length.clone()
-    lanes.draft.draft(list(range(rows)), 3, catch_up=True).outcome()
+    lanes.draft.draft(list(range(rows)), 3, width=2).outcome()
     lanes.target.verify(list(range(rows)), 3).outcome()
     after, idle = lanes.target.engine.cache.data, slice(rows, 8)
     theirs = lanes.sequences.pages[idle, : lanes.sequences.capacity // PAGE].flatten().long()

@@ -254,7 +254,7 @@ def test_every_draft_ahead_finds_its_graph_prepared(fan: int | None, miss: str) 
     ahead = result.launches["kind"] == KINDS.index("ahead")
     shapes = {shape for shape in rig.needs.shapes(("decode", "draft")) if isinstance(shape, DraftShape)}
     for rows, steps in zip(result.launches["rows"][ahead], result.launches["steps"][ahead], strict=True):
-        assert any(shape.rows >= rows and shape.steps == steps and not shape.catch_up for shape in shapes)
+        assert any(shape.rows >= rows and shape.steps == steps and shape.width == 1 for shape in shapes)
     assert {shape.rows for shape in rig.needs.shapes(("verify", "target"))} <= set(rig.needs.row_buckets)
 
 

@@ -37,7 +37,7 @@ def test_a_perfect_drafter_is_always_accepted() -> None:
     prefill(lanes.target, [prompt], 64, emit=True)
     prefill(lanes.draft, [prompt], 64, emit=False)
     for round in range(5):  # with the catch-up token: without it the drafter would attend to a hole
-        drafted = lanes.draft.draft([0], 3, catch_up=round > 0).outcome().rows[0]
+        drafted = lanes.draft.draft([0], 3, width=1 + (round > 0)).outcome().rows[0]
         assert lanes.target.verify([0], 3).outcome().rows[0][:3] == drafted
 
 
@@ -57,7 +57,7 @@ def test_pins_decide_and_the_sequence_stays_consistent() -> None:
     expected = [p + f for p, f in zip(batch, prefill(lanes.target, batch, 64, emit=True), strict=True)]
     prefill(lanes.draft, batch, 64, emit=False)
     for pins in ([0, 2, 3], [3, 1, 0], [2, 3, 3]):
-        drafted = lanes.draft.draft([0, 1, 2], 3, catch_up=True).outcome().rows
+        drafted = lanes.draft.draft([0, 1, 2], 3, width=2).outcome().rows
         rows = lanes.target.verify([0, 1, 2], 3, pins=pins).outcome().rows
         assert [len(row) - 1 for row in rows] == pins
         assert [row[:-1] for row in rows] == [d[:pin] for d, pin in zip(drafted, pins, strict=True)]

@@ -115,6 +115,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
     need += -need % 16  # whole blocks
     host = draw(st.sampled_from([None, 0.0, 1e-3]))
     options = {
+        "server.drafter": draw(st.sampled_from([None, None, "eagle3", "mtp", "ngram", "none"])),
         "acceptance.acceptance_rate": draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
         "traffic.max_concurrency": draw(st.sampled_from([None, None, 1, 3, 8])),
         "server.num_speculative_tokens": k,
@@ -476,7 +477,7 @@ def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
 
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"adaptive"}))
 def test_rounds_are_leviathans(arch: Arch) -> None:
-    """With a fixed draft length, a request's deliveries follow from its coins alone, whatever else goes on.
+    """With a fixed draft length, a request's deliveries follow from its coins alone, whoever drafts, whatever goes on.
 
     Left out: `adaptive`, which may decode plainly for a while, and who was preempted, as reading again gives a token.
     """
@@ -487,7 +488,7 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
         fixed = replace(scenario.experiment.server, controller="fixed", ahead_miss="draft")
         experiment = suited(replace(scenario.experiment, server=fixed))
         result = replace(scenario, experiment=experiment).run()
-        k = 0 if arch == "autoregressive" else experiment.server.num_speculative_tokens
+        k = experiment.longest_draft
         for request in scenario.workload.requests(experiment.acceptance):
             if result.requests["resumptions"][request.id]:
                 continue
@@ -502,7 +503,12 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
             mine = result.deliveries["request"] == request.id
             assert result.deliveries["tokens"][mine].tolist() == expected
             assert result.requests["accepted"][request.id] == accepted
-            assert result.requests["drafted"][request.id] == k * (len(expected) - 1)
+            drafts = result.requests["drafts"][request.id]
+            assert result.requests["drafted"][request.id] == k * drafts
+            if experiment.server.drafted_by == "ngram":  # none where it found none
+                assert sum(tokens > 1 for tokens in expected[1:]) <= drafts < len(expected)
+            else:
+                assert drafts == (len(expected) - 1 if k else 0)
 
     check()
 

@@ -54,7 +54,7 @@ def test_cards(typed: str, taken: str, said: bool) -> None:
         ("Qwen/Qwen2-7B", "qwen2-7b"),
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("google/gemma-2b-it", "gemma-2b"),
-        ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.1-70b"),  # every size is the same
+        ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
@@ -66,7 +66,7 @@ def test_models(typed: str, taken: str) -> None:
 
 
 def test_another_generation_is_not_taken_for_one_of_ours() -> None:
-    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-8B"):
+    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-14B"):
         with pytest.raises(ValueError, match="unknown model"):
             model(name)
     for name in ("a10", "h20", "l40", "v100"):

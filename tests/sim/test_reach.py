@@ -103,7 +103,7 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Books, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
     result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), direct=False)
-    found = np.stack([result.launches["end_s"], *_sizes(result.launches).values()], axis=1)
+    found = np.stack([result.launches["end_s"], *_sizes(result.launches, 2).values()], axis=1)
     assert sorted(map(tuple, found.tolist())) == sorted(seen)
 
 

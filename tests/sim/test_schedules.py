@@ -26,11 +26,13 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
+from pdvsim.sim.hardware import latency
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.policies import base
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.measured import FOUND_REFUSED
 
 MS = 1e-3
 NEAR = 1e-6  # of a millisecond: 1e-9 s
@@ -55,7 +57,7 @@ def write_profile(
     bandwidth_bytes_per_s: float,
     contention: dict[str, Any],
 ) -> str:
-    def fit(weights_ms: float, token_ms: float, kv_ms: float = 0.0) -> dict[str, float]:
+    def fit(weights_ms: float, token_ms: float, kv_ms: float = 0.0) -> dict[str, Any]:
         forward = {"fixed_s": 0.0, "weights_s": weights_ms * MS, "token_s": token_ms * MS}
         forward |= {"head_weights_s": 0.0, "head_token_s": 0.0, "kv_s": kv_ms * MS, "pair_s": 0.0}
         return forward if sharpness is None else forward | {"sharpness": sharpness}
@@ -72,7 +74,11 @@ def write_profile(
             "source": "made up",
             "measured": False,
         },
-        "models": {"toy-draft": fit(*draft_ms), "toy-target": fit(*target_ms, kv_ms)},
+        "models": {
+            "toy-draft": fit(*draft_ms),
+            "toy-target": fit(*target_ms, kv_ms),
+            "eagle3-toy-target": fit(*draft_ms) | {"fused_knots": [[0, 0.5 * MS], [1000, 1.5 * MS]]},
+        },
         "host": {"launch_s": 0.1 * MS, "completion_s": 0.2 * MS, "handoff_s": 0.5 * MS},
         "contention": contention,
     }
@@ -258,6 +264,88 @@ def test_colocated(run: Run) -> None:
             ("main", "verify", 2, 73.02, 83.62),
         ],
         [[(22.3, 1), (57.92, 3), (70.88, 1), (83.82, 1)], [(57.92, 1), (70.88, 2), (83.82, 1)]],
+    )
+
+
+def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -> None:
+    """A head like the draft model, that also fuses hidden states of N tokens in 0.5 + N/1000: in the first forward of a
+    draft, and where it reads a prompt. After a of its drafts were accepted that forward has a + 1 tokens.
+
+    0       R0: the head reads 100 tokens in 2 + 0.6, 0.1 -> 2.7; the target 20 -> 22.7; first token 22.9.
+    22.9    one token: fused 0.501, steps 1.01 + 1.01: 23.0 -> 25.521; verify 10.3 -> 35.821; 36.021: both accepted.
+    36.021  three tokens: fused 0.503, steps 1.03 + 1.01: 36.121 -> 38.664; verify -> 48.964; 49.164: none accepted.
+    49.164  one token: 2.521, 49.264 -> 51.785; verify -> 62.085; 62.285: one token is left of the two gained.
+    """
+    result = run(
+        "colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1})], server={"pair": "toy-draft:toy-target", "drafter": "eagle3"}
+    )
+    assert result.experiment.server.pair == "eagle3-toy-target:toy-target"
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 2.7),
+            ("main", "prefill", 0, 2.7, 22.7),
+            ("main", "draft", 1, 23.0, 25.521),
+            ("main", "verify", 1, 25.521, 35.821),
+            ("main", "draft", 1, 36.121, 38.664),
+            ("main", "verify", 1, 38.664, 48.964),
+            ("main", "draft", 1, 49.264, 51.785),
+            ("main", "verify", 1, 51.785, 62.085),
+        ],
+        [[(22.9, 1), (36.021, 3), (49.164, 1), (62.285, 1)]],
+    )
+
+
+def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host takes 0.4 a row to look; R0 has drafts where one is accepted, R1 never. No drafter reads the prompts.
+
+    0       both prompts in one forward of 200 tokens: 0.1 -> 30.1; first tokens 30.3.
+    30.3    the host looks for both, 0.8 -> 31.1; R0 has 2 drafts and R1 none, so the verify has 3 + 1 tokens, 10.4:
+            31.2 -> 41.6; 41.8: R0 gains 3, R1 one.
+    41.8    looks -> 42.6 and finds nothing: a plain token each, 10.2: 42.7 -> 52.9; 53.1.
+    53.1    looks -> 53.9; R0 again has 2: 54.0 -> 64.4; 64.6: of R0's two tokens one was left, R1 has its last.
+    """
+    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
+    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
+    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
+    result = run(
+        "colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], server={"drafter": "ngram"}
+    )  # fmt: skip
+    check(
+        result,
+        [
+            ("main", "prefill", 0, 0.1, 30.1, 200),
+            ("main", "verify", 2, 31.2, 41.6, 4),
+            ("main", "decode", 2, 42.7, 52.9, 2),
+            ("main", "verify", 2, 54.0, 64.4, 4),
+        ],
+        [[(30.3, 1), (41.8, 3), (53.1, 1), (64.6, 1)], [(30.3, 1), (41.8, 1), (53.1, 1), (64.6, 1)]],
+        "tokens",
+    )
+    assert result.requests["drafted"].tolist() == [4, 0]
+    assert result.requests["bare"].tolist() == [0, 2]
+    assert times_ms(result, "draft_s") == [2.4, 2.4]
+
+
+def test_ngram_drafts_in_three_lanes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode lane looks while nothing runs, and hands over.
+
+    0       R0: 0.1 -> 20.1, first token 20.3; no drafter reads, so it is handed over by 20.8.
+    20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
+    32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
+    """
+    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
+    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
+    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
+    result = run("pdv", [(0, 100, 5, {1: 2})], server={"drafter": "ngram"})
+    check(
+        result,
+        [
+            ("prefill", "prefill", 0, 0.1, 20.1),
+            ("verify", "verify", 1, 21.8, 32.1),
+            ("verify", "decode", 1, 33.8, 43.9),
+        ],
+        [[(20.3, 1), (32.3, 3), (44.1, 1)]],
     )
 
 

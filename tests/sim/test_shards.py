@@ -19,7 +19,7 @@ from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, LinkName
-from pdvsim.sim.hardware.models import LARGE, PRESETS, model, shard
+from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, model, shard
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
@@ -40,7 +40,7 @@ def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any)
 
 
 @pytest.mark.parametrize("gpus", SHARDED)
-@pytest.mark.parametrize("name", LARGE)
+@pytest.mark.parametrize("name", UNMEASURED)
 def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
     """Weights, KV cache and arithmetic of all of them together; these have eight KV heads and even vocabularies."""
     whole, part = PRESETS[name], shard(PRESETS[name], gpus)

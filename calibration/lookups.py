@@ -1,0 +1,75 @@
+"""What n-gram drafts cost the host, and how often they are found where none is accepted: from recorded tokens.
+
+    python -m pdvsim.calibration.lookups TRACES…
+
+Each line of a trace is a request of SpecDecode-Bench (`simulator/data/llama3.1-8B/combined_*.jsonl`): the prompt's and
+the answer's tokens, and what an n-gram draft at each output position gained. The search is the one that realrun serves
+with (`realrun.ngram`). Printed: by file, how often it gains what was recorded, and finds a draft where nothing was
+accepted; over all, seconds of a search as a straight line in the tokens that it goes through.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pdvsim.realrun.ngram import History
+
+EVERY = 5  # positions, of which one is looked at
+LENGTH = 7  # drafts
+REPEATS = 3  # of each search; the fastest counts
+
+
+def searched(request: dict[str, Any]) -> list[tuple[int, bool, bool, bool, float]]:
+    """At positions of an answer: tokens before it, a draft found, one accepted, gained as recorded, seconds."""
+    prompt, answer = request["prompt_token_ids"], request["generated_token_ids"]
+    recorded = request["acc_ngram"]["acc_len"]
+    found = []
+    history, held = History(prompt), 0
+    for at in range(0, min(len(recorded), len(answer)), EVERY):
+        history.extend(answer[held:at])
+        held, best_s, drafts = at, float("inf"), []
+        for _ in range(REPEATS):
+            began = time.perf_counter()
+            drafts = history.drafts(LENGTH)
+            best_s = min(best_s, time.perf_counter() - began)
+        agreed = next((i for i, (a, b) in enumerate(zip(drafts, answer[at:], strict=False)) if a != b), len(drafts))
+        same = agreed == min(recorded[at] - 1, LENGTH)
+        found.append((len(history), bool(drafts), recorded[at] > 1, same, best_s))
+    return found
+
+
+def line(rows: Sequence[tuple[int, bool, bool, bool, float]]) -> tuple[float, float]:
+    """Seconds a search, and a token that it goes through: least squares over the mean of each hundred tokens."""
+    table = np.array([(size // 100, spent_s) for size, *_, spent_s in rows])
+    places = np.unique(table[:, 0])
+    means = [float(table[table[:, 0] == place, 1].mean()) for place in places]
+    slope, base = np.polyfit(100 * places + 50, means, 1)
+    return float(base), float(slope)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the figures of some traces."""
+    parser = argparse.ArgumentParser(description="Cost and matches of n-gram drafts over recorded tokens.")
+    parser.add_argument("traces", type=Path, nargs="+", help="JSONL of SpecDecode-Bench, with token ids")
+    everything = []
+    for path in parser.parse_args(argv).traces:
+        rows = [row for text in path.read_text(encoding="utf-8").splitlines() for row in searched(json.loads(text))]
+        everything += rows
+        refused = [matched for _, matched, accepted, _, _ in rows if not accepted]
+        same = np.mean([agreed for *_, agreed, _ in rows])
+        print(f"{path.stem}: as recorded {same:.3f}, found where nothing is accepted {np.mean(refused):.3f}")
+    base_s, token_s = line(everything)
+    sizes = [size for size, *_ in everything]
+    spans = f"{len(everything)} searches through {min(sizes)} to {max(sizes)} tokens"
+    print(f"{spans}: {base_s:.3g} s and {token_s:.3g} s a token")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,92 @@
+"""A head that drafts from its target's hidden states: EAGLE-3's layer, or one of multi-token prediction.
+
+What it keeps of position t is made of token t + 1 and of the target's hidden state at t (`Sequences.states`), fused of
+three layers for EAGLE-3; behind the last of these it goes on from its own. Embeddings are the target's, and so is the
+output of MTP.
+
+Not done: the table from draft tokens to the target's, which costs a look-up; trees of drafts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from pdvsim.realrun.engine.arch import ModelArchitecture, headed
+from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
+from pdvsim.realrun.engine.model import Hidden, Transformer
+from pdvsim.realrun.engine.weights import Weights, random_weights
+from pdvsim.sim.core import HeadSpec
+
+
+def layers_read(spec: HeadSpec, layers: int) -> tuple[int, ...]:
+    """The target's layers, of so many, whose hidden states a head reads: EAGLE-3's three, or the last."""
+    if spec.kind == "mtp":
+        return (layers - 1,)
+    return tuple(sorted((min(2, layers - 1), layers // 2, max(layers - 3, 0))))
+
+
+class Head(Transformer):
+    """A head on one device."""
+
+    @classmethod
+    def on(cls, target: Transformer, spec: HeadSpec, seed: int = 0) -> Head:
+        """A head with random weights that shares the target's embedding, and has it pass on what it reads."""
+        arch = headed(target.arch, spec)
+        own = random_weights(arch, target.device, target.dtype, seed)
+        target.passes_on = layers_read(spec, target.arch.spec.layers)
+        return cls(arch, shared(own, target.weights, spec), target.capacity)
+
+    def forward(self, batch: Batch, cache: KVCache, sequences: Sequences, states: Tensor | None = None) -> Hidden:
+        """Read the batch's tokens beside the target's hidden states before them, or rows beside `states`."""
+        ops, arch, w, eps = self.ops, self.arch, self.weights, self.arch.norm_eps
+        spec, layer, kv, rows = arch.spec, w.layers[0], cache.layers[0], batch.row_tokens
+        ahead = replace(batch, chunk_starts=batch.chunk_starts + 1) if batch.chunk else batch
+        embedded, slots, positions = ops.embed(
+            ahead, sequences.tokens, sequences.length, w.embedding, self.embedding_scale
+        )
+        places = (positions - 1).clamp(min=0)  # padding stands at 0
+        state = self._passed_on(batch, sequences, slots, places) if states is None else states
+        both = torch.cat((ops.unit_norm(embedded.x, eps), ops.unit_norm(state.contiguous(), eps)), dim=1)
+        if w.joined is None:
+            stream, qkv = Residual(state.clone(), None), F.linear(both, layer.qkv)
+        else:
+            stream = Residual(F.linear(both, w.joined), None)
+            qkv = ops.normed(stream, layer.qkv, eps, bias=layer.qkv_bias)
+            if layer.qk_norm is not None:
+                ops.head_norm(qkv, layer.qk_norm, spec.heads, spec.kv_heads, eps)
+        parts = []
+        if batch.rows:
+            planned = ops.plan(batch, places, spec.kv_heads)
+            parts.append(ops.decode_attention(qkv[:rows], kv, batch, planned, places[:rows], self.cos, self.sin))
+        if batch.chunk:
+            ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], places[rows:], self.cos, self.sin)
+            parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], places[rows:]))
+        stream = ops.added(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, stream)
+        gate = Gate(arch.activation, arch.gate_block)
+        stream = ops.added(ops.normed(stream, layer.gate_up, eps, gate=gate), layer.down, stream)
+        return Hidden(stream, slots, positions)
+
+    def _passed_on(self, batch: Batch, sequences: Sequences, slots: Tensor, places: Tensor) -> Tensor:
+        """The target's hidden states at these places, fused where there are three."""
+        assert sequences.states is not None
+        assert sequences.chunk_states is not None
+        rows = batch.row_tokens
+        found = sequences.chunk_states[: batch.chunk]
+        if rows:
+            found = torch.cat((sequences.states[slots[:rows].long(), places[:rows].long() % RING], found))
+        return found if self.weights.fused is None else F.linear(found, self.weights.fused)
+
+
+def shared(own: Weights, target: Weights, spec: HeadSpec) -> Weights:
+    """A head's weights with the target's embedding, and for MTP its output."""
+    return replace(own, embedding=target.embedding, head=target.head if spec.kind == "mtp" else own.head)
+
+
+def states_width(arch: ModelArchitecture) -> int:
+    """Numbers of a position that a head reads of its target."""
+    return arch.spec.fused_inputs or arch.spec.hidden

@@ -1,0 +1,263 @@
+"""Heads on a tiny target: what the engine drafts from pages and kept states is what a plain recomputation drafts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tiny_engines import CPU, tiny_arch
+from torch import Tensor
+
+from pdvsim.realrun.device import CudaGPU
+from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine.batch import Gate
+from pdvsim.realrun.engine.cache import Sequences
+from pdvsim.realrun.engine.engine import Engine
+from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
+from pdvsim.realrun.engine.head import Head, layers_read, states_width
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.engine.speculative import generate
+from pdvsim.realrun.engine.weights import LayerWeights
+from pdvsim.realrun.machine import Machine
+from pdvsim.realrun.site import serve
+from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import HeadKind, HeadSpec, Work
+from pdvsim.sim.hardware.models import drafter
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
+
+KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+
+
+def lanes(kind: HeadKind, layers: int = 5, slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:
+    """A target's lane and a head's, over the same sequences."""
+    sequences = Sequences(slots, capacity, CPU)
+    target = Transformer.random(tiny_arch(layers), capacity, CPU, torch.float32, 1)
+    spec = drafter(kind, target.arch.spec)
+    assert isinstance(spec, HeadSpec)
+    head = Head.on(target, spec, 2)
+    sequences.keep_states(states_width(head.arch), 64, torch.float32)
+    sizes = {"row_buckets": (1, 2, 4), "chunk_buckets": (4, 8, 16, 32, 64)}
+    return GraphLane(Engine(target, sequences, **sizes)), GraphLane(Engine(head, sequences, **sizes))
+
+
+# the plain twin ------------------------------------------------------------------------------------------------------
+
+
+def block(model: Transformer, layer: LayerWeights, qkv: Tensor, x: Tensor) -> Tensor:
+    """A decoder layer over a whole sequence, from its q, k and v on: causal attention, then the gated MLP."""
+    spec, count = model.arch.spec, len(x)
+    widths = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim)
+    q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in qkv.split(widths, dim=-1))
+    at = torch.arange(count)
+    q, k = (twins.rotate(part, at, model.cos, model.sin) for part in (q, k))
+    k, v = (part.repeat_interleave(spec.heads // spec.kv_heads, dim=1) for part in (k, v))
+    attended = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), is_causal=True)
+    x = x + F.linear(attended.transpose(0, 1).flatten(1), layer.output)
+    gate = Gate(model.arch.activation, model.arch.gate_block)
+    return x + F.linear(twins.gated(F.linear(twins.unit_norm(x, 1e-5), layer.gate_up), gate), layer.down)
+
+
+def hidden_states(target: Transformer, tokens: Sequence[int]) -> Tensor:
+    """What the target's layers pass on, of every token."""
+    x, kept = target.weights.embedding[torch.tensor(tokens)], []
+    for at, layer in enumerate(target.weights.layers):
+        x = block(target, layer, F.linear(twins.unit_norm(x, 1e-5), layer.qkv), x)
+        kept += [x] * target.passes_on.count(at)
+    return torch.cat(kept, dim=1)
+
+
+def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) -> list[int]:
+    """Drafts behind `tokens`, all recomputed for each: place t has token t + 1 and the state at t."""
+    w, given = head.weights, list(tokens)
+    states = hidden_states(target, tokens)[:-1]
+    states = states if w.fused is None else F.linear(states, w.fused)
+    drafts: list[int] = []
+    for _ in range(steps):
+        embedded = w.embedding[torch.tensor(given[1:])]
+        both = torch.cat((twins.unit_norm(embedded, 1e-5), twins.unit_norm(states, 1e-5)), dim=1)
+        if w.joined is None:
+            x = block(head, w.layers[0], F.linear(both, w.layers[0].qkv), states)
+        else:
+            x = F.linear(both, w.joined)
+            x = block(head, w.layers[0], F.linear(twins.unit_norm(x, 1e-5), w.layers[0].qkv), x)
+        drafts.append(int(F.linear(twins.unit_norm(x[-1:], 1e-5), w.head).argmax()))
+        given.append(drafts[-1])
+        states = torch.cat((states, x[-1:]))
+    return drafts
+
+
+# the engine against it -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("chunk", [4, 64])
+def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int) -> None:
+    """Rows that gained unlike numbers of tokens are drafted for in one batch, over several rounds."""
+    target, draft = lanes(kind)
+    sequences, head = target.engine.sequences, draft.engine.model
+    assert isinstance(head, Head)
+    for slot, prompt in enumerate(PROMPTS):
+        sequences.put(slot, prompt)
+        for start in range(0, len(prompt), chunk):
+            size = min(chunk, len(prompt) - start)
+            target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
+            draft.prefill([PromptChunk(slot, start, size)]).outcome()
+    rows, width = [0, 1, 2], 1
+    for pins in ([0, 3, 1], [2, 0, 0], [3, 3, 3], [1, 0, 2]):
+        expected = [plainly(head, target.engine.model, sequences.get(slot), 3) for slot in rows]
+        assert draft.draft(rows, 3, width=width).outcome().rows == expected
+        target.verify(rows, 3, pins=pins).outcome()
+        width = 1 + max(pins)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_prompts_side_by_side_leave_what_each_needs(kind: HeadKind) -> None:
+    """Three prompts in one forward, and rows of a verify that carries one: states are kept by slot."""
+    target, draft = lanes(kind)
+    sequences, head = target.engine.sequences, draft.engine.model
+    assert isinstance(head, Head)
+    for slot, prompt in enumerate(PROMPTS):
+        sequences.put(slot, prompt)
+    first = [PromptChunk(slot, 0, len(PROMPTS[slot]), True) for slot in (0, 1)]
+    target.prefill(first).outcome()
+    draft.prefill([PromptChunk(c.slot, 0, c.tokens) for c in first]).outcome()
+    draft.draft([0, 1], 2).outcome()
+    last = PromptChunk(2, 0, len(PROMPTS[2]), True)
+    target.verify([0, 1], 2, pins=[2, 0], chunks=[last]).outcome()
+    draft.prefill([PromptChunk(2, 0, last.tokens)]).outcome()
+    expected = [plainly(head, target.engine.model, sequences.get(slot), 4) for slot in range(3)]
+    assert draft.draft([0, 1, 2], 4, width=3).outcome().rows == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_speculation_with_a_head_changes_nothing(kind: HeadKind) -> None:
+    target, draft = lanes(kind)
+    plain = generate(target, PROMPTS, 14)
+    assert generate(target, PROMPTS, 14, draft=draft, drafts=3, chunk_tokens=5) == plain
+
+
+def test_eagle3_reads_a_low_a_middle_and_a_high_layer() -> None:
+    spec = drafter("eagle3", tiny_arch(32).spec)
+    assert isinstance(spec, HeadSpec)
+    assert layers_read(spec, 32) == (2, 16, 29)
+    assert layers_read(spec, 2) == (0, 1, 1)
+
+
+def test_a_head_holds_no_weights_of_its_target() -> None:
+    for kind in KINDS:
+        target, draft = lanes(kind)
+        mine, theirs = draft.engine.model.weights, target.engine.model.weights
+        assert mine.embedding.data_ptr() == theirs.embedding.data_ptr()
+        assert (mine.head.data_ptr() == theirs.head.data_ptr()) == (kind == "mtp")
+        own = [mine.layers[0].qkv, mine.layers[0].output, mine.layers[0].gate_up, mine.layers[0].down]
+        own += [part for part in (mine.fused, mine.joined) if part is not None]
+        own += [] if kind == "mtp" else [mine.head]
+        assert sum(matrix.numel() for matrix in own) == draft.engine.model.arch.spec.params
+
+
+# served --------------------------------------------------------------------------------------------------------------
+
+
+SERVED: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
+MACHINE = Machine(device="cpu", tiny=True)
+
+
+def served(arch: Arch, kind: HeadKind, **server: object) -> Experiment:
+    """Few slots, prompts of several chunks, and outputs from one token on."""
+    traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
+    small: dict[str, object] = {
+        "drafter": kind, "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
+        "hybrid_threshold": 2,
+    }  # fmt: skip
+    return suited(Experiment(arch, traffic, server=Server(**(small | server))))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sets every served draft beside a plain recomputation; the rows of each that was."""
+    launched, rows = CudaGPU._draft, []
+
+    def watched(
+        self: CudaGPU, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]
+    ) -> list[Ticket]:
+        head, target = (
+            lane.engine.model,
+            next(x for (_, role), x in self.lanes.items() if role == "target").engine.model,
+        )
+        assert isinstance(head, Head)
+        expected = [plainly(head, target, lane.engine.sequences.get(slot), work.steps) for slot in slots]
+        tickets = launched(self, work, lane, slots, chunks)
+        if slots:
+            assert tickets[-1].outcome().rows == expected
+            rows.append(len(slots))
+        return tickets
+
+    monkeypatch.setattr(CudaGPU, "_draft", watched)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("arch", "kind"), [*((arch, "eagle3") for arch in SERVED), ("colocated", "mtp"), ("pdv", "mtp")]
+)
+def test_every_served_draft_is_that_of_a_plain_recomputation(arch: Arch, kind: HeadKind, checked: list[int]) -> None:
+    """Whatever order a policy launches prompts, drafts and verifies in, a head finds the states it needs."""
+    chosen = served(arch, kind)
+    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    assert sum(checked) == real.requests["drafts"].sum() > 20
+    for name in ("rounds", "drafted", "accepted"):
+        assert real.requests[name].tolist() == simulated.requests[name].tolist()
+    assert real.experiment.server.pair == f"{kind}-tiny:tiny"
+
+
+def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
+    chosen = served("colocated", "eagle3")
+    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=40)
+    result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=192)), MACHINE)
+    assert result.requests["preemptions"].sum() > 0
+    assert sum(checked) == result.requests["drafts"].sum()
+    assert result.deliveries["tokens"].sum() == result.requests["output_tokens"].sum()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"controller": "goodput"}, "--min-speculative-tokens 1"),
+        ({"arch": "adaptive"}, "no adaptive"),
+        ({"input_len": 3}, "needs prompts of 4 tokens, one has"),
+    ],
+)
+def test_what_a_head_cannot_do_here_is_refused(change: dict[str, object], said: str) -> None:
+    chosen = served("pdv", "eagle3")
+    if "controller" in change:
+        chosen = served("pdv", "eagle3", **change)
+    elif "arch" in change:
+        chosen = served("adaptive", "eagle3")
+    else:
+        chosen = replace(chosen, traffic=replace(chosen.traffic, input_len=3))
+    with pytest.raises(ValueError, match=said):
+        serve(chosen, MACHINE)
+
+
+def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
+    """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
+    gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")
+    target, draft = lanes("eagle3", layers=3)
+    sequences, head = target.engine.sequences, draft.engine.model
+    assert isinstance(head, Head)
+    target.engine.model.ops = head.ops = target.sampler.ops = draft.sampler.ops = gpu
+    for slot, prompt in enumerate(PROMPTS[:2]):
+        sequences.put(slot, prompt)
+        for start in range(0, len(prompt), 4):
+            size = min(4, len(prompt) - start)
+            target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
+            draft.prefill([PromptChunk(slot, start, size)]).outcome()
+    for pins, width in (([2, 0], 1), ([0, 1], 3)):
+        expected = [plainly(head, target.engine.model, sequences.get(slot), 2) for slot in (0, 1)]
+        assert draft.draft([0, 1], 2, width=width).outcome().rows == expected
+        target.verify([0, 1], 2, pins=pins).outcome()

@@ -1,0 +1,280 @@
+"""Drafters that follow from their target: their sizes, what they cost, who has drafts, and what is chosen with them."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import pdvsim
+from pdvsim.decide.draft_lengths import find_table
+from pdvsim.decide.draft_table import DraftQuestion
+from pdvsim.decide.formula import Formula
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
+from pdvsim.sim.doubts import Doubt, warn
+from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
+from pdvsim.sim.hardware.models import MODELS, from_config, pair
+from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.kv import capacity_tokens
+from pdvsim.sim.records import Launches
+from pdvsim.sim.run import covering_profile, kv_capacity, simulate
+from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found
+from pdvsim.sim.workload.measured import measured
+from pdvsim.study.band import spanned
+
+CLOSED = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
+
+
+def serving(drafter: str, k: int = 4, **traffic: int) -> Experiment:
+    server = Server("llama-3.1-8b", k, drafter)  # type: ignore[arg-type]
+    return Experiment("colocated", replace(CLOSED, **traffic), server=server)  # type: ignore[arg-type]
+
+
+# sizes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_an_eagle3_head_has_the_published_matrices() -> None:
+    """AngelSlim/Qwen3-8B_eagle3 as listed: fc (4096, 12288), q_proj (4096, 8192), an output of 32,000: about 750 MB."""
+    head = pair("eagle3-qwen3-8b:qwen3-8b").draft
+    assert isinstance(head, HeadSpec)
+    assert head.fused_params == 4096 * 12288
+    assert head.products[0] == (8192, 4096 + 2 * 1024)
+    assert head.head_params == 32_000 * 4096
+    by_hand = 4096 * 12288 + 8192 * 6144 + 4096 * 4096 + 3 * 4096 * 12288 + 32_000 * 4096
+    assert head.params == by_hand
+    assert head.weight_bytes == pytest.approx(800e6, rel=0.02)
+    assert head.kv_bytes_per_token * 36 == MODELS["qwen3-8b"].kv_bytes_per_token  # one layer of 36
+
+
+@pytest.mark.parametrize(
+    ("target", "vocab"),
+    [("llama-3.1-8b", 32_000), ("llama-3.3-70b", 32_000), ("qwen2-7b", 16_000), ("qwen3-32b", 32_000)],
+)
+def test_heads_are_one_layer_of_their_target(target: str, vocab: int) -> None:
+    spec, model = pair(f"eagle3-{target}:{target}").draft, MODELS[target]
+    same = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "max_position_embeddings")
+    assert all(getattr(spec, name) == getattr(model, name) for name in same)
+    assert (spec.layers, spec.vocab) == (1, vocab)
+
+
+def test_an_mtp_layer_shares_embedding_and_output_with_its_target() -> None:
+    head, model = pair("mtp-llama-3.1-8b:llama-3.1-8b").draft, MODELS["llama-3.1-8b"]
+    assert head.params == model.layer_params // 32 + 2 * 4096 * 4096
+    assert head.head_params == model.head_params  # read in every step, held once
+    assert head.fused_params == 0
+
+
+def test_a_layer_is_what_it_was_for_models() -> None:
+    for model in MODELS.values():
+        attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
+        assert model.layer_params == model.layers * (attention + 3 * model.hidden * model.intermediate)
+
+
+def test_kv_cache_and_weights_of_a_drafter_are_its_own() -> None:
+    target, gpu = MODELS["llama-3.1-8b"], builtin("h200").gpu
+    room = {}
+    for kind in ("model", "eagle3", "mtp", "ngram", "none"):
+        name = "llama-3.2-1b:llama-3.1-8b" if kind == "model" else "llama-3.1-8b"
+        experiment = Experiment("colocated", server=Server(name, drafter=kind))  # type: ignore[arg-type]
+        pair_of = pair(experiment.server.pair)
+        room[kind] = kv_capacity(experiment, covering_profile(experiment), pair_of)
+    assert room["ngram"] == room["none"] == capacity_tokens(gpu, [target], 0.9)
+    assert room["model"] < room["eagle3"] < room["mtp"] < room["none"]
+
+
+# names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
+    assert Server("tinyllama-1.1b:llama-2-7b", drafter="eagle3").pair == "eagle3-llama-2-7b:llama-2-7b"
+    assert Server("llama-2-7b", drafter="ngram").pair == "ngram:llama-2-7b"
+    assert Server("eagle3-llama-3.1-8b:llama-3.1-8b") == replace(Server("llama-3.1-8b", drafter="eagle3"), drafter=None)
+    with pytest.warns(UserWarning, match="is taken as llama-3.1-8b"):
+        named = Server("meta-llama/Llama-3.1-8B-Instruct", drafter="mtp")
+    assert named.pair == "mtp-llama-3.1-8b:llama-3.1-8b"
+    again = replace(Server("a:b", drafter="eagle3"), pair="c:d")
+    assert again.pair == "eagle3-d:d"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"pair": "ngram:llama-2-7b", "drafter": "model"}, "--drafter model needs a draft model"),
+        ({"pair": "eagle3-llama-2-7b:llama-3.1-8b"}, "is no head of llama-3.1-8b"),
+        ({"drafter": "ngram", "controller": "feedback"}, "ngram's are of all lengths"),
+        ({"drafter": "eagle3", "arch": "pdv-ahead"}, "--drafter eagle3 cannot"),
+        ({"drafter": "eagle3", "verify_gpu": 1}, "on one GPU"),
+        ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens does nothing here"),
+        ({"drafter": "ngram", "acceptance_temperature_slope": 0.5}, "--acceptance-temperature-slope does nothing here"),
+    ],
+)
+def test_what_a_drafter_cannot_do_is_refused(options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        pdvsim.run(num_prompts=2, **options)  # type: ignore[arg-type]
+
+
+def test_a_heads_own_configuration_is_not_taken_for_a_model() -> None:
+    config = {"model_type": "llama", "draft_vocab_size": 32000, "hidden_size": 4096, "num_attention_heads": 32}
+    with pytest.raises(ValueError, match="--drafter eagle3 makes of its target"):
+        from_config(config, "x")
+
+
+def test_acceptance_of_another_drafter_is_doubtful() -> None:
+    with pytest.warns(Doubt, match="sharegpt-eagle3 was not measured with --drafter ngram"):
+        warn([replace(serving("ngram"), acceptance=Acceptance(acceptance_model="sharegpt-eagle3"))])
+    with pytest.warns(Doubt, match="sharegpt-ngram was not measured with --drafter eagle3"):
+        warn([replace(serving("eagle3"), acceptance=Acceptance(acceptance_model="sharegpt-ngram"))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for kind in ("eagle3", "ngram"):
+            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{kind}"))])
+
+
+# costs ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "mtp"])
+def test_a_round_is_k_steps_and_a_verify(kind: str) -> None:
+    """One request, nothing accepted: fusion once, k forwards of one token, one of the target; and the host."""
+    spec = builtin("h200").gpu
+    profile = replace(roofline(spec), models={}, host=replace(roofline(spec).host, launch_s=0.0, completion_s=0.0))
+    k, context, experiment = 3, 50, serving(kind, 3)
+    both = pair(experiment.server.pair)
+    profile = covering(profile, both)
+    request = Request(0, 0.0, context, 2, bytes(2))
+    result = simulate(experiment, requests=[request], profile=profile)
+    head, target, bandwidth = both.draft, both.target, spec.bandwidth_bytes_per_s
+    step = 2 * (head.layer_params + head.head_params) / bandwidth
+    draft = 2 * head.fused_params / bandwidth + k * step
+    draft += sum(head.kv_bytes_per_token * (context + 1 + n) for n in range(k)) / bandwidth
+    verify = 2 * (target.layer_params + target.head_params) + target.kv_bytes_per_token * (context + k + 1)
+    assert result.requests["draft_s"][0] == pytest.approx(draft, rel=1e-3)
+    assert result.requests["verify_s"][0] == pytest.approx(verify / bandwidth, rel=1e-3)
+
+
+def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
+    experiment = serving("eagle3")
+    profile = covering_profile(experiment)
+    both = pair(experiment.server.pair)
+    assert profile.foundation.endswith("; transferred: eagle3-llama-3.1-8b")
+    assert 0.05 < profile.uncertainty["eagle3-llama-3.1-8b"] < 0.5
+    head, target = (profile.latency(spec) for spec in (both.draft, both.target))
+    layer, ceiling = both.draft, profile.gpu.bandwidth_bytes_per_s
+    least_s = 2 * (layer.layer_params + layer.head_params + layer.fused_params) / ceiling
+    first = head.shape(1, 1, 1).solo_0
+    assert least_s < first < 2 * least_s
+    assert head.shape(1, 1, 4).solo_0 < 4 * first  # fused once
+    assert head.shape(64, 5, 4).solo_0 > head.shape(64, 1, 4).solo_0  # accepted tokens are read again
+    assert 4 * first < target.shape(1, 5).solo_0
+
+
+def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> None:
+    experiment = serving("eagle3")
+    head = covering_profile(experiment).latency(pair(experiment.server.pair).draft)
+    row = Request(0, 0.0, 100, 200, bytes(200))
+    row.emitted, row.owed = 60, head.widest
+    stretch = head.carrying(0, 0, 1, [Chunk(row, 159 - row.owed, row.owed)], False)
+    assert head.behind([row]).solo_0 == pytest.approx(stretch.solo_0)
+    books = Books({"draft": head}, Launches())
+    prices = []
+    for owed in (head.widest - 1, head.widest):
+        row.owed = owed
+        prices.append(books.price(Work("draft", "draft", "main", [row], owed + 1, 4, context=159))[0])
+    alone = head.shape(1, 1, 4)
+    assert prices[1] == pytest.approx(stretch.solo_0 + alone.solo_0 + 159 * alone.solo_1)
+    assert prices[0] < prices[1]  # one forward less
+
+
+def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
+    experiment = serving("ngram", num_prompts=1, max_concurrency=1, input_len=3000, output_len=2)
+    result = simulate(experiment)
+    assert result.requests["draft_s"][0] == pytest.approx(LOOKUP_ROW_S + 3000 * LOOKUP_TOKEN_S, abs=2e-9)
+    assert not np.any(result.launches["role"] == 0)
+
+
+def test_no_error_is_claimed_that_no_real_run_told() -> None:
+    told = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none")}
+    assert "output_throughput_error" in told["none"]
+    assert not [name for name in told["ngram"] if name.endswith("_error")]
+
+
+# who has drafts ------------------------------------------------------------------------------------------------------
+
+
+def test_drafts_are_found_where_one_is_accepted_and_at_that_share_of_the_others() -> None:
+    runs = bytes([0, 3] * 20_000)
+    found = []
+    for position in range(len(runs)):
+        row = Request(7, 0.0, 10, len(runs), runs)
+        row.emitted = position
+        found.append(is_found(row, 0.15))
+    assert all(found[1::2])
+    assert np.mean(found[::2]) == pytest.approx(0.15, abs=0.01)
+    assert found_share(0.2, 0.15) == pytest.approx(0.2 + 0.8 * 0.15)
+
+
+@pytest.mark.parametrize("name", ["sharegpt-ngram", "instructcoder-ngram"])
+def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> None:
+    acceptance = Acceptance(acceptance_model=name)
+    experiment = replace(serving("ngram", 3, num_prompts=200, output_len=300), acceptance=acceptance)
+    result = simulate(experiment)
+    requests = result.requests
+    rounds = requests["rounds"].sum()
+    assert 1 + requests["accepted"].sum() / rounds == pytest.approx(measured(name).tokens_a_round[2], rel=0.03)
+    first = np.sum(result.deliveries["tokens"] > 1) / rounds  # of its drafts, one or more accepted
+    share = requests["drafts"].sum() / rounds
+    assert first < share < 0.6
+    assert share == pytest.approx(found_share(first, found_refused(acceptance)), abs=0.01)
+
+
+# what is chosen ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("mtp", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")]
+)
+def test_the_formula_is_near_the_simulation(kind: str, acceptance: str) -> None:
+    drawn = Acceptance(acceptance_model=acceptance)
+    for k, rows in ((1, 4), (4, 4), (3, 48)):
+        experiment = serving(kind, k, num_prompts=6 * rows, max_concurrency=rows)
+        experiment = replace(experiment, acceptance=drawn, hardware=Hardware(band=False))
+        result = simulate(experiment)
+        simulated = result.requests["output_tokens"].sum() / result.requests["finish_s"].max()
+        assert Formula(experiment).at(k).tokens_per_s == pytest.approx(simulated, rel=0.12), (k, rows)
+
+
+@pytest.mark.parametrize(("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")])
+def test_tables_draft_less_for_larger_batches(kind: str, acceptance: str) -> None:
+    server = Server("llama-3.1-8b", drafter=kind, max_num_seqs=128)  # type: ignore[arg-type]
+    base = Experiment("colocated", server=server, acceptance=Acceptance(acceptance_model=acceptance))
+    table = find_table(DraftQuestion(base))
+    assert 2 <= table.best[0] <= 8
+    assert table.best[-1] < table.best[0]
+    assert table.tiers[0].over_plain > 0.2
+
+
+def test_a_controller_stops_drafting_where_nothing_is_ever_accepted() -> None:
+    """And drafts where it pays: goodput learns that rows without a match gain nothing."""
+    speeds = {}
+    for rate in (0.0, 0.7):
+        for controller in ("fixed", "goodput"):
+            experiment = serving("ngram", 4, num_prompts=60, max_concurrency=16)
+            server = replace(experiment.server, controller=controller)
+            result = simulate(replace(experiment, server=server, acceptance=Acceptance(acceptance_rate=rate)))
+            speeds[rate, controller] = result.requests["finish_s"].max()
+    plain = simulate(serving("none", num_prompts=60, max_concurrency=16)).requests["finish_s"].max()
+    assert speeds[0.0, "goodput"] <= 1.02 * plain
+    assert speeds[0.7, "goodput"] <= 1.05 * speeds[0.7, "fixed"]
+    assert speeds[0.7, "goodput"] < 0.7 * plain
+
+
+def test_a_drafter_is_a_setting_like_others() -> None:
+    """A sweep over drafters: without one it is plain decoding, to the last bit."""
+    runs = {kind: simulate(serving(kind, 0 if kind == "eagle3" else 4)) for kind in ("eagle3", "none")}
+    plain = simulate(Experiment("autoregressive", CLOSED, server=Server("llama-3.2-1b:llama-3.1-8b")))
+    for result in runs.values():
+        assert np.array_equal(result.requests["finish_s"], plain.requests["finish_s"])
