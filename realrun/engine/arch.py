@@ -181,7 +181,7 @@ def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
 
 
 def preset(name: str) -> ModelArchitecture:
-    """The architecture of the preset `name`, its shard or a head; a ValueError naming those known otherwise."""
+    """The architecture of a preset, of its shard or of a head of one; a ValueError naming those known otherwise."""
     spec = model_or_shard(name)
     whole = spec.name.partition("/tp")[0]
     if isinstance(spec, HeadSpec):
