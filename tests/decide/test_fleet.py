@@ -200,7 +200,7 @@ def test_a_budget_is_shared_by_the_fleets() -> None:
 def test_a_head_stays_with_its_target() -> None:
     base = Experiment("colocated", server=Server("llama-3.1-8b", drafter="eagle3"))
     ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
-    assert [fleet.name for fleet in ways] == ["2x colocated", "2x pd", "2x pdv"]
+    assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "2x pdv"]
     assert all(fleet.of(base).seats.gpus == 1 for fleet in ways)
     with pytest.raises(ValueError, match="--drafter-card needs an architecture"):
         fleets(base, ("pdv",), 2, "l4")

@@ -16,7 +16,7 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
 from pdvsim.sim.doubts import Doubt, warn
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
-from pdvsim.sim.hardware.models import MODELS, from_config, pair
+from pdvsim.sim.hardware.models import PRESETS, from_config, pair
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.kv import capacity_tokens
@@ -47,7 +47,7 @@ def test_an_eagle3_head_has_the_published_matrices() -> None:
     by_hand = 4096 * 12288 + 8192 * 6144 + 4096 * 4096 + 3 * 4096 * 12288 + 32_000 * 4096
     assert head.params == by_hand
     assert head.weight_bytes == pytest.approx(800e6, rel=0.02)
-    assert head.kv_bytes_per_token * 36 == MODELS["qwen3-8b"].kv_bytes_per_token  # one layer of 36
+    assert head.kv_bytes_per_token * 36 == PRESETS["qwen3-8b"].kv_bytes_per_token  # one layer of 36
 
 
 @pytest.mark.parametrize(
@@ -55,33 +55,32 @@ def test_an_eagle3_head_has_the_published_matrices() -> None:
     [("llama-3.1-8b", 32_000), ("llama-3.3-70b", 32_000), ("qwen2-7b", 16_000), ("qwen3-32b", 32_000)],
 )
 def test_heads_are_one_layer_of_their_target(target: str, vocab: int) -> None:
-    spec, model = pair(f"eagle3-{target}:{target}").draft, MODELS[target]
+    spec, model = pair(f"eagle3-{target}:{target}").draft, PRESETS[target]
     same = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "max_position_embeddings")
     assert all(getattr(spec, name) == getattr(model, name) for name in same)
     assert (spec.layers, spec.vocab) == (1, vocab)
 
 
 def test_an_mtp_layer_shares_embedding_and_output_with_its_target() -> None:
-    head, model = pair("mtp-llama-3.1-8b:llama-3.1-8b").draft, MODELS["llama-3.1-8b"]
+    head, model = pair("mtp-llama-3.1-8b:llama-3.1-8b").draft, PRESETS["llama-3.1-8b"]
     assert head.params == model.layer_params // 32 + 2 * 4096 * 4096
     assert head.head_params == model.head_params  # read in every step, held once
     assert head.fused_params == 0
 
 
 def test_a_layer_is_what_it_was_for_models() -> None:
-    for model in MODELS.values():
+    for model in PRESETS.values():
         attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
         assert model.layer_params == model.layers * (attention + 3 * model.hidden * model.intermediate)
 
 
 def test_kv_cache_and_weights_of_a_drafter_are_its_own() -> None:
-    target, gpu = MODELS["llama-3.1-8b"], builtin("h200").gpu
+    target, gpu = PRESETS["llama-3.1-8b"], builtin("h200").gpu
     room = {}
     for kind in ("model", "eagle3", "mtp", "ngram", "none"):
         name = "llama-3.2-1b:llama-3.1-8b" if kind == "model" else "llama-3.1-8b"
         experiment = Experiment("colocated", server=Server(name, drafter=kind))  # type: ignore[arg-type]
-        pair_of = pair(experiment.server.pair)
-        room[kind] = kv_capacity(experiment, covering_profile(experiment), pair_of)
+        room[kind] = kv_capacity(experiment, covering_profile(experiment))
     assert room["ngram"] == room["none"] == capacity_tokens(gpu, [target], 0.9)
     assert room["model"] < room["eagle3"] < room["mtp"] < room["none"]
 
