@@ -184,4 +184,8 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
 
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
-    write_whole(Path(path), (json.dumps(asdict(profile), indent=1) + "\n").encode())
+    document = asdict(profile)
+    for fit in document["models"].values():
+        if not fit["fused_knots"]:  # heads alone have any
+            del fit["fused_knots"]
+    write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())
