@@ -15,7 +15,7 @@ from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import load_weights
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import PRESETS as SPECS
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,
@@ -160,8 +160,8 @@ def test_a_shard_has_its_part_of_a_preset() -> None:
             preset(name)
 
 
-def test_presets_cover_the_nine_models() -> None:
-    assert set(PRESETS) == set(MODELS)
-    assert all(PRESETS[name].spec is MODELS[name] for name in MODELS)
-    assert {n for n, a in PRESETS.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b"}
+def test_presets_cover_all_models() -> None:
+    assert set(PRESETS) == set(SPECS)
+    assert all(PRESETS[name].spec is SPECS[name] for name in SPECS)
+    assert {n for n, a in PRESETS.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b", "qwen2.5-72b"}
     assert {n for n, a in PRESETS.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}
