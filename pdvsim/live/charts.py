@@ -32,8 +32,8 @@ SERIES = {
 }
 FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
-ROUND = 6  # pictures, in which every chart is drawn: what moves fast each time, the others once
-SLOW_TURN, SPREADS_TURN = 1, 4  # when that is, in the round
+ROUND = 6  # pictures, in which every chart is drawn: the strip each time, what moves fast every other, the others once
+SLOW_TURN, SPREADS_TURN = 1, 3  # when that is, in the round
 MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # on the axes of latencies
 LANE_PX = 22  # of the strip's height
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # two of one colour are told apart by these
@@ -50,7 +50,7 @@ class Charts:
         # one source for all architectures: each is a message, and each message may draw a chart anew
         self._fast, self._slow, self._spreads, self._launches, self._errors = (ColumnDataSource() for _ in range(5))
         self._turn = 0
-        for draw in (self._show_fast, self._show_slow, self._show_spreads):
+        for draw in (self._show_launches, self._show_fast, self._show_slow, self._show_spreads):
             draw(figures)
         errors = [name for name in figures[-1].get("errors", ()) if name != "time_s"]
         self.roots: list[Any] = []
@@ -67,15 +67,19 @@ class Charts:
     def show(self, figures: Sequence[dict[str, Any]]) -> None:
         """Draw the latest; what moves slowly is drawn more rarely."""
         self._turn = (self._turn + 1) % ROUND
-        self._show_fast(figures)
+        self._show_launches(figures)
+        if self._turn % 2 == 0:
+            self._show_fast(figures)
         if self._turn == SLOW_TURN:
             self._show_slow(figures)
         if self._turn == SPREADS_TURN:
             self._show_spreads(figures)
 
+    def _show_launches(self, figures: Sequence[dict[str, Any]]) -> None:
+        self._launches.data = _strip_data(self.names, figures)
+
     def _show_fast(self, figures: Sequence[dict[str, Any]]) -> None:
         self._fast.data = _joined([_columns(shown, FAST) for shown in figures])
-        self._launches.data = _strip_data(self.names, figures)
 
     def _show_slow(self, figures: Sequence[dict[str, Any]]) -> None:
         self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])

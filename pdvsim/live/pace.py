@@ -26,7 +26,7 @@ from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
 
 TICK_S = 0.12  # from one picture to the next
-MOST_S = 0.5  # is made up for: after a longer pause of the machine, time has stood still
+MOST_S = 2.0  # is made up for: after a longer pause of the machine, time has stood still
 SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
 SLICES = 4  # about so many a tick
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
