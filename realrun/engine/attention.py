@@ -128,7 +128,10 @@ class AttentionPlan:
 
 
 def plan(batch: Batch, positions: Tensor, kv_heads: int) -> AttentionPlan:
-    """Cut the rows' contexts into stretches of about the same length."""
+    """Cut the rows' contexts into stretches of about the same length.
+
+    Attention must not be the next kernel: it reads the plan while the one ahead of it may still run.
+    """
     rows = batch.rows
     even = cuts(rows * kv_heads, TUNING.programs_per_sm * card(positions.device)[0])
     programs = rows + 4 * rows * even // 5  # a fair share and a bit each, and what is left over in every row

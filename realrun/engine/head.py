@@ -50,6 +50,8 @@ class Head(Transformer):
             ahead, sequences.tokens, sequences.length, w.embedding, self.embedding_scale
         )
         places = (positions - 1).clamp(min=0)  # padding stands at 0
+        # here, not where it is needed: attention reads the plan before the kernel just ahead of it has ended
+        planned = ops.plan(batch, places, spec.kv_heads) if rows else None
         state = self._passed_on(batch, sequences, slots, places) if states is None else states
         both = torch.cat((ops.unit_norm(embedded.x, eps), ops.unit_norm(state.contiguous(), eps)), dim=1)
         if w.joined is None:
@@ -61,7 +63,6 @@ class Head(Transformer):
                 ops.head_norm(qkv, layer.qk_norm, spec.heads, spec.kv_heads, eps)
         parts = []
         if batch.rows:
-            planned = ops.plan(batch, places, spec.kv_heads)
             parts.append(ops.decode_attention(qkv[:rows], kv, batch, planned, places[:rows], self.cos, self.sin))
         if batch.chunk:
             ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], places[rows:], self.cos, self.sin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -44,6 +45,17 @@ def lanes(kind: HeadKind, layers: int = 5, slots: int = 4, capacity: int = 128) 
     sequences.keep_states(states_width(head.arch), 64, torch.float32)
     sizes = {"row_buckets": (1, 2, 4), "chunk_buckets": (4, 8, 16, 32, 64)}
     return GraphLane(Engine(target, sequences, **sizes)), GraphLane(Engine(head, sequences, **sizes))
+
+
+class Recorded:
+    """Operations that note their names as they are called."""
+
+    def __init__(self, called: list[str]) -> None:
+        self.called = called
+
+    def __getattr__(self, name: str) -> object:
+        self.called.append(name)
+        return getattr(twins, name)
 
 
 # the plain twin ------------------------------------------------------------------------------------------------------
@@ -261,3 +273,17 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
         expected = [plainly(head, target.engine.model, sequences.get(slot), 2) for slot in (0, 1)]
         assert draft.draft([0, 1], 2, width=width).outcome().rows == expected
         target.verify([0, 1], 2, pins=pins).outcome()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_is_not_the_kernel_behind_its_plan(kind: HeadKind) -> None:
+    # on a GPU it starts, and reads the plan, while the kernel ahead of it still runs
+    for lane in lanes(kind):
+        called: list[str] = []
+        lane.engine.model.ops = Recorded(called)  # type: ignore[assignment]
+        lane.engine.sequences.put(0, PROMPTS[0], settled=True)
+        lane.step([0])
+        lane.draft([0], 3, width=2)
+        ahead = [before for before, name in itertools.pairwise(called) if name == "decode_attention"]
+        assert ahead
+        assert "plan" not in ahead
