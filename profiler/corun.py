@@ -30,7 +30,7 @@ from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 
 CONTEXT = 512
-LONG = 3000
+LONG, FAR = 3000, 6000
 STEPS = 4
 PLACE = {"draft": 0, "verify": 1, "mixed": 1, "prefill": 2}  # whose slots and pages a kind works on
 PROMPT_SLOTS = 8
@@ -75,7 +75,17 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     for kind in kinds:
         random.Random(len(kind)).shuffle(kind)
     placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
-    chosen = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
+    # prompts far behind a start, whose attention leaves less room; last, as groups go by their numbers
+    behind = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
+    far_off: list[tuple[GridPoint, ...]] = [
+        (behind[2], grid.prefill(2048, 4000)),
+        (behind[1], grid.prefill(512, FAR)),
+        (behind[0], grid.prefill(1024, FAR)),
+        (behind[0], behind[1], grid.prefill(256, FAR)),
+        (behind[0], behind[1], grid.prefill(2048, 4000)),
+    ]
+    ordered = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])] + far_off
+    chosen = ordered[: 4 if quick else None]
     return [(2 * i + j, s, members) for i, members in enumerate(chosen) for j, s in enumerate(SETTINGS)]
 
 

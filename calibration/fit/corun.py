@@ -1,10 +1,10 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
-All figures but one are fitted on pairs; how much priority counts among three, where alone there is a choice of who goes
-next, on triples. Works side by side are measured in a row, hot, and alone at rest: what the card's power limit takes is
-taken out first, as the simulator adds it again. Errors are told of what the fit has not seen: shapes side by side
-(whatever models and priorities), where several pairs of models were measured those models, and triples with a fit on
-pairs alone.
+All figures but two are fitted on pairs; on triples how much priority counts among three, where alone there is a choice
+of who goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone at rest:
+what the card's power limit takes is taken out first, as the simulator adds it again. Errors are told of what the fit
+has not seen: shapes side by side (whatever models and priorities), where several pairs of models were measured those
+models, and triples with a fit on pairs alone.
 """
 
 from __future__ import annotations
@@ -190,8 +190,8 @@ START = np.array([-2.0, -0.2, 0.0, 0.8, -2.5, 0.6, -1.2, -1.8])  # close to noth
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
-    """Least mean relative errors: of the pairs, then, with one figure more, of the triples. None without pairs."""
-    from scipy.optimize import minimize, minimize_scalar
+    """Least mean relative errors: of the pairs, then, with two figures more, of the triples. None without pairs."""
+    from scipy.optimize import minimize
 
     pairs, triples = ([g for g in groups if (len(g.members) == 2) == two] for two in (True, False))
     if not pairs:
@@ -208,10 +208,12 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     fit = fit_of(found.x)
     if not any(group.ordered for group in triples):
         return fit
-    crowd = minimize_scalar(
-        lambda x: loss(triples, replace(fit, crowd_weight=float(np.exp(x)))), bounds=(0.0, 2.0), method="bounded"
-    )
-    return replace(fit, crowd_weight=float(np.exp(crowd.x)))
+
+    def of_crowd(x: Floats) -> ContentionFit:
+        return replace(fit, crowd_weight=1 + float(np.exp(x[0])), crowd_hold=float(min(np.exp(x[1]), 1.0)))
+
+    crowd = minimize(lambda x: loss(triples, of_crowd(x)), np.array([-0.5, -0.05]), method="Nelder-Mead")
+    return of_crowd(crowd.x)
 
 
 def fit_corun(
@@ -240,7 +242,7 @@ def fit_corun(
     rows["measured"] = measured(groups)
     rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
     rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
-    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None))
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0))
     return Corun(fit, rows)
 
 

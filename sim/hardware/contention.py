@@ -161,11 +161,11 @@ class Sharing:
     def _levels(self, loads: Sequence[Load]) -> None:
         """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
         used_c = used_b = 0.0
-        room = 1.0
+        room, crowd = 1.0, self.fit.crowd_hold if len(loads) > 2 else 1.0
         for level in sorted({load.priority for load in loads}, reverse=True):
             group = [load for load in loads if load.priority == level]
             shares = [self._share(load) for load in group] if len(group) > 1 else [1.0]
-            holds = [self._hold(load) for load in group]
+            holds = [self._hold(load) * crowd for load in group]
             # those below cannot disturb those above, so only what is left to them shrinks
             capacity = self._efficiency([load for load in loads if load.priority >= level])
             left_c, left_b = max(0.0, capacity - used_c), max(0.0, capacity - used_b)
@@ -181,7 +181,7 @@ class Sharing:
         weights = [self._share(load) for load in loads]
         if self.priority == "stream":
             weights = [w * self._crowd_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)]
-        holds = [self._hold(load) for load in loads]
+        holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
         if self.priority == "stream" and self._goes_first and len(levels) > 1:
             top = max(range(len(loads)), key=lambda i: loads[i].priority)

@@ -123,7 +123,7 @@ def test_the_slopes_are_those_of_the_predictions() -> None:
 
 
 HELD = ContentionFit(
-    stream_weight=1.5, crowd_weight=2.0, turn_exponent=0.8, nimble_weight=2.0, nimble_first_rate=0.65,
+    stream_weight=1.5, crowd_weight=2.0, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, nimble_first_rate=0.65,
     nimble_first_exponent=0.1, hold=0.6, hold_compute=0.3, hold_bandwidth=0.2,
 )  # fmt: skip
 
@@ -163,6 +163,7 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert fit is not None
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(2.0, rel=0.1)
+    assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
     assert fit.nimble_first_rate == pytest.approx(0.65, rel=0.05)
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
 

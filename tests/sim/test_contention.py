@@ -59,6 +59,7 @@ measured = st.one_of(
         ContentionFit,
         stream_weight=st.floats(0.5, 4.0),
         crowd_weight=st.one_of(st.none(), st.floats(0.5, 4.0)),
+        crowd_hold=st.floats(0.5, 1.0),
         turn_exponent=st.floats(0.1, 1.5),
         nimble_weight=st.floats(0.5, 4.0),
         nimble_first_rate=st.one_of(st.none(), st.floats(0.05, 1.5)),
@@ -87,8 +88,9 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
     return sum(x.rate * x.compute for x in loads), sum(x.rate * x.bandwidth for x in loads)
 
 
-def hold(fit: ContentionFit, load: Load) -> float:
-    return min(1.0, fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth)
+def hold(fit: ContentionFit, load: Load, works: int) -> float:
+    held = min(1.0, fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth)
+    return held * fit.crowd_hold if works > 2 else held
 
 
 def capacity(fit: ContentionFit, loads: Sequence[Load]) -> float:
@@ -105,12 +107,12 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit) -> bool:
+def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit, works: int) -> bool:
     """Whether something that the load needs is used up by the works that it has to share with, and itself."""
     used_c, used_b = used_up(beside)
     full = capacity(fit, beside)
-    held = sum(x.rate * hold(fit, x) for x in beside)
-    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (hold(fit, load), 1 - held))
+    held = sum(x.rate * hold(fit, x, works) for x in beside)
+    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (hold(fit, load, works), 1 - held))
     return any(need > 0 and left <= TINY for need, left in needs)
 
 
@@ -185,7 +187,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     # pairs lose efficiency; under preemption only the lower of a pair does, out of what is left to it
     whole = 1.0 if priority == "preemptive" else capacity(fit, loads)
     assert max(used_up(loads)) <= whole + TINY
-    assert sum(x.rate * hold(fit, x) for x in loads) <= 1 + TINY
+    assert sum(x.rate * hold(fit, x, len(loads)) for x in loads) <= 1 + TINY
     assert sum(found) >= capacity(fit, loads) - NEAR
     top = max(loads, key=lambda x: x.priority)
     first = top if priority in ("stream", "dynamic") and top.nimble and fit.nimble_first_rate is not None else None
@@ -194,7 +196,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     for load in loads:
         if load.rate < 1 - NEAR and load is not first:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, fit)
+            assert lacks_something(load, beside, fit, len(loads))
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
