@@ -107,12 +107,12 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit, works: int) -> bool:
+def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit) -> bool:
     """Whether something that the load needs is used up by the works that it has to share with, and itself."""
     used_c, used_b = used_up(beside)
     full = capacity(fit, beside)
-    held = sum(x.rate * hold(fit, x, works) for x in beside)
-    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (hold(fit, load, works), 1 - held))
+    held = sum(x.rate * hold(fit, x, len(beside)) for x in beside)
+    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (hold(fit, load, len(beside)), 1 - held))
     return any(need > 0 and left <= TINY for need, left in needs)
 
 
@@ -196,7 +196,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     for load in loads:
         if load.rate < 1 - NEAR and load is not first:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, fit, len(loads))
+            assert lacks_something(load, beside, fit)
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
