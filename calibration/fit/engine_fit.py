@@ -1,15 +1,16 @@
 """A profile from the log of the user's own engine: whole steps, by tokens, rows, cached tokens and draft length.
 
-A step takes `layers(tokens) + kv * cached tokens`, and with drafts of k tokens `k * (fixed + slope * rows)` more; the
-drafter also reads prompts. All coefficients are found together and none is negative, so logs of two draft lengths, one
-of them 0, tell draft from verify. What outputs are apart beyond a step is the host's.
+A step takes `layers(tokens) + kv * cached tokens`, a little more where rows and a prompt share it, and with drafts of k
+tokens `k * (fixed + slope * rows)` more; the drafter also reads prompts. Prompts may be padded to sizes that the log
+shows. All coefficients are found together and none is negative, so logs of two draft lengths, one of them 0, tell draft
+from verify. What outputs are apart beyond a step is the host's.
 
 Not known from a log: what parts of a step would take side by side. So the profile serves colocated architectures only.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -27,19 +28,23 @@ KNOT_STEPS = 8  # steps that must lie between two knots
 OUTLIER = 6.0  # steps further off than so many median errors (a compilation, a pause) do not count
 WIDEST_ROWS = 1024  # where the drafter's straight line is written down
 LEAST_S = 1e-7  # of a forward, in a profile
-LEAST_GROUP = 20  # steps of a batch size that is left out
+LEAST_GROUP = 20  # steps of a batch size that is left out, and with prompts to see their padding
+SIZES = tuple(sorted(half << power for power in range(3, 15) for half in (2, 3)))  # that prompts may be padded to
+LONGER = 0.05  # share of a step by which one above a size that prompts are padded to is longer
+CLEARLY = 0.75  # of the error without padding: it is there if the error with it is less
 
 
 @dataclass(frozen=True)
 class EngineSteps:
-    """Coefficients of a step, and the token counts between which its layers are straight."""
+    """Coefficients of a step, sizes that prompts are padded to, and token counts between which layers are straight."""
 
+    padded_to: tuple[int, ...]
     knots: tuple[int, ...]
     coefficients: Floats
 
     def seconds(self, log: StepLog) -> Floats:
         """What the steps of a log take."""
-        found: Floats = _columns(log, self.knots) @ self.coefficients
+        found: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
         return found
 
 
@@ -66,57 +71,100 @@ class EngineCalibration:
 
 
 def _knots(log: StepLog) -> tuple[int, ...]:
-    """Powers of two with enough steps between them, from the fewest tokens to the most."""
+    """Token counts of the log, the last before each power of two, with enough steps between them."""
     tokens = np.sort(log.tokens + log.prompt)
-    kept = [int(tokens[0])]
-    size = 1
+    kept, below, size = [int(tokens[0])], 0, 1
     while size < tokens[-1]:
         size *= 2
-        between = np.searchsorted(tokens, [kept[-1], size], side="right")
-        if size > kept[-1] and between[1] - between[0] >= KNOT_STEPS:
-            kept.append(size)
-    kept[-1] = max(kept[-1], kept[0] + 1)
+        upto = int(np.searchsorted(tokens, size, side="right"))
+        if tokens[upto - 1] > kept[-1] and upto - below >= KNOT_STEPS:
+            kept.append(int(tokens[upto - 1]))
+            below = upto
     return tuple(kept) if len(kept) > 1 else (kept[0], kept[0] + 1)
 
 
 def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
-    """What coefficients are multiplied by: a fixed part, ramps between knots, cached tokens; three of the drafter."""
+    """What coefficients are multiplied by: a fixed part, ramps between knots, and five rates."""
     tokens = log.tokens + log.prompt
     ramps = []
     for at, (low, high) in enumerate(pairwise(knots)):
         ramp = (tokens - low) / (high - low)
         ramps.append(np.clip(ramp, 0, None if at == len(knots) - 2 else 1))
-    kv = np.nan_to_num(log.kv)
-    forwards = np.where(log.k > 0, np.where(log.rows > 0, log.k, 0) + (log.prompt > 0), 0)
+    kv, decodes, reads = np.nan_to_num(log.kv), log.rows > 0, log.prompt > 0
+    forwards = np.where(log.k > 0, np.where(decodes, log.k, 0) + reads, 0)
     drafted = np.where(log.k > 0, log.k * log.rows + log.prompt, 0)
-    return np.stack([np.ones(len(log)), *ramps, kv, forwards, drafted, log.k * (log.rows > 0) * kv], axis=1)
+    rates = (kv, decodes & reads, forwards, drafted, log.k * decodes * kv)
+    return np.stack([np.ones(len(log)), *ramps, *rates], axis=1)
+
+
+def _padded(log: StepLog, sizes: tuple[int, ...]) -> StepLog:
+    """The log with the tokens that were computed for its prompts."""
+    if not sizes:
+        return log
+    at = np.minimum(np.searchsorted(sizes, log.prompt), len(sizes) - 1)
+    return replace(log, prompt=np.where(log.prompt > 0, np.maximum(log.prompt, np.array(sizes)[at]), 0))
 
 
 def fit_steps(log: StepLog) -> EngineSteps:
-    """Non-negative least squares of shares, twice: the second time without outliers."""
+    """The steps' law, with the padding of prompts that the log shows."""
+    return _solved(log, padding(log))[0]
+
+
+def padding(log: StepLog) -> tuple[int, ...]:
+    """Sizes that prompts are padded to, as CUDA graphs are: steps are alike up to one and longer above; none if not so.
+
+    Looked for among powers of two and sizes halfway between, in the steps without drafts. Shorter and longer prompts
+    than the log's are taken to be padded as in its nearest octave.
+    """
+    alone = log.only((log.prompt > 0) & (log.k == 0))
+    if len(alone) < LEAST_GROUP:
+        return ()
+    found, group = np.unique(np.searchsorted(SIZES, alone.prompt), return_inverse=True)
+    if found[-1] == len(SIZES):
+        return ()
+    levels = np.eye(len(found))[group]
+    columns = np.column_stack([levels, alone.rows > 0, alone.tokens, np.nan_to_num(alone.kv)])
+    level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(len(alone)))[0][: len(found)]
+    usual = np.array([np.median(alone.seconds[group == at]) for at in range(len(found))])
+    longer = np.diff(level) > LONGER * usual[:-1]
+    sizes = [size for at in np.flatnonzero(longer) for size in SIZES[found[at] : found[at + 1]]] + [SIZES[found[-1]]]
+    reading = log.only(log.prompt > 0)
+    if _solved(reading, tuple(sizes))[1] >= CLEARLY * _solved(reading, ())[1]:
+        return ()
+    while sizes[0] > SIZES[0]:
+        sizes = [size // 2 for size in sizes if size < 2 * sizes[0]] + sizes
+    while sizes[-1] < SIZES[-1]:
+        sizes = sizes + [2 * size for size in sizes if 2 * size > sizes[-1]]
+    return tuple(sizes)
+
+
+def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
+    """Non-negative least squares of shares, twice: the second time without outliers. And their mean error."""
     from scipy.optimize import nnls
 
+    log = _padded(log, sizes)
     knots = _knots(log)
-    columns, weight = _columns(log, knots), 1 / log.seconds
+    shares = _columns(log, knots) / log.seconds[:, None]
+    # a share of each column's size, or those of tokens and of seconds would not be found to the same precision
+    size = np.maximum(np.abs(shares).max(axis=0), 1e-300)
+    shares /= size
     kept: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
     for _ in range(2):
-        # a share of each column's size, or those of tokens and of seconds would not be found to the same precision
-        shares = columns[kept] * weight[kept, None]
-        size = np.maximum(np.abs(shares).max(axis=0), 1e-300)
-        found = nnls(shares / size, np.ones(int(kept.sum())))[0] / size
-        off = np.abs(columns @ found * weight - 1)
+        across, triangle = np.linalg.qr(shares[kept])  # the same squares, of few rows
+        found = nnls(triangle, across.sum(axis=0))[0]
+        off = np.abs(shares @ found - 1)
         kept = off <= max(OUTLIER * float(np.median(off)), 0.02)
-    return EngineSteps(knots, found)
+    return EngineSteps(sizes, knots, found / size), float(off.mean())
 
 
 def held_out(log: StepLog) -> dict[int, dict[str, float]]:
-    """Errors on the decode steps of each batch size that the fit has not seen, where there are others."""
+    """Errors on the steps of each batch size that the fit has not seen, where there are others."""
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
     found = {}
     for size in np.unique(group[group > 0]).tolist():
         mine = group == size
         if mine.sum() >= LEAST_GROUP and (group[~mine] > 0).sum() >= LEAST_GROUP:
-            unseen = log.only(mine & (log.prompt == 0)) if (mine & (log.prompt == 0)).any() else log.only(mine)
+            unseen = log.only(mine)
             found[size] = middle(fit_steps(log.only(~mine)).seconds(unseen) / unseen.seconds - 1)
     return found
 
@@ -152,7 +200,7 @@ def calibrate_engine(
             "from verify"
         )
     found, errors = fit_steps(log), held_out(log)
-    layers, (kv_s, fixed_s, row_s, draft_kv_s) = found.coefficients[:-4], found.coefficients[-4:]
+    layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = found.coefficients[:-5], found.coefficients[-5:]
     seconds = np.maximum(np.cumsum(layers), LEAST_S).tolist()
     plain: dict[str, Any] = dict.fromkeys(
         (
@@ -166,10 +214,9 @@ def calibrate_engine(
             "prompt_read_s",
         ),
         0.0,
-    )
-    models = {
-        pair.target.name: ForwardFit(**plain, kv_s=kv_s, layer_knots=tuple(zip(found.knots, seconds, strict=True)))
-    }
+    ) | {"chunk_buckets": found.padded_to}
+    knots = tuple(zip(found.knots, seconds, strict=True))
+    models = {pair.target.name: ForwardFit(**plain, kv_s=kv_s, mixed_s=mixed_s, layer_knots=knots)}
     if drafts[-1] > 0:
         ends = tuple((n, max(fixed_s + row_s * n, LEAST_S)) for n in (1, WIDEST_ROWS))
         models[pair.draft.name] = ForwardFit(**plain, kv_s=draft_kv_s, layer_knots=ends)
