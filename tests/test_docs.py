@@ -195,6 +195,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
+    shutil.copytree(source / "own-engine", folder / "own-engine")
     for name in ("truth.json", "truth.jsonl"):
         (folder / name).write_bytes((source / name).read_bytes())
     return target

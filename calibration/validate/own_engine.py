@@ -1,8 +1,9 @@
 """What a profile from an engine's log is worth: `python -m pdvsim.calibration.validate.own_engine FOLDER`, on a GPU.
 
-Eight runs of our own engine (no drafts and drafts of 4, at 1, 4, 16 and 64 at once) give the log, two of them the
-benchmarks. The profile fitted to these alone predicts twelve other runs, beside the profile of the card's kernels. The
-logs, the profile and the errors are written to FOLDER. Targets: median 4%, 95th percentile 12%.
+Eight runs of our own engine (no drafts and drafts of 4, at 1, 4, 16 and 64 at once) give the logs, two of them the
+benchmarks. The profile fitted to these alone predicts twelve other runs, beside the profile of the card's kernels. All
+of it is written to FOLDER; with `--kept` the runs are those of an earlier folder, and no GPU is needed. Targets: median
+4%, 95th percentile 12%.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from typing import Any
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine_fit import calibrate_engine
-from pdvsim.calibration.fit.engine_log import BenchRun, read_logs
+from pdvsim.calibration.fit.engine_log import read_bench, read_logs
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.validate.runs import Workbench
+from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
+from pdvsim.common.commandline import command_line
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
@@ -33,6 +36,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 
+PAIR = "tinyllama-1.1b:llama-2-7b"
 USERS = (1, 4, 16, 64)
 DRAFTS = (0, 4)
 BENCHED = 16  # at once, in the runs that stand for benchmarks
@@ -54,8 +58,8 @@ def run_of(name: str, k: int, users: int, prompt: int = 256, output: int = 200, 
     return as_served(Experiment("colocated", traffic, Acceptance(acceptance_rate=0.7), server))
 
 
-def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = False) -> dict[str, Any]:
-    """Serve, fit and predict; `few` of each for a look."""
+def serve(folder: Path, name: str, machine: Machine, few: bool = False) -> None:
+    """Serve on this machine, and keep logs, benchmarks and the other runs in `folder`; `few` of each for a look."""
     lengths = (16, 12) if few else ()
     fitted = [run_of(name, k, users, *lengths) for k in DRAFTS for users in USERS[: 2 if few else None]]
     others = [
@@ -63,7 +67,6 @@ def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = Fals
         for k, users, prompt, output in OTHERS[: 2 if few else None]
     ]
     results = dict(_served([*fitted, *others], machine))
-    logs, benches = [], []
     for k in DRAFTS:
         lines: list[str] = []
         for experiment in fitted:
@@ -71,25 +74,42 @@ def prove(folder: Path, name: str, card: str, machine: Machine, few: bool = Fals
             if experiment.server.num_speculative_tokens == k:
                 lines += iteration_lines(results[experiment], "pdvsim", __version__)
                 if users == BENCHED:
-                    gap_s = summarise(results[experiment])["median_itl_ms"] / 1e3
-                    benches.append(BenchRun(f"k={k}, {users} at once", users, k, gap_s))
-        logs.append(folder / f"k{k}.log")
-        write_whole(logs[-1], "".join(f"{line}\n" for line in lines).encode())
-    found = calibrate_engine(read_logs(tuple(map(str, logs))), tuple(benches), pair(name), gpu(card), "own-engine")
+                    bench = {"max_concurrency": users} | summarise(results[experiment])
+                    write_whole(folder / f"k{k}-{users}.json", (json.dumps(bench, indent=1) + "\n").encode())
+        write_whole(folder / f"k{k}.log", "".join(f"{line}\n" for line in lines).encode())
+    kept = []
+    for experiment in others:
+        meta = {key: value for key, value in results[experiment].meta.items() if key != "telemetry"}
+        command, metrics = command_line("realrun", experiment), summarise(results[experiment])
+        kept.append(ServedRun(command, 0, False, metrics, meta, folder))
+    write_runs(folder / "runs.jsonl", kept)
+
+
+def prove(kept: Path, folder: Path, card: str) -> dict[str, Any]:
+    """Fit a profile to the logs and benchmarks that were kept, and predict the other runs with it."""
+    runs = read_runs(kept / "runs.jsonl")
+    logs = read_logs(tuple(str(kept / f"k{k}.log") for k in DRAFTS))
+    benches = tuple(read_bench(str(path)) for path in sorted(kept.glob(f"k*-{BENCHED}.json")))
+    found = calibrate_engine(logs, benches, pair(runs[0].experiment.server.pair), gpu(card), "own-engine")
     profile = folder / "own-engine.json"
     save(found.profile, profile)
     rows: list[dict[str, Any]] = []
-    for experiment, (k, users, prompt, output) in zip(others, OTHERS, strict=False):
-        real = summarise(results[experiment])
-        own = replace(experiment, hardware=replace(experiment.hardware, profile=str(profile)))
-        kernels = replace(experiment, hardware=replace(experiment.hardware, gpu=card))
-        told = {"log": summarise(simulate(own)), "kernels": summarise(simulate(kernels))}
-        errors = {way: {m: one[m] / real[m] - 1 for m in METRICS} for way, one in told.items()}
-        rows.append({"k": k, "users": users, "prompt": prompt, "output": output, "errors": errors})
-    summary = {way: {m: middle([row["errors"][way][m] for row in rows]) for m in METRICS} for way in ("log", "kernels")}
-    document = {**found.document(), "runs": rows, "errors": summary}
+    for run in runs:
+        experiment, hardware = run.experiment, run.experiment.hardware
+        ways = {"log": replace(hardware, profile=str(profile)), "kernels": replace(hardware, gpu=card)}
+        told = {way: summarise(simulate(replace(experiment, hardware=one))) for way, one in ways.items()}
+        errors = {way: {m: one[m] / run.metrics[m] - 1 for m in METRICS} for way, one in told.items()}
+        rows.append({"command": run.command, "errors": errors})
+    document = {**found.document(), "runs": rows, "errors": {way: _summed(rows, way) for way in ("log", "kernels")}}
     write_whole(folder / "own-engine.errors.json", (json.dumps(document, indent=1) + "\n").encode())
     return document
+
+
+def _summed(rows: list[dict[str, Any]], way: str) -> dict[str, dict[str, float]]:
+    """Errors of one profile, by metric and of all together."""
+    by_metric = {metric: [row["errors"][way][metric] for row in rows] for metric in METRICS}
+    together = [error for errors in by_metric.values() for error in errors]
+    return {metric: middle(errors) for metric, errors in [*by_metric.items(), ("all", together)]}
 
 
 def _served(experiments: Sequence[Experiment], machine: Machine) -> Iterator[tuple[Experiment, Result]]:
@@ -116,15 +136,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(description="What a profile from an engine's log is worth, on this machine's GPU.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--pair", default="tinyllama-1.1b:llama-2-7b")
-    parser.add_argument("--gpu", default="h200", help="the card that it runs on")
+    parser.add_argument("--kept", type=Path, metavar="FOLDER", help="logs and runs of an earlier one: none are served")
+    parser.add_argument("--pair", help=f"models that are served, {PAIR} unless told")
+    parser.add_argument("--gpu", default="h200", help="the card that it runs on, or ran on")
     parser.add_argument(
         "--tiny", action="store_true", help="tiny models on the CPU and few runs: tries the program, not the fit"
     )
     args = parser.parse_args(argv)
+    if args.kept is not None and (args.pair or args.tiny):
+        raise ValueError("--kept serves nothing: --pair and --tiny do not go with it")
     args.folder.mkdir(parents=True, exist_ok=True)
-    machine = Machine(device="cpu", tiny=True) if args.tiny else Machine()
-    document = prove(args.folder, args.pair, args.gpu, machine, args.tiny)
+    if args.kept is None:
+        serve(args.folder, args.pair or PAIR, Machine(device="cpu", tiny=True) if args.tiny else Machine(), args.tiny)
+    document = prove(args.kept or args.folder, args.folder, args.gpu)
     print(json.dumps(document["errors"], indent=1))
     return 0
 

@@ -10,12 +10,15 @@ import pytest
 
 from pdvsim.calibration.fit.engine_fit import fit_steps
 from pdvsim.calibration.fit.engine_log import StepLog, read_bench, read_logs
+from pdvsim.calibration.validate.own_engine import prove
 from pdvsim.cli import main
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.run import simulate
 from pdvsim.view.run import Run
 
+KEPT = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "own-engine"
 # As vLLM 0.27.1 writes them (v1/metrics/loggers.py); a data-parallel dummy step, and the older line without usage.
 START = (
     "(EngineCore pid=1) INFO 08-14 09:00:00 [core.py:97] Initializing a V1 LLM engine (v0.27.1) with "
@@ -73,21 +76,36 @@ def test_what_is_no_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_known_steps_are_found_again() -> None:
-    """Steps of a known law, with 1% of noise: times are found within 1% where no step was logged."""
+    """Steps of a known law, with 1% of noise: times are found within 1% where no step was logged, and the padding."""
     rng = np.random.default_rng(0)
 
-    def steps(rows: list[int], drafts: list[int], count: int, noise: float) -> StepLog:
+    def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> StepLog:
         row, k = rng.choice(rows, count).astype(float), rng.choice(drafts, count).astype(float)
         prompt = np.where(rng.random(count) < 0.1, rng.integers(64, 2048, count), 0).astype(float)
         kv, tokens = row * rng.uniform(200, 900, count), row * (k + 1)
-        seconds = 6e-3 + 20e-6 * (tokens + prompt) + 40e-9 * kv
-        seconds += np.where(k > 0, (k + (prompt > 0)) * 7e-4 + 2e-6 * (k * row + prompt), 0)
+        read = np.array([0, *sizes])[np.searchsorted([0, *sizes], prompt)] if sizes else prompt
+        seconds = 6e-3 + 20e-6 * (tokens + read) + 40e-9 * kv + 5e-4 * (prompt > 0)
+        seconds += np.where(k > 0, (k + (prompt > 0)) * 7e-4 + 2e-6 * (k * row + read), 0)
         seconds *= 1 + noise * rng.standard_normal(count)
         return StepLog("an engine", None, (prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
 
-    found = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01))
-    other = steps([2, 8, 32, 48], [0, 2, 6], 500, 0.0)
-    assert np.abs(found.seconds(other) / other.seconds - 1).max() < 0.01
+    for sizes in ((), (128, 256, 512, 768, 1024, 1536, 2048), (128, 512, 2048)):
+        found = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01, sizes))
+        assert tuple(size for size in found.padded_to if 128 <= size <= 2048) == sizes
+        other = steps([2, 8, 32, 48], [0, 2, 6], 500, 0.0, sizes)
+        assert np.abs(found.seconds(other) / other.seconds - 1).max() < 0.01
+
+
+def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
+    """Twelve runs on an H200, from the log of eight others: every metric meets the targets set beforehand."""
+    document = prove(KEPT, tmp_path, "h200")
+    assert len(document["runs"]) == 12
+    for metric, error in document["errors"]["log"].items():
+        assert error["median"] <= 0.04, metric
+        assert error["p95"] <= 0.12, metric
+    found = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
+    logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens a step
+    assert [size for size in found if 256 <= size <= 1536] == logged
 
 
 def experiment(k: int, users: int, profile: str | None = None) -> Experiment:
