@@ -118,7 +118,7 @@ def _read(args: ValidateCommand) -> list[ServedRun]:
 
 def _shipped() -> list[Path]:
     folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
-    return [folder / name for name in ("runs.jsonl", "served.jsonl", "truth.jsonl")]
+    return [folder / name for name in ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl")]
 
 
 def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
