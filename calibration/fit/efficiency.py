@@ -106,7 +106,7 @@ class Parts(Protocol):
     def kv(self, width: Floats) -> Floats: ...
     def width(self, width: Floats) -> Floats: ...
     def row(self) -> Floats: ...
-    def prompt_pair(self) -> Floats: ...
+    def prompt_wave(self) -> Floats: ...
     def mixed(self) -> Floats: ...
 
 
@@ -131,8 +131,8 @@ class Knots:
     def row(self) -> Floats:
         return np.asarray(self.fit.row_s)
 
-    def prompt_pair(self) -> Floats:
-        return np.asarray(self.fit.prompt_pair_s or 0.0)
+    def prompt_wave(self) -> Floats:
+        return np.asarray(self.fit.prompt_wave_s)
 
     def mixed(self) -> Floats:
         return np.asarray(self.fit.mixed_s)
@@ -142,8 +142,8 @@ def _read(knots: Sequence[tuple[int, float]], at: Floats) -> Floats:
     return np.asarray(np.interp(at, *np.array(knots).T))
 
 
-def seconds(parts: Parts, draft_ratio: float, points: Points) -> Floats:
-    """The time of every point, put together from its parts."""
+def seconds(parts: Parts, draft_ratio: float, points: Points, waves: Floats) -> Floats:
+    """The time of every point, put together from its parts; `waves` are the points' own `in_waves`."""
     rows, padded, later = points.rows, points.padded, points.steps - 1
     reading, multiplying = parts.head()
 
@@ -158,8 +158,8 @@ def seconds(parts: Parts, draft_ratio: float, points: Points) -> Floats:
 
     one = np.ones_like(rows)
     total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-    total += points.prompt_read * parts.kv(one) + points.prompt_pairs * parts.prompt_pair()
-    total += np.where((rows > 0) & (points.prompt_read > 0), parts.mixed(), 0.0)
+    total += waves * parts.prompt_wave()
+    total += np.where((rows > 0) & (points.chunks > 0), parts.mixed(), 0.0)
     grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
     total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
     return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
@@ -182,10 +182,11 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
     )
     held = np.array([*(PRIOR[name] for name in NAMES), *(0.05 for _ in COMPUTE_TOKENS)])
     middle = packed(START)
+    waves = points.in_waves(sizes.heads, sizes.head_dim, sms)
 
     def residuals(x: Floats) -> Floats:
         prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
-        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points) / points.seconds)
+        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points, waves) / points.seconds)
         return np.concatenate([errors, held * (x - middle)])
 
     found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
@@ -194,8 +195,10 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Predicted over measured, less one, in the form that the simulator uses."""
-    fit = transfer.fit(model.spec, gpu)
-    return np.asarray(seconds(Knots(fit), fit.draft_ratio, model.points) / model.points.seconds - 1)
+    fit, spec, points = transfer.fit(model.spec, gpu), model.spec, model.points
+    heads, head_dim = (np.full(len(points), size) for size in (spec.heads, spec.head_dim))
+    waves = points.in_waves(heads, head_dim, fit.prompt_sms)
+    return np.asarray(seconds(Knots(fit), fit.draft_ratio, points, waves) / points.seconds - 1)
 
 
 def leave_one_out(

@@ -203,17 +203,7 @@ def calibrate_engine(
     layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = found.coefficients[:-5], found.coefficients[-5:]
     seconds = np.maximum(np.cumsum(layers), LEAST_S).tolist()
     plain: dict[str, Any] = dict.fromkeys(
-        (
-            "fixed_s",
-            "weights_s",
-            "token_s",
-            "head_weights_s",
-            "head_token_s",
-            "pair_s",
-            "prompt_pair_s",
-            "prompt_read_s",
-        ),
-        0.0,
+        ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "pair_s"), 0.0
     ) | {"chunk_buckets": found.padded_to}
     knots = tuple(zip(found.knots, seconds, strict=True))
     models = {pair.target.name: ForwardFit(**plain, kv_s=kv_s, mixed_s=mixed_s, layer_knots=knots)}

@@ -3,7 +3,7 @@
 A forward of N tokens takes `layers(N) + head + attention`. Kernels change with N, so the layers' time over the roofline
 is free at knots and held smooth between. Attention reads cached tokens at the card's speed, or, where too few
 programs read, at that of the longest stretch one of them reads; both depend on the tile its queries are packed
-into. Nothing is fitted on whole serving runs.
+into. Attention over prompts goes through its contexts in waves of programs. Nothing is fitted on whole serving runs.
 
 Not modelled: the card's clock, which falls under long heavy work and makes the same launch up to a tenth slower.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from pdvsim.calibration.fit.points import Floats, Points, points_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, cuts, large_products_s
+from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, cuts, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,9 +31,7 @@ KNOTS = (1, 2, 4, 8, 16, 17, 32, 33, *range(48, 160, 16), *range(160, 512, 32), 
 SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
 TILES = 0.02  # of neighbouring tiles being alike
 PRIOR = 0.003  # of the figures being near the roofline's
-APART = 0.03  # the same of the head and of prompts' attention, which few points show apart from the layers
-PROMPTS = 0.43  # of large products' speed that attention over prompts reaches: FlashAttention-2 has 35% of an H100's
-# 989 TFLOP/s (arXiv 2407.08608), products 81%
+APART = 0.03  # the same of the head, which few points show apart from the layers
 FAR = 0.03  # relative error from which on a point pulls less
 FOLDS = 5
 
@@ -52,7 +50,7 @@ class Kernels:
 class Model:
     """The latency model as a function of its free parameters, all of them logarithms."""
 
-    OTHERS = ("split", "row", "read", "pair", "mixed", "head", "head_token", "draft")
+    OTHERS = ("split", "row", "wave", "mixed", "head", "head_token", "draft")
 
     def __init__(self, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, most_tokens: float) -> None:
         self.spec, self.gpu, self.kernels = spec, gpu, kernels
@@ -66,7 +64,9 @@ class Model:
         self.layers, self.kv, self.span, self.fixed = (slice(*ends) for ends in _runs(n, m, m, m))
         names = (*self.OTHERS, "fused") if roof.fused_knots else self.OTHERS
         self.other = {name: n + 3 * m + i for i, name in enumerate(names)}
-        others = [1e-5, 1e-7, stretch_s, roof.pair_s / PROMPTS, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
+        self.sms = gpu.sms or 1
+        wave_s = PROMPT_QUERIES * roof.pair_s * self.sms / spec.heads  # were all programs to multiply at its speed
+        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
         others = others[: len(names)]
         self.start = np.log(
             np.concatenate(
@@ -102,7 +102,7 @@ class Model:
             for i in range(part.start, part.stop - 1):
                 rows.append(TILES * (at[i + 1] - at[i]))
                 targets.append(0.0)
-        apart = [self.other[name] for name in ("head", "head_token", "pair")]
+        apart = [self.other[name] for name in ("head", "head_token")]
         for i in range(len(self.knots), size):
             weight = APART if i in apart else PRIOR
             rows.append(weight * at[i])
@@ -152,13 +152,13 @@ class Model:
             head_token_s=other["head_token"],
             kv_s=float(value[self.kv][0]),
             pair_s=0.0,
-            prompt_pair_s=other["pair"],
             layer_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, value[self.layers], strict=True)),
             kv_knots=by_width(self.kv),
             span_knots=by_width(self.span),
             programs=self.kernels.programs,
             split_s=other["split"],
-            prompt_read_s=other["read"],
+            prompt_wave_s=other["wave"],
+            prompt_sms=self.sms,
             width_knots=by_width(self.fixed),
             row_s=other["row"],
             mixed_s=other["mixed"],
@@ -178,8 +178,8 @@ class Terms:
         self.points = points
         n = len(points)
         rows, later = points.rows, points.steps - 1
-        heads = np.maximum(points.padded, 1) * model.spec.kv_heads
-        self.splits = np.array([cuts(int(programs), model.kernels.programs) for programs in heads], np.float64)
+        programs = np.maximum(points.padded, 1) * model.spec.kv_heads
+        self.splits = np.array([cuts(int(count), model.kernels.programs) for count in programs], np.float64)
         self.linear = np.zeros((n, len(model.start)))
         self.linear[:, model.layers] = _between(model.knots, points.tokens)
         self.linear[:, model.layers] += later[:, None] * _between(model.knots, np.maximum(points.padded, 1))
@@ -194,11 +194,11 @@ class Terms:
             self.linear[np.arange(n), model.fixed.start + tile] += count
             self.linear[:, model.other["split"]] += np.where(self.splits > 1, count, 0.0)
             self.linear[:, model.other["row"]] += count * rows
-        self.linear[:, model.other["read"]] = points.prompt_read
-        self.linear[:, model.other["pair"]] = points.prompt_pairs
+        heads, head_dim = (np.full(n, size) for size in (model.spec.heads, model.spec.head_dim))
+        self.linear[:, model.other["wave"]] = points.in_waves(heads, head_dim, model.sms)
         if "fused" in model.other:
             self.linear[:, model.other["fused"]] = model.fused(points.tokens)
-        self.linear[:, model.other["mixed"]] = (rows > 0) & (points.prompt_read > 0)
+        self.linear[:, model.other["mixed"]] = (rows > 0) & (points.chunks > 0)
 
     def _tile(self, width: Floats) -> Floats:
         model = self.model

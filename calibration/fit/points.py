@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.hardware.latency import in_waves
 from pdvsim.sim.hardware.reach import Reach
 
 if TYPE_CHECKING:
@@ -28,14 +29,20 @@ class Points:
     steps: Floats
     width: Floats  # new tokens a row in the first forward
     context: Floats  # cached tokens over all rows
-    prompt_read: Floats  # the longest prompt so far, this forward's part with it
-    prompt_pairs: Floats
+    chunks: Floats  # of prompts, all alike
+    chunk_tokens: Floats  # of each
+    chunk_start: Floats
 
     def __len__(self) -> int:
         return len(self.seconds)
 
     def at(self, chosen: NDArray[Any]) -> Points:
         return Points(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
+    def in_waves(self, heads: Floats, head_dim: Floats, sms: int) -> Floats:
+        """Context tokens that attention over each point's prompts goes through, as the latency model has it."""
+        sizes = zip(self.chunks, self.chunk_start, self.chunk_tokens, heads, head_dim, strict=True)
+        return np.array([in_waves([(int(s), int(n))] * int(c), int(h), int(d), sms) for c, s, n, h, d in sizes])
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
@@ -69,8 +76,9 @@ def points_of(frame: pd.DataFrame) -> Points:
         steps=np.maximum(frame["steps"].to_numpy(float), 1),
         width=width,
         context=frame["context_total"].to_numpy(float),
-        prompt_read=start + each,
-        prompt_pairs=chunks * (each * start + each * (each + 1) / 2),
+        chunks=chunks,
+        chunk_tokens=each,
+        chunk_start=start,
     )
 
 

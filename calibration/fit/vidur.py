@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.latency import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
@@ -229,10 +229,10 @@ def published_fit(layer: Layer, fit: ForwardFit) -> ForwardFit:
             width_knots=tuple((n, fixed + s - fit.width_knots[0][1]) for n, s in fit.width_knots),
         )
     if layer.prompt is not None:
-        new, before, seconds = layer.prompt.T
-        pairs = new * before + new * (new + 1) / 2
-        left = np.maximum(seconds * layer.spec.layers - (before + new) * fit.kv_s, 0.0)
-        fit = replace(fit, prompt_pair_s=float(np.median(left / pairs)))
+        spec, seconds = layer.spec, layer.prompt[:, 2] * layer.spec.layers
+        chunks = layer.prompt[:, :2].astype(int).tolist()
+        waves = [in_waves([(before, new)], spec.heads, spec.head_dim, fit.prompt_sms) for new, before in chunks]
+        fit = replace(fit, prompt_wave_s=float(np.median(seconds / np.array(waves))))
     return fit
 
 

@@ -2,8 +2,9 @@
 
 A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`; attention costs the larger of
 reading the KV cache and multiplying with it. For a given batch shape all of this is a straight line in the number of
-cached tokens, so a shape is priced once and a launch costs one multiplication. A shard's forward has what it exchanges
-with the others of its group on top.
+cached tokens, so a shape is priced once and a launch costs one multiplication. Attention over prompts takes as many
+waves of programs as its queries and heads fill (`in_waves`). A shard's forward has what it exchanges with the others of
+its group on top.
 
 Rows that a drafter has left behind by more than a token (plain decoding does) are read first, as prompts are, a few
 at a time. A head reads what was accepted again, in the first forward of its draft, and fuses hidden states there.
@@ -28,6 +29,12 @@ from pdvsim.sim.limits import MAX_DRAFT
 STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
 MOSTLY = 0.5  # works with fewer nimble kernels are taken to have none
 MAX_CUTS = 32  # stretches that a row's context is read in at most
+# The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to
+# the small size two programs fit a multiprocessor, and one alone on it takes a share of the time
+PROMPT_QUERIES, WIDE_QUERIES, WIDE_HEAD, SMALL_HEAD = 128, 64, 128, 64
+# TinyLlama 0.63, Llama-3.2-1B 0.64 on an H200: 64 programs against 128, which already meet in pairs. In between nothing
+# was measured; half of the multiprocessors is where it is taken to begin.
+UNSHARED = 0.63
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +56,17 @@ class ForwardFit:
     # (tokens, seconds) of the product that fuses a head's inputs, once a draft and in the reading of prompts
     fused_knots: tuple[tuple[int, float], ...] = ()
     # (tokens a row, seconds per cached token read) as measured, in place of kv_s and pair_s: wider queries take more
-    # tiles; then reading a prompt costs its reads and its pairs both
+    # tiles
     kv_knots: tuple[tuple[int, float], ...] = ()
     # (tokens a row, seconds per cached token of the stretch that one program reads): few programs do not fill the card
     span_knots: tuple[tuple[int, float], ...] = ()
     programs: int = 0  # rows are cut into stretches until about so many programs read; 0: one stretch a row
     split_s: float = 0.0  # per forward whose rows are cut, to join the parts
     prompt_read_s: float | None = None  # per token of the longest prompt read so far; None: as a row's cached token
+    # per context token that attention over prompts goes through wave by wave, in place of the two above, and the
+    # multiprocessors that its programs are spread over; 0: by pairs and reads
+    prompt_wave_s: float = 0.0
+    prompt_sms: int = 0
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
@@ -131,9 +142,6 @@ class Latency:
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes = float(spec.fused_params * spec.dtype_bytes)
         self.widest = widest_draft(spec)
-        self._prompt_pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
-        as_rows_s = fit.kv_knots[0][1] if fit.kv_knots else fit.kv_s
-        self._prompt_read_s = as_rows_s if fit.prompt_read_s is None else fit.prompt_read_s
         self._shapes: dict[tuple[int, int, int], Shape] = {}
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
@@ -162,24 +170,18 @@ class Latency:
     ) -> Shape:
         """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
         new = logits = _up_to(self.fit.row_buckets, packed) if packed else self._padded(rows) * tokens
-        prompt = longest = 0
-        solo = moved = flops = 0.0
-        fit = self.fit
+        prompt = 0
+        moved = flops = 0.0
+        fit, read = self.fit, []
         for chunk in chunks:
             n, start = chunk.tokens, chunk.start
             prompt += n
+            read.append((start, n))
             if first_tokens and start + n >= chunk.request.to_read:
                 logits += 1
-            pairs = n * start + n * (n + 1) / 2  # causal: over what is cached before it and over itself
-            if fit.kv_knots:
-                solo += pairs * self._prompt_pair_s
-                if start + n > longest:
-                    longest = start + n
-            else:
-                solo += max((start + n) * fit.kv_s, pairs * self._prompt_pair_s)
             moved += (start + n) * self._kv_bytes
-            flops += pairs * self._pair_flops
-        solo += longest * self._prompt_read_s  # prompts are read side by side
+            flops += _pairs(start, n) * self._pair_flops
+        solo = self._over_prompts(read)
         new += _up_to(fit.chunk_buckets, prompt)
         if rows:
             solo += fit.mixed_s
@@ -270,6 +272,18 @@ class Latency:
             solo_0, solo_1, read * self._kv_bytes, self._kv_bytes, pairs * self._pair_flops, tokens * self._pair_flops
         )
 
+    def _over_prompts(self, chunks: Sequence[tuple[int, int]]) -> float:
+        """Attention over prompt chunks, each as (start, tokens)."""
+        fit, spec = self.fit, self.spec
+        if fit.prompt_sms:
+            return fit.prompt_wave_s * in_waves(chunks, spec.heads, spec.head_dim, fit.prompt_sms)
+        pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
+        if not fit.kv_knots:
+            return sum(max((start + n) * fit.kv_s, _pairs(start, n) * pair_s) for start, n in chunks)
+        read_s = fit.kv_knots[0][1] if fit.prompt_read_s is None else fit.prompt_read_s
+        longest = max((start + n for start, n in chunks), default=0)  # prompts are read side by side
+        return longest * read_s + sum(_pairs(start, n) for start, n in chunks) * pair_s
+
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0
 
@@ -333,6 +347,35 @@ def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) ->
 def cuts(programs: int, wanted: int) -> int:
     """Stretches each row's context is cut into so that `programs` times as many come near `wanted`: a power of two."""
     return 1 << (max(1, min(MAX_CUTS, wanted // programs)).bit_length() - 1)
+
+
+def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int) -> float:
+    """Context tokens that attention over prompt chunks, each (start, tokens), goes through one after another.
+
+    A program takes a block of queries of one head through its context. As many run at once as fit the multiprocessors,
+    those with the longest contexts first, and such a wave takes as long as its longest.
+    """
+    block = WIDE_QUERIES if head_dim > WIDE_HEAD else PROMPT_QUERIES
+    shared = head_dim <= SMALL_HEAD
+    at_once = 2 * sms if shared else sms
+    blocks = longest = 0
+    for start, n in chunks:
+        blocks += -(-n // block)
+        if start + n > longest:
+            longest = start + n
+    programs = heads * blocks
+    if programs <= at_once:
+        return UNSHARED * longest if shared and 2 * programs <= sms else longest
+    ends: list[int] = []  # contexts of the blocks
+    for start, n in chunks:
+        ends += start + n, *range(start + (n - 1) // block * block, start, -block)
+    ends.sort(reverse=True)
+    return sum([ends[first // heads] for first in range(0, programs, at_once)])
+
+
+def _pairs(start: int, tokens: int) -> float:
+    """(query, context token) pairs of a chunk: causal, over what is cached before it and over itself."""
+    return tokens * start + tokens * (tokens + 1) / 2
 
 
 def _between(knots: Sequence[tuple[int, float]], at: int) -> float:

@@ -83,6 +83,8 @@ PROFILE_RANGES: dict[str, Range] = {
     "pair_s": _TIME_S,
     "prompt_pair_s": _TIME_S,
     "prompt_read_s": _TIME_S,
+    "prompt_wave_s": _TIME_S,
+    "prompt_sms": Range(0, 1024),
     "split_s": _TIME_S,
     "row_s": _TIME_S,
     "mixed_s": _TIME_S,

@@ -22,7 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, large_products_s
+from pdvsim.sim.hardware.latency import (
+    PROMPT_QUERIES,
+    SMALL_HEAD,
+    WIDE_HEAD,
+    WIDE_QUERIES,
+    ForwardFit,
+    large_products_s,
+)
 
 Floats = NDArray[np.float64]
 
@@ -34,7 +41,6 @@ TOKENS: tuple[int, ...] = (
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33)
 LIBRARY_TILE, NARROW_TILE, NARROW_STEP, NARROW_SPLITS = 128, 64, 64, 8  # outputs a tile, inputs a step, splits at most
 LEAST_QUERIES = 16  # attention pads a row's queries up to this, then to powers of two
-PROMPT_BLOCKS = 2  # query blocks of a usual chunk: with few heads they do not fill the card
 
 
 @dataclass(frozen=True)
@@ -212,11 +218,13 @@ class Prices:
         reading = c.head_s + params * self.s.dtype_bytes / (self.bandwidth * c.head_bandwidth)
         return np.asarray(reading), np.asarray(2 * params / (self.flops * c.head_compute))
 
-    def prompt_pair(self) -> Floats:
-        """Per (query, key) pair where a prompt is read; few heads leave multiprocessors idle."""
+    def prompt_wave(self) -> Floats:
+        """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
         s = self.s
-        filled = np.minimum(1.0, PROMPT_BLOCKS * s.heads / self.sms)
-        return np.asarray(4 * s.layers * s.heads * s.head_dim / (self.flops * self.c.prompt_compute * filled))
+        queries = np.where(s.head_dim > WIDE_HEAD, WIDE_QUERIES, PROMPT_QUERIES) * np.where(
+            s.head_dim <= SMALL_HEAD, 2, 1
+        )
+        return np.asarray(4 * s.layers * queries * s.head_dim * self.sms / (self.flops * self.c.prompt_compute))
 
     def mixed(self) -> Floats:
         return np.asarray(self.s.layers * self.c.mixed_s)
@@ -246,7 +254,8 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
         head_token_s=multiplying,
         kv_s=float(kv[0]),
         pair_s=0.0,
-        prompt_pair_s=float(prices.prompt_pair()),
+        prompt_wave_s=float(prices.prompt_wave()),
+        prompt_sms=prices.sms,
         layer_knots=_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
         fused_knots=fused,
         kv_knots=_knots(WIDTHS, kv),

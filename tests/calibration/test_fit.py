@@ -23,6 +23,7 @@ from pdvsim.sim.hardware.profile import ContentionFit
 from pdvsim.sim.hardware.transfer import shipped
 
 H200 = GPUS["h200"]
+SMS = 132
 KERNELS = Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs=264)
 
 
@@ -37,7 +38,7 @@ def truth(name: str) -> ForwardFit:
         roof, layer_knots=knots, head_weights_s=1.2 * roof.head_weights_s, head_token_s=1.2 * roof.head_token_s,
         kv_knots=((1, 1.25 * roof.kv_s), (10, 1.25 * roof.kv_s)), span_knots=((1, stretch_s), (10, stretch_s)),
         programs=KERNELS.programs, split_s=2e-5, width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7,
-        prompt_read_s=stretch_s / 2, prompt_pair_s=1.6 * roof.pair_s, mixed_s=5e-5, draft_ratio=0.97,
+        prompt_wave_s=300 * roof.pair_s * SMS / spec.heads, prompt_sms=SMS, mixed_s=5e-5, draft_ratio=0.97,
         row_buckets=ROW_BUCKETS, chunk_buckets=CHUNK_BUCKETS,
     )  # fmt: skip
 
@@ -86,6 +87,7 @@ def test_the_coefficients_that_made_the_samples_come_back() -> None:
     assert found.kv_knots[0][1] == pytest.approx(made.kv_knots[0][1], rel=0.02)
     assert found.span_knots[0][1] == pytest.approx(made.span_knots[0][1], rel=0.05)
     assert found.draft_ratio == pytest.approx(made.draft_ratio, rel=0.01)
+    assert found.prompt_wave_s == pytest.approx(made.prompt_wave_s, rel=0.02)
     again, kept = Latency(MODELS[name], found), Latency(MODELS[name], made)
     for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, whatever it is split into
         chunk = [Chunk(Request(0, 0.0, tokens, 9, b""), 0, tokens)]

@@ -12,7 +12,7 @@ import pytest
 from pdvsim.calibration.fit import independent, shards, vidur
 from pdvsim.cli import main
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import builtin, load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped, sizes_of
@@ -44,8 +44,8 @@ def mlp(spec: ModelSpec = LLAMA, bandwidth: float = 0.74, flops: float = 0.75, w
     return frame
 
 
-def attention(kv_s: float, fixed_s: float, pair_s: float) -> pd.DataFrame:
-    """A made attention.csv of one layer that obeys a straight line."""
+def attention(kv_s: float, fixed_s: float, wave_s: float) -> pd.DataFrame:
+    """A made attention.csv of one layer that obeys a straight line, and of prompts waves on 108 multiprocessors."""
     rows: list[dict[str, float | None]] = [
         {"batch_size": b, "prefill_chunk_size": 0, "kv_cache_size": c, "attn_decode": fixed_s + kv_s * b * c}
         for b in (1, 8, 64)
@@ -54,7 +54,7 @@ def attention(kv_s: float, fixed_s: float, pair_s: float) -> pd.DataFrame:
     rows += [
         {
             "batch_size": 1, "prefill_chunk_size": n, "kv_cache_size": c,
-            "attn_prefill": kv_s * (n + c) + pair_s * (n * c + n * (n + 1) / 2),
+            "attn_prefill": wave_s * in_waves([(c, n)], LLAMA.heads, LLAMA.head_dim, 108),
         }
         for n in (128, 1024)
         for c in (0, 512)
@@ -91,11 +91,11 @@ def test_ceilings_that_made_the_layers_are_found(tmp_path: Path) -> None:
 
 def test_attention_that_made_the_file_is_found(tmp_path: Path) -> None:
     mlp().to_csv(tmp_path / "mlp.csv", index=False)
-    attention(9e-9, 4e-6, 3e-11).to_csv(tmp_path / "attention.csv", index=False)
+    attention(9e-9, 4e-6, 3e-8).to_csv(tmp_path / "attention.csv", index=False)
     fit = vidur.build_vidur(tmp_path, A100).models["llama-2-7b"]
     assert fit.kv_knots[0][1] == pytest.approx(32 * 9e-9, rel=1e-6)
     assert fit.width_knots[0][1] == pytest.approx(32 * 4e-6, rel=1e-6)
-    assert fit.prompt_pair_s == pytest.approx(32 * 3e-11, rel=1e-6)
+    assert fit.prompt_wave_s == pytest.approx(32 * 3e-8, rel=1e-6)
 
 
 def test_only_files_of_the_card_are_read(tmp_path: Path) -> None:
