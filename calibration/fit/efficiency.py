@@ -52,6 +52,7 @@ START = Coefficients(
     head_bandwidth=0.9,
     head_compute=0.8,
     prompt_compute=0.5,
+    prompt_wide=2.0,
     mixed_s=1.2e-5,
     draft_ratio=0.98,
 )

@@ -48,7 +48,6 @@ class ForwardFit:
     head_token_s: float
     kv_s: float  # per cached token read
     pair_s: float  # per (query token, context token) pair multiplied
-    prompt_pair_s: float | None = None  # the same where a prompt is read; None: no different
     sharpness: float | None = None  # p-norm that joins the memory and compute regimes; None: the larger of the two
     # (tokens, seconds) of a forward's layers as measured, read between by straight lines; in place of fixed_s,
     # weights_s and token_s
@@ -62,9 +61,8 @@ class ForwardFit:
     span_knots: tuple[tuple[int, float], ...] = ()
     programs: int = 0  # rows are cut into stretches until about so many programs read; 0: one stretch a row
     split_s: float = 0.0  # per forward whose rows are cut, to join the parts
-    prompt_read_s: float | None = None  # per token of the longest prompt read so far; None: as a row's cached token
-    # per context token that attention over prompts goes through wave by wave, in place of the two above, and the
-    # multiprocessors that its programs are spread over; 0: by pairs and reads
+    # per context token that attention over prompts goes through wave by wave, and the multiprocessors that its programs
+    # are spread over; 0: the larger of kv_s and pair_s
     prompt_wave_s: float = 0.0
     prompt_sms: int = 0
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
@@ -277,12 +275,7 @@ class Latency:
         fit, spec = self.fit, self.spec
         if fit.prompt_sms:
             return fit.prompt_wave_s * in_waves(chunks, spec.heads, spec.head_dim, fit.prompt_sms)
-        pair_s = fit.pair_s if fit.prompt_pair_s is None else fit.prompt_pair_s
-        if not fit.kv_knots:
-            return sum(max((start + n) * fit.kv_s, _pairs(start, n) * pair_s) for start, n in chunks)
-        read_s = fit.kv_knots[0][1] if fit.prompt_read_s is None else fit.prompt_read_s
-        longest = max((start + n for start, n in chunks), default=0)  # prompts are read side by side
-        return longest * read_s + sum(_pairs(start, n) for start, n in chunks) * pair_s
+        return sum(max((start + n) * fit.kv_s, _pairs(start, n) * fit.pair_s) for start, n in chunks)
 
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0

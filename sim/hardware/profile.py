@@ -81,8 +81,6 @@ PROFILE_RANGES: dict[str, Range] = {
     "head_token_s": _TIME_S,
     "kv_s": _TIME_S,
     "pair_s": _TIME_S,
-    "prompt_pair_s": _TIME_S,
-    "prompt_read_s": _TIME_S,
     "prompt_wave_s": _TIME_S,
     "prompt_sms": Range(0, 1024),
     "split_s": _TIME_S,

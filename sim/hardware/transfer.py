@@ -66,6 +66,7 @@ class Coefficients:
     head_bandwidth: float
     head_compute: float
     prompt_compute: float
+    prompt_wide: float  # times as long, of heads wider than WIDE_HEAD, whose tiles are small
     mixed_s: float
     draft_ratio: float
 
@@ -220,11 +221,10 @@ class Prices:
 
     def prompt_wave(self) -> Floats:
         """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
-        s = self.s
-        queries = np.where(s.head_dim > WIDE_HEAD, WIDE_QUERIES, PROMPT_QUERIES) * np.where(
-            s.head_dim <= SMALL_HEAD, 2, 1
-        )
-        return np.asarray(4 * s.layers * queries * s.head_dim * self.sms / (self.flops * self.c.prompt_compute))
+        s, c, wide = self.s, self.c, self.s.head_dim > WIDE_HEAD
+        queries = np.where(wide, WIDE_QUERIES, PROMPT_QUERIES) * np.where(s.head_dim <= SMALL_HEAD, 2, 1)
+        multiplying = 4 * s.layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
+        return np.asarray(multiplying * np.where(wide, c.prompt_wide, 1.0))
 
     def mixed(self) -> Floats:
         return np.asarray(self.s.layers * self.c.mixed_s)

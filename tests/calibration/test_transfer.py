@@ -56,19 +56,7 @@ def h200(samples: Samples) -> GpuSpec:
     return gpu_spec(samples.header, "h200")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            "gemma-2b",
-            marks=pytest.mark.xfail(
-                strict=False,
-                reason="15.7%: a verify of 8 drafts, 72 queries of 256, does not fit into registers",
-            ),
-        ),
-        "codellama-34b",
-    ],
-)
+@pytest.mark.parametrize("name", ["gemma-2b", "codellama-34b"])
 def test_a_model_left_out_is_predicted(name: str, models: dict[str, Measured], h200: GpuSpec) -> None:
     """Two unlike ones; `python -m pdvsim.calibration.fit.efficiency calibration/data/h200` leaves out each of nine."""
     left = leave_one_out(models, h200, 132, shipped().coefficients, (name,))
