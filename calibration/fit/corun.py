@@ -212,7 +212,10 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     def of_crowd(x: Floats) -> ContentionFit:
         return replace(fit, crowd_weight=1 + float(np.exp(x[0])), crowd_hold=float(min(np.exp(x[1]), 1.0)))
 
-    crowd = minimize(lambda x: loss(triples, of_crowd(x)), np.array([-0.5, -0.05]), method="Nelder-Mead")
+    def of_triples(x: Floats) -> float:
+        return loss(triples, of_crowd(x))
+
+    crowd = minimize(of_triples, np.array([-0.5, -0.05]), method="Nelder-Mead")
     return of_crowd(crowd.x)
 
 
