@@ -156,11 +156,11 @@ def test_a_round_is_k_steps_and_a_verify(kind: str) -> None:
 
 
 def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
-    experiment = serving("eagle3")
+    experiment = Experiment("colocated", CLOSED, server=Server("qwen2-7b", 4, "mtp"))
     profile = covering_profile(experiment)
     both = pair(experiment.server.pair)
-    assert profile.foundation.endswith("; transferred: eagle3-llama-3.1-8b")
-    assert 0.05 < profile.uncertainty["eagle3-llama-3.1-8b"] < 0.5
+    assert profile.foundation.endswith("; transferred: mtp-qwen2-7b")
+    assert 0.05 < profile.uncertainty["mtp-qwen2-7b"] < 0.5
     head, target = (profile.latency(spec) for spec in (both.draft, both.target))
     layer, ceiling = both.draft, profile.gpu.bandwidth_bytes_per_s
     least_s = 2 * (layer.layer_params + layer.head_params + layer.fused_params) / ceiling

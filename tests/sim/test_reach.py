@@ -128,16 +128,16 @@ def test_a_run_inside_what_was_measured_says_nothing() -> None:
 
 
 def test_a_run_outside_says_which_way_and_how_far() -> None:
-    options: dict[str, Any] = {"dataset_name": "random", "input_len": 5000, "output_len": 4, "num_prompts": 3}
+    options: dict[str, Any] = {"dataset_name": "random", "input_len": 30000, "output_len": 4, "num_prompts": 3}
     options["pair"] = "llama-3.2-1b:llama-3.1-8b"
     run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
     assert run.metrics["outside_measured"]["share"] > 0.5
     said = next(line for line in run.table().splitlines() if "utside what was measured" in line)
-    assert "context up to 5,00" in said
-    assert "(measured to 3,000), prompt cached before up to 4,096 (1,500)" in said
+    assert "context up to 30,00" in said
+    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in said
     assert "% of GPU time: " in said
     assert said in run.table()
-    assert "prompt cached before up to 4,096" in run._repr_html_()
+    assert "prompt cached before up to 28,672" in run._repr_html_()
 
 
 def test_tables_of_many_runs_name_the_furthest() -> None:
@@ -155,12 +155,12 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
 
 
 def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "4000", "--output-len", "4"]
+    small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "24000", "--output-len", "4"]
     small += ["--pair", "llama-3.2-1b:llama-3.1-8b"]
     flags = ["--num-prompts", "3", "--save-detailed", "-o", str(tmp_path / "run.json"), "--json"]
     assert main(["run", *small, *flags]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["outside_measured"]["context_limit"] == 3000
+    assert document["outside_measured"]["context_limit"] == 8000
     assert document["outside_measured"]["share"] > 0.5
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
     assert "outside what was measured" in (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -174,7 +174,7 @@ def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
     assert profile.measured == ranges["measured"]
     assert profile.measured_together == ranges["measured_together"]
     assert set(profile.measured) == set(profile.models)
-    assert profile.measured["llama-2-7b"] == Reach(128, 8, 3000, 2048, 1024, 2048)
+    assert profile.measured["llama-2-7b"] == Reach(128, 8, 8000, 2048, 7700, 2048)
     assert profile.measured_together == Reach(64, 4, 3000, 2048, 2048, 2048)
 
 

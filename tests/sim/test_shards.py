@@ -228,21 +228,21 @@ def test_what_does_not_fit_says_over_how_many_it_would() -> None:
 
 
 def test_the_output_says_what_was_not_measured() -> None:
-    experiment = over(4)
+    experiment = over(2)
     said = simulate(experiment).meta
-    assert "transferred: llama-3.2-1b/tp4, llama-3.1-70b/tp4; all-reduces as published" in said["foundation"]
+    assert "transferred: llama-3.2-1b/tp2, llama-3.1-70b/tp2; all-reduces as published" in said["foundation"]
     assert said["forward_error_bar"] == bar_of(experiment, covering_profile(experiment))
-    whole = over(4, draft_tensor_parallel_size=1)
-    assert "transferred: llama-3.1-70b/tp4;" in simulate(whole).meta["foundation"]  # the drafter was measured
-    assert "as a ring's" in simulate(over(4, link="pcie5")).meta["foundation"]
+    whole = over(2, draft_tensor_parallel_size=1)
+    assert "transferred: llama-3.1-70b/tp2;" in simulate(whole).meta["foundation"]  # the drafter was measured
+    assert "as a ring's" in simulate(over(2, link="pcie5")).meta["foundation"]
 
 
 def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
     """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
     pair = over(4, draft_tensor_parallel_size=1).pair
     h200 = builtin("h200")
-    fit = shipped().fit(pair.target, h200.gpu)
-    measured = covering(replace(h200, models=h200.models | {pair.target.name: fit}), pair, NVLINK)
+    fit = h200.models[pair.target.name]
+    measured = covering(h200, pair, NVLINK)
     assert "transferred" not in measured.foundation
     assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK)
     assert 0 < measured.bar(pair.target) < BAR
