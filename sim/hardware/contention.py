@@ -160,18 +160,18 @@ class Sharing:
 
     def _levels(self, loads: Sequence[Load]) -> None:
         """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
-        used_c = used_b = held = 0.0
+        used_c = used_b = 0.0
+        room = 1.0
         for level in sorted({load.priority for load in loads}, reverse=True):
             group = [load for load in loads if load.priority == level]
             shares = [self._share(load) for load in group] if len(group) > 1 else [1.0]
             # those below cannot disturb those above, so only what is left to them shrinks
-            above = [load for load in loads if load.priority >= level]
-            capacity, crowd = self._efficiency(above), self.fit.crowd_hold if len(above) > 2 else 1.0
+            capacity = self._efficiency([load for load in loads if load.priority >= level])
+            crowd = self.fit.crowd_hold if len(group) > 2 else 1.0
             holds = [self._hold(load) * crowd for load in group]
-            left_c, left_b, room = max(0.0, capacity - used_c), max(0.0, capacity - used_b), max(0.0, 1 - crowd * held)
-            after_c, after_b, _ = max_min(group, shares, [1.0] * len(group), left_c, left_b, holds, room)
+            left_c, left_b = max(0.0, capacity - used_c), max(0.0, capacity - used_b)
+            after_c, after_b, room = max_min(group, shares, [1.0] * len(group), left_c, left_b, holds, room)
             used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
-            held += sum(load.rate * self._hold(load) for load in group)
 
     def _turns(self, loads: Sequence[Load], capacity: float) -> None:
         """What the hardware does: streams take turns, with or without a preference."""

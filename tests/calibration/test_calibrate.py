@@ -49,12 +49,12 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
     provenance = again["profile"]["provenance"]
     assert set(provenance["held_out_error"]) == set(builtin("h200").models)
     for model, errors in provenance["held_out_error"].items():
-        assert errors["median"] <= 0.02, model
+        assert errors["median"] <= (0.025 if "/tp" in model else 0.02), model  # shards have few points
         assert errors["p95"] <= 0.12, model
     pairs, triples = (provenance["corun_held_out_error"][f"{works}_by_shape"] for works in ("pairs", "triples"))
     assert pairs["median"] <= 0.05
-    assert triples["median"] <= 0.08
-    assert triples["p95"] <= 0.40
+    assert triples["median"] <= 0.07
+    assert triples["p95"] <= 0.30
     assert provenance["corun_held_out_error"]["pairs_by_models"]["median"] <= 0.05
     assert triples["p95"] < provenance["corun_held_out_error"]["triples_no_triples"]["p95"]
 
@@ -62,7 +62,7 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
 def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
     assert builtin("h200") == load_profile(SHIPPED)
     assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
-    assert set(builtin("h200").models) == set(MODELS)
+    assert set(builtin("h200").models) > set(MODELS)  # and heads and shards
 
 
 def test_samples_that_are_none_are_refused_before_anything_is_written(

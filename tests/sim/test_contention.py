@@ -88,9 +88,10 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
     return sum(x.rate * x.compute for x in loads), sum(x.rate * x.bandwidth for x in loads)
 
 
-def hold(fit: ContentionFit, load: Load, works: int) -> float:
+def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
+    """What a load holds of the GPU among those that it shares turns with."""
     held = min(1.0, fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth)
-    return held * fit.crowd_hold if works > 2 else held
+    return held * fit.crowd_hold if len(beside) > 2 else held
 
 
 def capacity(fit: ContentionFit, loads: Sequence[Load]) -> float:
@@ -107,12 +108,12 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit) -> bool:
+def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit, held: dict[int, float]) -> bool:
     """Whether something that the load needs is used up by the works that it has to share with, and itself."""
     used_c, used_b = used_up(beside)
     full = capacity(fit, beside)
-    held = sum(x.rate * hold(fit, x, len(beside)) for x in beside)
-    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (hold(fit, load, len(beside)), 1 - held))
+    left = 1 - sum(x.rate * held[id(x)] for x in beside)
+    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (held[id(load)], left))
     return any(need > 0 and left <= TINY for need, left in needs)
 
 
@@ -187,7 +188,9 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     # pairs lose efficiency; under preemption only the lower of a pair does, out of what is left to it
     whole = 1.0 if priority == "preemptive" else capacity(fit, loads)
     assert max(used_up(loads)) <= whole + TINY
-    assert sum(x.rate * hold(fit, x, len(loads)) for x in loads) <= 1 + TINY
+    equal = {id(x): [y for y in loads if y.priority == x.priority] for x in loads}
+    held = {id(x): hold(fit, x, equal[id(x)] if priority == "preemptive" else loads) for x in loads}
+    assert sum(x.rate * held[id(x)] for x in loads) <= 1 + TINY
     assert sum(found) >= capacity(fit, loads) - NEAR
     top = max(loads, key=lambda x: x.priority)
     first = top if priority in ("stream", "dynamic") and top.nimble and fit.nimble_first_rate is not None else None
@@ -196,7 +199,7 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     for load in loads:
         if load.rate < 1 - NEAR and load is not first:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, fit)
+            assert lacks_something(load, beside, fit, held)
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
