@@ -97,12 +97,18 @@ def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> 
     assert speeds[-1] > 1.005 * speeds[0]
 
 
-@pytest.mark.parametrize("rested", [True, False])
-@pytest.mark.parametrize("requests", [1, 8, 32, 128])
+AT_THE_LIMIT = pytest.mark.xfail(
+    reason="99.2%, over six seeds 99.4%: the planner knows of no power limit", strict=False
+)
+
+
+@pytest.mark.parametrize(
+    ("requests", "rested"),
+    [(1, True), (8, True), (32, True), (128, True), (1, False), (8, False), (32, False)]
+    + [pytest.param(128, False, marks=AT_THE_LIMIT)],
+)
 def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, rested: bool) -> None:
-    """The planner knows that draft and verify do not share a card. It does not know of the power limit."""
-    if requests == 128 and not rested:
-        pytest.xfail("99.2%, and 99.4% over six seeds: at its power limit the card slows large verifies most")
+    """The planner knows that draft and verify do not share a card."""
 
     def speed(gather: Any) -> float:
         experiment = Experiment(
