@@ -104,8 +104,11 @@ AT_THE_LIMIT = pytest.mark.xfail(
 
 @pytest.mark.parametrize(
     ("requests", "rested"),
-    [(1, True), (8, True), (32, True), (128, True), (1, False), (8, False), (32, False)]
-    + [pytest.param(128, False, marks=AT_THE_LIMIT)],
+    [
+        *((requests, True) for requests in (1, 8, 32, 128)),
+        *((requests, False) for requests in (1, 8, 32)),
+        pytest.param(128, False, marks=AT_THE_LIMIT),
+    ],
 )
 def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, rested: bool) -> None:
     """The planner knows that draft and verify do not share a card."""
