@@ -65,13 +65,24 @@ def spelt(name: str, hint: Any) -> str:
 
 def source() -> str:
     """The file as it should be, before formatting."""
-    parts = [HEAD]
-    for name, command in COMMANDS.items():
+    known = {name: _keywords(command) for name, command in COMMANDS.items()}
+    shared = dict(set.intersection(*(set(found.items()) for found in known.values())))
+    parts = [HEAD, _class("Keywords(TypedDict", "All of them have these.", shared)]
+    for name, found in known.items():
         call = CALLS.get(name, name.removesuffix("Keywords").lower())
-        parts.append(f'\n\nclass {name}(TypedDict, total=False):\n    """Of `pdvsim.{call}`."""\n\n')
-        known = {flag.replace("-", "_"): hint for flag, hint in flags(command).items()}
-        parts += [f"    {keyword}: {spelt(keyword, hint)}\n" for keyword, hint in sorted(known.items())]
+        own = {keyword: hint for keyword, hint in found.items() if keyword not in shared}
+        parts.append(_class(f"{name}(Keywords", f"Of `pdvsim.{call}`.", own))
     return "".join(parts)
+
+
+def _keywords(command: type) -> dict[str, str]:
+    names = {flag: flag.replace("-", "_") for flag in flags(command)}
+    return {names[flag]: spelt(names[flag], hint) for flag, hint in flags(command).items()}
+
+
+def _class(head: str, text: str, keywords: dict[str, str]) -> str:
+    lines = [f"    {keyword}: {hint}\n" for keyword, hint in sorted(keywords.items())]
+    return "".join([f'\n\nclass {head}, total=False):\n    """{text}"""\n\n', *lines])
 
 
 if __name__ == "__main__":
