@@ -160,6 +160,7 @@ class Pair:
         return f"{self.draft.name}:{self.target.name}"
 
 
+@dataclass(slots=True, eq=False)
 class Request:
     """One request: what was asked, its acceptance stream, and where it stands.
 
@@ -167,83 +168,43 @@ class Request:
     `k` drafts at `p` accepts `min(runs[p], k)`. It is drawn before the run: every architecture meets the same coins.
     """
 
-    __slots__ = (
-        "admitted_s",
-        "ahead_tokens",
-        "ahead_used",
-        "arrival_s",
-        "bare",
-        "coins",
-        "context",
-        "draft_ns",
-        "drafter",
-        "emitted",
-        "finish_s",
-        "first_token_s",
-        "held_tokens",
-        "id",
-        "k",
-        "missed",
-        "output_tokens",
-        "owed",
-        "pinned",
-        "preemptions",
-        "prefill_ns",
-        "prefilled",
-        "prompt_tokens",
-        "reader",
-        "ready_s",
-        "recomputed_tokens",
-        "replica",
-        "resumptions",
-        "runs",
-        "tally",
-        "temperature",
-        "turn_s",
-        "verify_ns",
-        "wait_ns",
-    )
-
-    def __init__(
-        self, id: int, arrival_s: float, prompt_tokens: int, output_tokens: int, runs: bytes, coins: object = None
-    ) -> None:
-        self.id = id
-        self.arrival_s = arrival_s
-        self.prompt_tokens = prompt_tokens
-        self.output_tokens = output_tokens
-        self.runs = runs
-        self.coins = coins  # the uniforms behind `runs`, kept only where acceptance answers to temperature
-        self.prefilled = 0  # of the tokens to read, those already in the KV cache
-        self.context = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
-        self.emitted = 0  # output tokens delivered
-        self.k = 0  # drafts waiting for verification
-        self.missed = False  # the host looked for drafts, and found none
-        self.temperature = 1.0  # the drafter's, when it made them
-        # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
-        # accepted drafts again, with the target's hidden states
-        self.owed = 0
-        self.tally = 0  # of its rounds: five counters in one number
-        self.bare = 0  # rounds that had no drafts, in a verify beside others that had some
-        self.ahead_tokens = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
-        self.ahead_used = 0  # of these, those that were verified; the others were dropped
-        self.preemptions = 0
-        self.resumptions = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
-        self.recomputed_tokens = 0  # that left the KV cache with a preemption
-        self.held_tokens = 0  # of the KV cache
-        self.pinned = False  # a work of it is under way: it keeps what it holds
-        self.replica = 0
-        self.reader = 0  # of the workers that read prompts, the one that reads its
-        self.drafter = -1  # of several GPUs that draft, the one that drafts for it
-        self.admitted_s = -1.0
-        self.first_token_s = -1.0
-        self.finish_s = -1.0
-        self.ready_s = -1.0  # when its current wait or stage began
-        self.turn_s = -1.0  # when its tokens of the last round were delivered
-        # where its time went; whole nanoseconds, so that sums do not depend on the order of adding
-        self.prefill_ns = 0
-        self.draft_ns = 0
-        self.wait_ns = 0
-        self.verify_ns = 0
+    id: int
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    runs: bytes
+    coins: object = None  # the uniforms behind `runs`, kept only where acceptance answers to temperature
+    prefilled: int = 0  # of the tokens to read, those already in the KV cache
+    context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
+    emitted: int = 0  # output tokens delivered
+    k: int = 0  # drafts waiting for verification
+    missed: bool = False  # the host looked for drafts, and found none
+    temperature: float = 1.0  # the drafter's, when it made them
+    # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
+    # accepted drafts again, with the target's hidden states
+    owed: int = 0
+    tally: int = 0  # of its rounds: five counters in one number
+    bare: int = 0  # rounds that had no drafts, in a verify beside others that had some
+    ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
+    ahead_used: int = 0  # of these, those that were verified; the others were dropped
+    preemptions: int = 0
+    resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
+    recomputed_tokens: int = 0  # that left the KV cache with a preemption
+    held_tokens: int = 0  # of the KV cache
+    pinned: bool = False  # a work of it is under way: it keeps what it holds
+    replica: int = 0
+    reader: int = 0  # of the workers that read prompts, the one that reads its
+    drafter: int = -1  # of several GPUs that draft, the one that drafts for it
+    admitted_s: float = -1.0
+    first_token_s: float = -1.0
+    finish_s: float = -1.0
+    ready_s: float = -1.0  # when its current wait or stage began
+    turn_s: float = -1.0  # when its tokens of the last round were delivered
+    # where its time went; whole nanoseconds, so that sums do not depend on the order of adding
+    prefill_ns: int = 0
+    draft_ns: int = 0
+    wait_ns: int = 0
+    verify_ns: int = 0
 
     @property
     def to_read(self) -> int:
