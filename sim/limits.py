@@ -8,6 +8,7 @@ value is a slip (milliseconds for seconds) or asks for more work than anyone wai
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
@@ -150,6 +151,14 @@ def check(name: str, value: float, span: Range) -> None:
     """A ValueError of one line that states the range if a number is outside it."""
     if not span.holds(value):
         raise ValueError(f"{name} must be {span}, got {shown(value)}")
+
+
+def check_list(name: str, values: Sequence[Any], needed: bool = True) -> None:
+    """A ValueError of one line if a list is empty, where one value is needed, or names a value twice."""
+    if needed and not values:
+        raise ValueError(f"{name} needs at least one value")
+    if len(set(values)) != len(values):
+        raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
 
 
 def check_points(what: str, *counts: int) -> None:

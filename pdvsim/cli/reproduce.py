@@ -115,39 +115,34 @@ def main(argv: list[str]) -> int:
 def _engines(args: ReproduceCommand) -> int:
     """Figures of engines beside ours."""
     from pdvsim.published.engines import engines_text, reproduce_engines
-    from pdvsim.study import output
 
     report = reproduce_engines()
-    document = output.dumps(
-        {
-            "table": args.table,
-            "pdvsim_version": __version__,
-            "sources": [source.document() for source in report.sources],
-            "out_of_reach": [asdict(one) for one in report.out_of_reach],
-        }
-    )
-    print(document if args.json else engines_text(report))
-    if args.output is None:
-        return 0
-    return output.save({output.check_folder(Path(args.output)) / "engines.json": (document + "\n").encode()})
+    sources = [source.document() for source in report.sources]
+    parts = {"sources": sources, "out_of_reach": [asdict(one) for one in report.out_of_reach]}
+    return _set_beside(args, parts, engines_text(report))
 
 
 def _overlap(args: ReproduceCommand) -> int:
     """Systems that overlap drafting and verification, beside ours."""
     from pdvsim.published.overlap import SOURCES, overlap_text
-    from pdvsim.study import output
 
     sources = []
     with Progress(len(SOURCES), "sources", args.json) as progress:
         for source in SOURCES:
             sources.append(source())
             progress.update(len(sources))
-    documents = [source.document() for source in sources]
-    document = output.dumps({"table": args.table, "pdvsim_version": __version__, "sources": documents})
-    print(document if args.json else overlap_text(sources))
+    return _set_beside(args, {"sources": [source.document() for source in sources]}, overlap_text(sources))
+
+
+def _set_beside(args: ReproduceCommand, parts: dict[str, Any], text: str) -> int:
+    """Print figures beside ours; saved only where that is asked for."""
+    from pdvsim.study import output
+
+    document = output.dumps({"table": args.table, "pdvsim_version": __version__, **parts})
+    print(document if args.json else text)
     if args.output is None:
         return 0
-    return output.save({output.check_folder(Path(args.output)) / "overlap.json": (document + "\n").encode()})
+    return output.save({output.check_folder(Path(args.output)) / f"{args.table}.json": (document + "\n").encode()})
 
 
 def _compare(args: ReproduceCommand, folder: Path) -> int:

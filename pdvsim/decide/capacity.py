@@ -31,7 +31,7 @@ from pdvsim.decide.text import contest_document, lead_text, positive, threshold_
 from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import interval
 from pdvsim.view.table import founded, grid, most_outside
@@ -147,11 +147,8 @@ class Plan:
     servers: Mapping[Arch, Server] = field(default_factory=dict)  # those that it has chosen
 
     def __post_init__(self) -> None:
-        for name, values in (("arch", self.archs), ("gpus", self.gpus)):
-            if not values:
-                raise ValueError(f"{name} needs at least one value")
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
+        check_list("arch", self.archs)
+        check_list("gpus", self.gpus)
         if not self.goal.levels:
             raise ValueError("capacity is within service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
         check_ranges(self)

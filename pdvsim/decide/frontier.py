@@ -28,7 +28,7 @@ from pdvsim.decide.space import Space, described, settings_text
 from pdvsim.decide.text import positive
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view import table
@@ -55,12 +55,7 @@ class FrontierQuestion:
     warmup_share: float = 0.1
 
     def __post_init__(self) -> None:
-        if not self.max_num_batched_tokens:
-            raise ValueError("max-num-batched-tokens needs at least one value")
-        if len(set(self.max_num_batched_tokens)) != len(self.max_num_batched_tokens):
-            raise ValueError(
-                f"max-num-batched-tokens names a value twice: {', '.join(map(str, self.max_num_batched_tokens))}"
-            )
+        check_list("max-num-batched-tokens", self.max_num_batched_tokens)
         if math.isinf(self.base.traffic.request_rate) == (self.base.traffic.max_concurrency is None):
             raise ValueError("a frontier is at one load: give one of --request-rate and --concurrency")
         if self.num_runs < 2:

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import check_list, check_ranges
 from pdvsim.sim.policies import ARCHS
 
 # from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
@@ -47,12 +47,7 @@ class Space:
 
     def __post_init__(self) -> None:
         for name in ("archs", "draft_lengths", "controllers", "max_num_seqs", "max_num_batched_tokens"):
-            values = getattr(self, name)
-            flag = "arch" if name == "archs" else f"try-{name.replace('_', '-')}"
-            if not values:
-                raise ValueError(f"{flag} needs at least one value")
-            if len(set(values)) != len(values):
-                raise ValueError(f"{flag} names a value twice: {', '.join(map(str, values))}")
+            check_list("arch" if name == "archs" else f"try-{name.replace('_', '-')}", getattr(self, name))
         check_ranges(self)
 
     def starts(self, base: Experiment) -> list[Experiment]:

@@ -36,7 +36,7 @@ from pdvsim.sim.doubts import same_vocabulary, vet
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.view import table
 
@@ -72,16 +72,13 @@ class Grid:
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
             raise ValueError("--per-dollar is of fleets (--gpus) by throughput or goodput")
-        lists = (("concurrency", self.concurrency), ("request-rate", self.request_rate))
-        for name, values in (*lists, ("acceptances" if self.axis == "acceptance" else "pairs", self.places)):
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
+        check_list("concurrency", self.concurrency, needed=False)
+        check_list("request-rate", self.request_rate, needed=False)
+        check_list("acceptances" if self.axis == "acceptance" else "pairs", self.places)
         if len(self.archs) < 2:
             raise ValueError("arch needs at least two values: a map is of who wins")
         if bool(self.concurrency) == bool(self.request_rate):
             raise ValueError("give one of --concurrency and --request-rate")
-        if not self.places:
-            raise ValueError(f"{'acceptances' if self.axis == 'acceptance' else 'pairs'} needs at least one value")
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
         check_ranges(self)

@@ -11,7 +11,7 @@ from pdvsim.sim.relevance import refuse_idle, suited
 
 MOST = 4  # architectures side by side
 BURST = 50  # requests at once
-DROP_S, DROP_SHARE = 10.0, 0.5  # for how long acceptance falls, and to which share of itself
+DROP_S = 10.0  # for how long acceptance is halved
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pdvsim.sim.hardware.models import GPUS, pair_name
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacity
@@ -55,11 +55,8 @@ class Comparison:
             raise ValueError(
                 "--pair-acceptance goes without --synthetic-acceptance-rates, --acceptance-model and --acceptance-trace"
             )
-        for name, values in (("pairs", self.pairs), ("gpus", self.gpus)):
-            if not values:
-                raise ValueError(f"{name} needs at least one value")
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice: {', '.join(values)}")
+        check_list("pairs", self.pairs)
+        check_list("gpus", self.gpus)
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
             raise ValueError(f"pair-acceptance needs one rate for each of the {len(self.pairs)} pairs")
         if len(self.gpus) > 1 and self.base.hardware.profile not in (None, "roofline"):

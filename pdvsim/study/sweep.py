@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_points, check_ranges
+from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.study.backends import Backend, finished
 
@@ -70,16 +70,11 @@ class Sweep:
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the experiment and their values
 
     def __post_init__(self) -> None:
-        for name, values in (
-            ("arch", self.archs),
-            ("concurrency", self.concurrency),
-            ("request-rate", self.request_rate),
-            *((f"vary {name}", values) for name, values in self.vary.items()),
-        ):
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice: {', '.join(map(str, values))}")
-        if not self.archs:
-            raise ValueError("arch needs at least one value")
+        check_list("arch", self.archs)
+        varied_lists = {f"vary {name}": values for name, values in self.vary.items()}
+        lists = {"concurrency": self.concurrency, "request-rate": self.request_rate, **varied_lists}
+        for name, values in lists.items():
+            check_list(name, values, needed=False)
         check_ranges(self)
         if self.concurrency and self.request_rate:
             raise ValueError("--concurrency and --request-rate exclude each other")

@@ -187,7 +187,7 @@ def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
         rate, stay = (entry.get(key) for key in ("request_throughput", "mean_e2el_ms"))
         if entry["load_kind"] != "concurrency" or _missing(rate) or _missing(stay):
             continue
-        there = math.prod(v.mean if isinstance(v, Interval) else float(v) for v in (rate, stay) if v is not None) / 1e3
+        there = _mean(rate) * _mean(stay) / 1e3
         if there < worst * entry["load"]:  # Little's law: so many were there on average
             worst = there / entry["load"]
             said = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
@@ -275,8 +275,8 @@ def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
         return f"{text} (±{100 * error:.1f}%)"
     if any(_missing(end) for end in ends):
         return text
-    means = [end.mean if isinstance(end, Interval) else end for end in ends]
-    return f"{text} ({cell(means[0], decimals)} to {cell(means[1], decimals)})"
+    low, high = (cell(_mean(end), decimals) for end in ends)
+    return f"{text} ({low} to {high})"
 
 
 def load_name(kind: str) -> str:
@@ -315,8 +315,7 @@ def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def _missing(value: Any) -> bool:
-    if isinstance(value, Interval):
-        value = value.mean
+    value = value.mean if isinstance(value, Interval) else value
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -324,12 +323,10 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Who was simulated on what, and what that is founded on."""
     labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
     rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
-    gpus = values.get("gpus")
-    gpus = gpus.mean if isinstance(gpus, Interval) else gpus
-    rows += [("GPUs in all:", f"{gpus:.0f}")] if gpus and gpus > 1 else []
+    gpus = _mean(values.get("gpus"), 0.0)
+    rows += [("GPUs in all:", f"{gpus:.0f}")] if gpus > 1 else []
     rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
-    bar = values.get("forward_error_bar")
-    bar = bar.mean if isinstance(bar, Interval) else bar
+    bar = _mean(values.get("forward_error_bar"), 0.0)
     rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
     rows += [("In brackets:", WITHIN)] if not _missing(values.get("output_throughput_error")) else []
     beyond = outside(values)
@@ -344,9 +341,8 @@ def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) ->
 
 def founded(entry: Mapping[str, Any]) -> str:
     """What a row or an entry rests on, with the error bar of forward times that are predicted."""
-    bar = entry.get("forward_error_bar")
-    bar = bar.mean if isinstance(bar, Interval) else bar
-    within = "" if bar is None or not bar > 0 else f"; forward times within {bar:.0%}"
+    bar = _mean(entry.get("forward_error_bar"), 0.0)
+    within = f"; forward times within {bar:.0%}" if bar > 0 else ""
     return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}{within}"
 
 

@@ -29,11 +29,6 @@ class HostTimes:
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
 
-    @property
-    def wakes_at_once(self) -> bool:
-        """Whether an idle lane goes on the moment there is work."""
-        return not self.idle_poll_s and not self.notify_s
-
 
 class SimulatedHost:
     """Serves one operation at a time, in the order asked."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from pdvsim.study.output import picture
 from pdvsim.study.results import Results, label
 from pdvsim.view.figure import DPI
 from pdvsim.view.plots.custom import Layout, custom_figure
@@ -35,9 +35,7 @@ STANDING = {
 
 def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
     """A sweep's six most wanted panels, as a PNG file's content; `base` is the experiment that it varies."""
-    buffer = io.BytesIO()
-    sweep_figure(points, setting=points_line(points, [base])).savefig(buffer, format="png", dpi=DPI)
-    return buffer.getvalue()
+    return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", DPI)
 
 
 def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:
@@ -46,8 +44,8 @@ def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str,
     for setting, points in settings:
         words = label(setting)
         suffix = f"-{slug(words)}" if len(settings) > 1 else ""
-        for name, picture in STANDING.items():
-            figure = picture(points, words, points_line(points, replace(results, points=points).configs))
+        for name, drawn in STANDING.items():
+            figure = drawn(points, words, points_line(points, replace(results, points=points).configs))
             if figure is not None:
                 yield name + suffix, figure
     kinds = results.by_load_kind()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import html
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
+
+from pdvsim.study.output import picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -51,9 +52,7 @@ class Sheet:
 
 def image(figure: Figure, name: str) -> str:
     """A figure as an image within the page."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
-    data = base64.b64encode(buffer.getvalue()).decode()
+    data = base64.b64encode(picture(figure, "image.png", DPI)).decode()
     return f'<img alt="{_safe(name)}" src="data:image/png;base64,{data}">'
 
 
