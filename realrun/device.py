@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from simpy.events import Event
@@ -140,25 +140,16 @@ class ServingRig:
         return sum(len(lane.graphs) for lane in self.lanes.values())
 
 
+@dataclass(slots=True, eq=False)
 class Flight:
     """A launched work that the host has not seen through."""
 
-    __slots__ = ("before", "done", "price", "span_s", "tickets", "work")
-
-    def __init__(
-        self,
-        work: Work,
-        tickets: list[Ticket],
-        done: Event,
-        span_s: tuple[float, float],
-        price: tuple[float, float, float],
-    ) -> None:
-        self.work = work
-        self.tickets = tickets
-        self.done = done
-        self.span_s = span_s  # by the host's clock, where the device has none
-        self.price = price
-        self.before: list[Flight] = []  # unwatched works ahead of it on the same stream
+    work: Work
+    tickets: list[Ticket]
+    done: Event
+    span_s: tuple[float, float]  # by the host's clock, where the device has none
+    price: tuple[float, float, float]
+    before: list[Flight] = field(default_factory=list)  # unwatched works ahead of it on the same stream
 
 
 class Lookups:

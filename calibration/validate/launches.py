@@ -12,14 +12,13 @@ import io
 import math
 import zipfile
 import zlib
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pdvsim.calibration.validate.served import ServedRun
+from pdvsim.common.commandline import experiment_from
 from pdvsim.common.files import whole, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
@@ -28,14 +27,13 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import frames
+from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.reading import read_json, read_table, said
 from pdvsim.sim.records import LANES, ROLES, Table
 from pdvsim.sim.run import simulate
 
 if TYPE_CHECKING:
     import pandas as pd
-
-T = TypeVar("T")
 
 LAUNCHES = "launches.parquet"
 PARTS = "launches"  # folder of the parts
@@ -121,24 +119,13 @@ def saved_run(path: Path) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
     """Experiment, launches and metrics of a result that `realrun --save-detailed` wrote."""
     try:
         document = read_json(path)
-        experiment = as_served(_configured(Experiment, document["config"]))
+        experiment = as_served(experiment_from(document["config"]))
         beside = path.with_name(f"{path.stem}.launches.parquet")
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]
         return experiment, frame[columns].sort_values("start_s", ignore_index=True), document
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a result of realrun --save-detailed with its launches: {said(error)}") from None
-
-
-def _configured(config: type[T], values: Mapping[str, Any]) -> T:
-    """A configuration as a result holds it."""
-    hints, given = get_type_hints(config), {}
-    for part in fields(config):  # type: ignore[arg-type]
-        value = values[part.name]
-        if is_dataclass(hints[part.name]):
-            value = _configured(hints[part.name], value)
-        given[part.name] = math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
-    return config(**given)
 
 
 # compared ------------------------------------------------------------------------------------------------------------
@@ -189,7 +176,10 @@ def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         "rows": rows,
         "error": sum(row["share"] for row in rows),
         "gaps": {lane: {side: _gaps(frame[frame["lane"] == lane]) for side, frame in sides.items()} for lane in lanes},
-        "idle": {side: _idle(frame) for side, frame in sides.items()},
+        "idle": {
+            side: 1 - busy_share({name: frame[name].to_numpy() for name in ("start_s", "end_s")})
+            for side, frame in sides.items()
+        },
     }
 
 
@@ -221,15 +211,6 @@ def _gaps(frame: pd.DataFrame) -> dict[str, float]:
     lasted = float(frame["end_s"].max() - frame["start_s"].min())
     median, p95 = (float(1e6 * x) for x in np.percentile(gaps, (50, 95)))
     return {"gaps": len(gaps), "median_us": median, "p95_us": p95, "share": float(gaps.sum()) / lasted}
-
-
-def _idle(frame: pd.DataFrame) -> float:
-    """Share of the time between the first launch and the last end in which nothing ran."""
-    order = np.argsort(frame["start_s"].to_numpy(), kind="stable")
-    start, end = frame["start_s"].to_numpy()[order], frame["end_s"].to_numpy()[order]
-    reached = np.maximum.accumulate(end)
-    idle = np.maximum(start[1:] - reached[:-1], 0.0).sum()
-    return float(idle / (reached[-1] - start[0])) if len(start) else math.nan
 
 
 def simulated(experiment: Experiment, profile: Profile) -> pd.DataFrame:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
+from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import whole, write_whole
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import TAIL_S, replay
@@ -26,32 +27,15 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     from pdvsim.live.pace import Shown
 
-GROUPS = ("traffic", "acceptance", "server", "hardware", "host", "scoring")
 UNSAID = ("num_prompts", "percentile_metrics", "metric_percentiles")  # of a session's own
-
-
-def flags_of(experiment: Experiment, leave_out: Sequence[str] = ()) -> list[str]:
-    """The flags that give an experiment's settings, where they are not the defaults."""
-    words: list[str] = []
-    for group in (getattr(experiment, name) for name in GROUPS):
-        for field in fields(group):
-            value = getattr(group, field.name)
-            if field.name in leave_out or value == field.default:
-                continue
-            flag = field.name.replace("_", "-")
-            if isinstance(value, bool):
-                words.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                words += [f"--{flag}", *(map(str, value) if isinstance(value, tuple) else [str(value)])]
-    return words
 
 
 def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
     """What repeats a session, and what of it no command line can."""
     begun = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(setup.base, UNSAID)]
     if not tape:
-        runs = [["pdvsim", "run", "--arch", e.arch, *flags_of(e)] for e in made]
-        return "\n".join(["Nothing was turned. The same again:", *map(shlex.join, [begun, *runs])])
+        runs = [command_line("pdvsim run", e) for e in made]
+        return "\n".join(["Nothing was turned. The same again:", shlex.join(begun), *runs])
     present = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(knobs.turned(setup.base), UNSAID)]
     lines = ["As it began:", shlex.join(begun), "As it stood at the end:", shlex.join(present)]
     lines.append(f"What no command line repeats, up to {now_s:.2f} s (session.json has it to the last digit):")

@@ -1,9 +1,10 @@
-"""An experiment as the command line that runs it, with only what differs from the defaults, and back."""
+"""An experiment as the command line that runs it, with only what differs from the defaults, and back from its texts."""
 
 from __future__ import annotations
 
+import math
 import shlex
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -14,7 +15,12 @@ T = TypeVar("T")
 
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that make it run just this experiment."""
-    return shlex.join([*program.split(), "--arch", experiment.arch, *_flags(experiment, Experiment())])
+    return shlex.join([*program.split(), "--arch", experiment.arch, *flags_of(experiment)])
+
+
+def flags_of(experiment: Experiment, leave_out: Collection[str] = ()) -> list[str]:
+    """The flags that give an experiment's settings but its architecture."""
+    return list(_flags(experiment, Experiment(), ("arch", *leave_out)))
 
 
 def experiment_of(command: str) -> Experiment:
@@ -32,12 +38,24 @@ def experiment_of(command: str) -> Experiment:
     return found
 
 
-def _flags(given: Any, default: Any) -> Iterator[str]:
+def experiment_from(settings: Mapping[str, Any]) -> Experiment:
+    """The experiment whose settings a result or a message holds; what they lack is as usual."""
+    groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
+    return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})
+
+
+def _configured(kind: Any, values: Mapping[str, Any]) -> Any:
+    given = {part.name: values[part.name] for part in fields(kind) if part.name in values}
+    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return kind(**{name: math.inf if value == "inf" else value for name, value in plain.items()})
+
+
+def _flags(given: Any, default: Any, leave_out: Collection[str]) -> Iterator[str]:
     for part in fields(given):
         value, usual = getattr(given, part.name), getattr(default, part.name)
         if is_dataclass(value):
-            yield from _flags(value, usual)
-        elif part.name != "arch" and value != usual:
+            yield from _flags(value, usual, leave_out)
+        elif part.name not in leave_out and value != usual:
             yield "--" + part.name.replace("_", "-") if value is not False else "--no-" + part.name.replace("_", "-")
             if isinstance(value, tuple):
                 yield from map(_text, value)

@@ -14,16 +14,15 @@ import socket
 import stat
 import tempfile
 from contextlib import suppress
-from dataclasses import fields
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.common.commandline import experiment_from
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.station import queues_of, seen_by
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log, rows_of
 from pdvsim.sim.run import Client
@@ -43,10 +42,6 @@ CARD = {
     "sm_mhz": "SM clock (MHz)",
 }
 Message = tuple[dict[str, Any], bytes, bytes]  # what it says, and rows of launches and of deliveries, packed
-GROUPS: dict[str, type] = {
-    "traffic": Traffic, "acceptance": Acceptance, "server": Server, "hardware": Hardware, "host": Host,
-    "scoring": Scoring,
-}  # fmt: skip
 
 
 def socket_path() -> Path:
@@ -197,7 +192,7 @@ class Heard:
         self.over = self._greeted = False
         while (hello := self._message()) is None:
             self._receive()
-        self.experiment = experiment_of(hello[0]["config"])
+        self.experiment = experiment_from(hello[0]["config"])
         self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello[0]["bandwidth"])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)
@@ -267,19 +262,6 @@ class Heard:
                 gauge.noted(*state)
         gauge.judged(told["accepted"], told["refused"])
         self.card = told["card"]
-
-
-def experiment_of(config: dict[str, Any]) -> Experiment:
-    """The experiment that settings in plain values describe."""
-    groups = {}
-    for name, kind in GROUPS.items():
-        given = {f.name: config[name][f.name] for f in fields(kind) if f.name in config[name]}
-        groups[name] = kind(**{key: _plain_value(value) for key, value in given.items()})
-    return Experiment(config["arch"], **groups)
-
-
-def _plain_value(value: Any) -> Any:
-    return math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
 
 
 def _message(document: dict[str, Any], launches: bytes = b"", deliveries: bytes = b"") -> bytes:

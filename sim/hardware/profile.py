@@ -33,67 +33,8 @@ SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
 _TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
-_HOST_S = Range(0, 1)
 _WEIGHT = Range(0.001, 1000)
-_SIZE = Range(0, MAX_TOKENS)
 _EXPONENT = Range(0, 10)
-PROFILE_RANGES: dict[str, Range] = {
-    **CARD_RANGES,
-    "schema_version": Range(SCHEMA, SCHEMA),
-    "uncertainty": Range(0, 10),
-    # HostCost
-    "launch_s": _HOST_S,
-    "completion_s": _HOST_S,
-    "handoff_s": _HOST_S,
-    # ContentionFit
-    "stream_weight": _WEIGHT,
-    "crowd_weight": _WEIGHT,
-    "turn_exponent": _EXPONENT,
-    "nimble_weight": _WEIGHT,
-    "nimble_first_rate": Range(0.001, 1),
-    "nimble_first_exponent": _EXPONENT,
-    "hold": Range(0, 1),
-    "hold_compute": Range(0, 10),
-    "hold_bandwidth": Range(0, 10),
-    "crowd_hold": Range(0.1, 1),
-    "efficiency": Range(0.01, 1),
-    # PowerFit
-    "rest_w": Range(0, 1e5),
-    "weight_j": Range(0, 1e-6),
-    "cache_j": Range(0, 1e-6),
-    "flop_j": Range(0, 1e-9),
-    "limit_w": Range(1, 1e6),
-    "slope": Range(0, 10),
-    "calm": Range(0, 1),
-    "settle_s": Range(1e-4, 60),
-    # Reach
-    "rows": _SIZE,
-    "k": _SIZE,
-    "context": _SIZE,
-    "prompt_tokens": _SIZE,
-    "prompt_start": _SIZE,
-    "tokens": _SIZE,
-    # ForwardFit
-    "fixed_s": _TIME_S,
-    "weights_s": _TIME_S,
-    "token_s": _TIME_S,
-    "head_weights_s": _TIME_S,
-    "head_token_s": _TIME_S,
-    "kv_s": _TIME_S,
-    "pair_s": _TIME_S,
-    "prompt_wave_s": _TIME_S,
-    "prompt_sms": Range(0, 1024),
-    "split_s": _TIME_S,
-    "row_s": _TIME_S,
-    "mixed_s": _TIME_S,
-    "sharpness": Range(1, 100),
-    "programs": Range(0, 1_000_000),
-    "nimble_tokens": Range(0, MAX_TOKENS),
-    "large_s": _TIME_S,
-    "draft_ratio": Range(0.01, 10),
-    "row_buckets": Range(1, 65_536),
-    "chunk_buckets": Range(1, MAX_TOKENS),
-}
 STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
 
 
@@ -131,6 +72,45 @@ class ContentionFit:
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
+
+
+PROFILE_RANGES: dict[str, Range] = {
+    **CARD_RANGES,
+    "schema_version": Range(SCHEMA, SCHEMA),
+    "uncertainty": Range(0, 10),
+    **dict.fromkeys((part.name for part in fields(HostCost)), Range(0, 1)),
+    # ContentionFit
+    "stream_weight": _WEIGHT,
+    "crowd_weight": _WEIGHT,
+    "turn_exponent": _EXPONENT,
+    "nimble_weight": _WEIGHT,
+    "nimble_first_rate": Range(0.001, 1),
+    "nimble_first_exponent": _EXPONENT,
+    "hold": Range(0, 1),
+    "hold_compute": Range(0, 10),
+    "hold_bandwidth": Range(0, 10),
+    "crowd_hold": Range(0.1, 1),
+    "efficiency": Range(0.01, 1),
+    # PowerFit
+    "rest_w": Range(0, 1e5),
+    "weight_j": Range(0, 1e-6),
+    "cache_j": Range(0, 1e-6),
+    "flop_j": Range(0, 1e-9),
+    "limit_w": Range(1, 1e6),
+    "slope": Range(0, 10),
+    "calm": Range(0, 1),
+    "settle_s": Range(1e-4, 60),
+    **dict.fromkeys((part.name for part in fields(Reach)), Range(0, MAX_TOKENS)),
+    # ForwardFit
+    **dict.fromkeys((part.name for part in fields(ForwardFit) if part.name.endswith("_s")), _TIME_S),
+    "sharpness": Range(1, 100),
+    "prompt_sms": Range(0, 1024),
+    "programs": Range(0, 1_000_000),
+    "nimble_tokens": Range(0, MAX_TOKENS),
+    "draft_ratio": Range(0.01, 10),
+    "row_buckets": Range(1, 65_536),
+    "chunk_buckets": Range(1, MAX_TOKENS),
+}
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdvsim.common.commandline import experiment_from
 from pdvsim.live import wire
 from pdvsim.live.gauge import KEPT_S, SLOT_S
 from pdvsim.live.pace import ERRORS, errors, setup_beside
 from pdvsim.live.session import Session
-from pdvsim.live.wire import Broadcast, Heard, connected, experiment_of, socket_path
+from pdvsim.live.wire import Broadcast, Heard, connected, socket_path
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
@@ -72,9 +73,9 @@ def test_what_a_page_hears_is_what_happened() -> None:
 
 
 def test_an_experiment_comes_through() -> None:
-    assert experiment_of(settings(EXPERIMENT)) == EXPERIMENT
+    assert experiment_from(settings(EXPERIMENT)) == EXPERIMENT
     other = replace(EXPERIMENT, traffic=Traffic(request_rate=3.5), server=Server(partition=(0.5, 0.3, 0.2)))
-    assert experiment_of(settings(other)) == other
+    assert experiment_from(settings(other)) == other
 
 
 def test_a_folder_that_others_can_open_is_refused() -> None:
