@@ -8,7 +8,8 @@ straight to a completion, through the event queue, or in real time on two tiny m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -65,13 +66,13 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
     for load, base in LOADS.items():
         experiment = suited(replace(base, arch=arch))
         asked = make_requests(experiment.traffic, experiment.acceptance)
-        with _Load(load):
+        with _under(load):
             direct = simulate(experiment)
             check_books(direct, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
             check_streams(direct)
             _check_alike(direct, simulate(experiment, direct=False))
     if real or (real is None and find_spec("torch") is not None):
-        with _Load("on two tiny models in real time"):
+        with _under("on two tiny models in real time"):
             _check_in_real_time(arch)
 
 
@@ -172,18 +173,13 @@ def _check_in_real_time(arch: str) -> None:
         )
 
 
-class _Load:
+@contextmanager
+def _under(load: str) -> Iterator[None]:
     """Names the load in whatever goes wrong under it."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, AssertionError | RuntimeError):
-            raise AssertionError(f"{self.name}: {error}") from error
+    try:
+        yield
+    except (AssertionError, RuntimeError) as error:
+        raise AssertionError(f"{load}: {error}") from error
 
 
 def _law(holds: object, text: str) -> None:

@@ -30,6 +30,7 @@ SHAREGPT_ACCEPTED = (
     'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
 )
 SHAREGPT_FILTER = "prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= 2048 tokens"
+EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
 
 
@@ -90,25 +91,38 @@ def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
                 yield number, value
 
 
-def _csv_rows(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
-    accepted = "CSV with the columns " + ",".join(columns)
+def csv_rows(
+    path: str, accepted: str, delimiter: Callable[[str], str] = lambda first: ","
+) -> Iterator[tuple[int, list[str]]]:
+    """Line number and fields of each row of a CSV file, its header first; `delimiter` is told by the first line."""
     with opened(path) as file:
-        reader = csv.reader(lines_of(path, file, accepted), strict=True)
+        lines = lines_of(path, file, accepted)
+        first = next(lines, "")
+        reader = csv.reader(chain([first], lines), delimiter=delimiter(first), strict=True)
         try:
             header = [name.strip() for name in next(reader, [])]
-            for name in columns:
-                if name not in header:
-                    raise bad(path, "line 1", f"column {name!r} is missing", accepted)
+            yield 1, header
             width = len(header)
-            at = [header.index(name) for name in columns]
             for row in reader:
                 if len(row) == width:
-                    yield reader.line_num, [row[i] for i in at]
+                    yield reader.line_num, row
                 elif row:
                     raise bad(path, f"line {reader.line_num}", f"{len(row)} fields, the header has {width}", accepted)
         except csv.Error as error:
             raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", accepted) from None
+
+
+def _columns(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
+    """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
+    accepted = "CSV with the columns " + ",".join(columns)
+    rows = csv_rows(path, accepted)
+    _, header = next(rows)
+    for name in columns:
+        if name not in header:
+            raise bad(path, "line 1", f"column {name!r} is missing", accepted)
+    at = [header.index(name) for name in columns]
+    for line, row in rows:
+        yield line, [row[i] for i in at]
 
 
 def _count(text: str) -> int:
@@ -117,10 +131,19 @@ def _count(text: str) -> int:
     return int(text) if len(text) <= 8 and (text.isdecimal() or text.strip().isdecimal()) else -1
 
 
-def _refuse_tokens(path: str, line: int, fields: tuple[tuple[str, object, bool], ...], accepted: str) -> ValueError:
-    """The error about the first of (name, value, whether it is in order) that is not."""
-    name, value = next((name, value) for name, value, good in fields if not good)
-    return bad(path, f"line {line}", f"{name} is {quoted(value)}", accepted)
+def _refuse_tokens(path: str, line: int, fields: dict[str, str], least: int) -> ValueError:
+    """The error about the first of the fields that holds no number of tokens."""
+    name, text = next((name, text) for name, text in fields.items() if not least <= _count(text) <= MAX_TOKENS)
+    return bad(path, f"line {line}", f"{name} is {quoted(text)}", f"a whole number from {least} to {MAX_TOKENS}")
+
+
+def moment_s(value: Any) -> float:
+    """A date in seconds; nan if it is none. Without a zone it is taken as it stands: this machine's plays no part."""
+    try:
+        moment = datetime.fromisoformat(value)
+        return (moment - (EPOCH_UTC if moment.tzinfo else EPOCH)).total_seconds()
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _seconds(text: str) -> float:
@@ -141,21 +164,15 @@ def _trace(path: str, arrivals_s: list[float], lengths: list[tuple[int, int]], a
 def read_azure(path: str) -> Trace:
     """Requests of an Azure LLM inference trace (2023, and 2024 whose times carry a zone), times to the microsecond."""
     columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    local, utc = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
     arrivals_s, lengths = [], []
-    for line, (time, context, generated) in _csv_rows(path, columns):
-        try:
-            moment = datetime.fromisoformat(time)
-            # Subtracted, since datetime.timestamp() would read this machine's time zone into the trace.
-            since = moment - (utc if moment.tzinfo else local)
-        except (ValueError, OverflowError):
+    for line, (time, context, generated) in _columns(path, columns):
+        arrival_s, prompt, output = moment_s(time), _count(context), _count(generated)
+        if math.isnan(arrival_s):
             accepted = "a time such as 2023-11-16 18:17:03.9799600"
-            raise bad(path, f"line {line}", f"TIMESTAMP is {quoted(time)}", accepted) from None
-        prompt, output = _count(context), _count(generated)
+            raise bad(path, f"line {line}", f"TIMESTAMP is {quoted(time)}", accepted)
         if not (1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS):
-            fields = (columns[1], context, 1 <= prompt <= MAX_TOKENS), (columns[2], generated, False)
-            raise _refuse_tokens(path, line, fields, TOKENS_ACCEPTED)
-        arrivals_s.append(since.total_seconds())
+            raise _refuse_tokens(path, line, {columns[1]: context, columns[2]: generated}, 1)
+        arrivals_s.append(arrival_s)
         lengths.append((prompt, output))
     return _trace(path, arrivals_s, lengths, "rows of " + ",".join(columns))
 
@@ -164,13 +181,12 @@ def read_burstgpt(path: str) -> Trace:
     """Requests of a BurstGPT CSV that vLLM keeps: model GPT-4 with response tokens (and with a prompt to prefill)."""
     columns = ("Timestamp", "Model", "Request tokens", "Response tokens")
     arrivals_s, lengths = [], []
-    for line, (time, model, asked, answered) in _csv_rows(path, columns):
+    for line, (time, model, asked, answered) in _columns(path, columns):
         arrival_s, prompt, output = _seconds(time), _count(asked), _count(answered)
         if arrival_s < 0:
             raise bad(path, f"line {line}", f"Timestamp is {quoted(time)}", "seconds, at least 0")
         if not (0 <= prompt <= MAX_TOKENS and 0 <= output <= MAX_TOKENS):
-            fields = (columns[2], asked, 0 <= prompt <= MAX_TOKENS), (columns[3], answered, False)
-            raise _refuse_tokens(path, line, fields, f"a whole number from 0 to {MAX_TOKENS}")
+            raise _refuse_tokens(path, line, {columns[2]: asked, columns[3]: answered}, 0)
         if model == "GPT-4" and output and prompt:
             arrivals_s.append(arrival_s)
             lengths.append((prompt, output))

@@ -10,7 +10,6 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import chain
 from os import stat
@@ -195,7 +194,7 @@ class _Table:
         """Arrival times in seconds, and the unit they were in."""
         name = self.columns["arrival_s"]
         dated = isinstance(self.times[0], str) and math.isnan(_number(self.times[0]))
-        read = _moment if dated else _number
+        read = datasets.moment_s if dated else _number
         accepted = "a date such as 2023-11-16 18:17:03.97" if dated else "a number of seconds, or a date"
         values = np.empty(len(self.times))
         for at, time in enumerate(self.times):
@@ -232,20 +231,10 @@ def _json_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
 
 
 def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
-    with opened(path) as file:
-        lines = datasets.lines_of(path, file, ACCEPTED)
-        first = next(lines, "")
-        reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
-        try:
-            header = [name.strip() for name in next(reader, [])]
-            for row in reader:
-                if len(row) == len(header):
-                    yield reader.line_num, dict(zip(header, row, strict=True))
-                elif row:
-                    what = f"{len(row)} fields, the header has {len(header)}"
-                    raise bad(path, f"line {reader.line_num}", what, ACCEPTED)
-        except csv.Error as error:
-            raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", ACCEPTED) from None
+    rows = datasets.csv_rows(path, ACCEPTED, _delimiter)
+    _, header = next(rows)
+    for line, row in rows:
+        yield line, dict(zip(header, row, strict=True))
 
 
 def _header(line: str) -> list[str]:
@@ -269,15 +258,6 @@ def _number(value: Value) -> float:
     except (ValueError, OverflowError):
         return math.nan
     return number if math.isfinite(number) else math.nan
-
-
-def _moment(value: Value) -> float:
-    """A date in seconds; nan if it is none. Without a zone it is taken as it stands: this machine's plays no part."""
-    try:
-        moment = datetime.fromisoformat(value)
-        return (moment - datetime(1970, 1, 1, tzinfo=UTC if moment.tzinfo else None)).total_seconds()
-    except (TypeError, ValueError, OverflowError):
-        return math.nan
 
 
 def _unit(typical: float) -> str:
