@@ -1,8 +1,7 @@
 """The command line as data: frozen dataclasses that tyro turns into flags, and the one way in for all of them.
 
 Flags are flat and named after the fields (`request_rate` is `--request-rate` or `--request_rate`). A file given with
-`--config` and the keywords of the Python API are turned into flags first, so that every value is checked once, by the
-same code, with the same message.
+`--config` is turned into flags first, so that its values are checked by the same code, with the same message.
 """
 
 from __future__ import annotations

@@ -197,16 +197,6 @@ class Streams:
         return replay(lines, self._acceptance.acceptance_trace_k, output_tokens), [None] * count
 
 
-def draw_streams(
-    acceptance: Acceptance,
-    output_tokens: NDArray[np.int64],
-    coins: np.random.Generator,
-    rates: np.random.Generator,
-) -> tuple[list[bytes], list[Coins | None]]:
-    """`Request.runs` for each request, and its Coins where acceptance answers to temperature (else None)."""
-    return Streams(acceptance, coins, rates).draw(output_tokens)
-
-
 def _drawn(
     acceptance: Acceptance,
     output_tokens: NDArray[np.int64],

@@ -17,8 +17,8 @@ from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.workload import acceptance as acc
 from pdvsim.sim.workload.acceptance import (
     Coins,
+    Streams,
     accepted_at,
-    draw_streams,
     expected_tokens,
     rate_at,
     walltime_improvement,
@@ -27,7 +27,7 @@ from pdvsim.sim.workload.acceptance import (
 
 def draw(acceptance: Acceptance, lengths: list[int], seed: int = 0) -> tuple[list[bytes], list[Coins | None]]:
     coins, rates = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    return draw_streams(acceptance, np.array(lengths, dtype=np.int64), coins, rates)
+    return Streams(acceptance, coins, rates).draw(np.array(lengths, dtype=np.int64))
 
 
 def walk(runs: bytes, k: int, start: int = 0) -> list[int]:

@@ -13,7 +13,7 @@ from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, make_planner, simulate
-from pdvsim.sim.workload.acceptance import draw_streams, expected_tokens, guessed_rate, was_guessed
+from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import LOADS, check_books, check_streams
 
@@ -27,7 +27,7 @@ SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 def test_verdicts_are_guessed_as_often_as_the_formula_says(alpha: float, k: int, fan: int) -> None:
     """At every tenth position of 200 requests, within 4.5 standard deviations."""
     coins, rates = np.random.default_rng(1), np.random.default_rng(2)
-    streams, _ = draw_streams(Acceptance(alpha), np.full(200, 200), coins, rates)
+    streams, _ = Streams(Acceptance(alpha), coins, rates).draw(np.full(200, 200))
     hits = []
     for number, runs in enumerate(streams):
         request = Request(number, 0.0, 1, 200, runs)

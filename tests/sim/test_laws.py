@@ -28,7 +28,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
-from pdvsim.sim.workload.acceptance import draw_streams
+from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_books
 
 DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
@@ -45,7 +45,7 @@ class Workload:
 
     def requests(self, acceptance: Acceptance) -> list[Request]:
         coins, rates = (np.random.default_rng([self.seed, i]) for i in range(2))
-        runs, kept = draw_streams(acceptance, np.array(self.outputs), coins, rates)
+        runs, kept = Streams(acceptance, coins, rates).draw(np.array(self.outputs))
         rows = zip(self.arrival_s, self.prompts, self.outputs, runs, kept, strict=True)
         return [Request(i, *row) for i, row in enumerate(rows)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance
-from pdvsim.sim.workload.acceptance import Streams, draw_streams, mean_round
+from pdvsim.sim.workload.acceptance import Streams, mean_round
 from pdvsim.sim.workload.measured import LONGEST, measured
 
 # Mean tokens a round for drafts of 1 to 7 tokens: the recorded answers of SpecDecode-Bench (Llama-3.1-8B) gone through
@@ -35,7 +35,7 @@ SPREAD: dict[str, tuple[float, float, float]] = {
 
 def drawn(name: str, lengths: list[int], seed: int = 0) -> list[bytes]:
     coins, classes = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    return draw_streams(Acceptance(acceptance_model=name), np.array(lengths, dtype=np.int64), coins, classes)[0]
+    return Streams(Acceptance(acceptance_model=name), coins, classes).draw(np.array(lengths, dtype=np.int64))[0]
 
 
 def test_every_name_is_shipped_and_none_else_is_taken() -> None:

@@ -29,7 +29,7 @@ from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.acceptance import draw_streams, expected_tokens, walltime_improvement
+from pdvsim.sim.workload.acceptance import Streams, expected_tokens, walltime_improvement
 
 Floats = NDArray[np.float64]
 
@@ -132,7 +132,7 @@ def test_whole_requests_through_a_single_server_are_lindleys(
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(gaps)
     prompts, outputs = rng.integers(1, 500, len(gaps)), rng.integers(1, 60, len(gaps))
-    runs, _ = draw_streams(Acceptance(acceptance_rate=acceptance), outputs, rng, rng)
+    runs, _ = Streams(Acceptance(acceptance_rate=acceptance), rng, rng).draw(outputs)
     experiment = single_server(arch, Hardware(), host)
 
     def request(i: int, id: int, at_s: float) -> Request:
@@ -282,7 +282,7 @@ def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: flo
     tokens, gains = [], []
     for seed in range(12 if 0 < alpha < 1 else 1):  # coins that always fall alike need no second seed
         rng = np.random.default_rng(seed)
-        (runs,), _ = draw_streams(Acceptance(acceptance_rate=alpha), np.array([OUTPUT]), rng, rng)
+        (runs,), _ = Streams(Acceptance(acceptance_rate=alpha), rng, rng).draw(np.array([OUTPUT]))
         speculative_s, result = decode_s("baseline", runs)
         rounds = int(result.requests["rounds"][0])
         assert speculative_s == pytest.approx(rounds * (k * cost + 1) * STEP_S)
