@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -23,7 +22,6 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.study.sweep import Point
 from pdvsim.view.report.sheet import Sheet
 
 
@@ -99,25 +97,21 @@ def main(argv: list[str]) -> int:
     plan = args.options.plan()
 
     date = output.now()
-    folder = output.check_folder(Path(args.output or f"results/capacity-{date}"))
-    files = [output.check_file(folder / f"capacity.{kind}") for kind in ("parquet", "json", "png")]
-    page = page_file(args.html)
+    files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
     # near saturation, as with all there at once
     runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
-    forewarn([Point("request_rate", inf, 0, run) for run in runs], args.options.jobs)
+    forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     document = output.dumps({"date": date, **capacity_document(found)})
     print(document if args.json else capacity_table(found))
-    done = f"{len(found.rows)} of {len(plan.cases())} searches"
-    contents: list[bytes | None] = [None, None, None]
+    figure = None
     if found.rows:
         figure = capacity_figure(found)
-        picture = output.picture(figure, files[2])
         levels = " ".join(plan.goal.levels)
         lead = f"The highest request rate each architecture holds with {levels} for {plan.goal.attainment:.0%}."
         sheet = Sheet("Capacity", lead, capacity_table(found), {"Rates held": figure}, facts_of(plan.base))
         write_page(page, sheet)
-        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
-    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")
+    done = f"{len(found.rows)} of {len(plan.cases())} searches" if found.interrupted else ""
+    return output.save_answer(files, found.points, document, figure, done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -31,7 +30,6 @@ from pdvsim.study.estimate import forewarn
 from pdvsim.study.sweep import Point
 from pdvsim.view.compare_plots import comparison_figure
 from pdvsim.view.compare_text import comparison_text
-from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -170,10 +168,9 @@ def main(argv: list[str]) -> int:
     options = args.options
     comparison, goal, space = options.comparison(), options.goal(), options.server.space(options.arch)
     date = output.now()
-    folder = output.check_folder(Path(args.output or f"results/compare-{date}"))
-    files = [output.check_file(folder / name) for name in ("compare.parquet", "compare.json", "compare.png")]
+    files = output.answer_files("compare", args.output, date)
     points = [point for place in comparison.places() for point in comparison.points(*place)]
-    forewarn(points, options.jobs)
+    forewarn([point.experiment for point in points], options.jobs)
     runs = len(points) + most_runs(space, len(_loads(points)))
     with Progress(runs, "runs or so", args.json, after_s=0) as progress:
         bench = Bench(options.jobs, progress.update, band=True)
@@ -181,19 +178,18 @@ def main(argv: list[str]) -> int:
     frame = pd.DataFrame() if found.frame is None else found.frame
     held, comparison = found.contests(), found.comparison
     document = {"date": date, "interrupted": found.interrupted, **_document(options, comparison, frame, held)}
+    text = output.dumps(document)
     if args.json:
-        print(output.dumps(document))
+        print(text)
     elif len(frame):
         print(comparison_text(document, options.scoring))
         if held:
             print(f"\n{best_text(held, goal, options.indifference)}")
-    contents: list[bytes | None] = [None, None, None]
+    figure = None
     if len(frame):
         figure = comparison_figure(frame, asdict(comparison.base), document["paired_differences"])
-        picture = output.picture(figure, files[2], DPI)
-        contents = [output.parquet(frame), (output.dumps(document) + "\n").encode(), picture]
     done = f"{len(frame)} of {len(points)} points" if found.interrupted else ""
-    return output.save(dict(zip(files, contents, strict=True)), done)
+    return output.save_answer(files, frame, text, figure, done)
 
 
 def _loads(points: list[Point]) -> set[tuple[str, str, float]]:

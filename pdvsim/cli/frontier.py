@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -29,7 +28,6 @@ from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.study.sweep import Point
 
 
 @dataclass(frozen=True)
@@ -116,19 +114,13 @@ def main(argv: list[str]) -> int:
     question = args.options.question()
 
     date = output.now()
-    folder = output.check_folder(Path(args.output or f"results/frontier-{date}"))
-    files = [output.check_file(folder / f"frontier.{kind}") for kind in ("parquet", "json", "png")]
+    files = output.answer_files("frontier", args.output, date)
     runs = [run for mine in question.candidates for run in replications(mine, question.num_runs)]
-    forewarn(
-        [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in runs], args.options.jobs
-    )
+    forewarn([suited(without_band(run)) for run in runs], args.options.jobs)
     with Progress(len(runs), "runs", args.json, after_s=0) as progress:
         found = draw_frontier(question, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **frontier_document(found)})
     print(document if args.json else frontier_table(found))
-    contents: list[bytes | None] = [None, None, None]
-    if found.points:
-        picture = output.picture(frontier_figure(found), files[2])
-        contents = [output.parquet(found.runs), (document + "\n").encode(), picture]
-    done = f"{len(found.points)} of {len(runs) // question.num_runs} points"
-    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")
+    figure = frontier_figure(found) if found.points else None
+    done = f"{len(found.points)} of {len(runs) // question.num_runs} points" if found.interrupted else ""
+    return output.save_answer(files, found.runs, document, figure, done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Annotated
 
 import tyro
@@ -26,7 +25,6 @@ from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.study.sweep import Point
 from pdvsim.view.report.sheet import Sheet
 
 LOADS = (1, 4, 16, 64)
@@ -149,26 +147,20 @@ def main(argv: list[str]) -> int:
     grid = args.options.grid()
 
     date = output.now()
-    folder = output.check_folder(Path(args.output or f"results/map-{date}"))
-    files = [output.check_file(folder / f"map.{kind}") for kind in ("parquet", "json", "png")]
-    page, experiments = page_file(args.html), grid.experiments()
-    forewarn(
-        [Point("request_rate", e.traffic.request_rate, 0, suited(without_band(e))) for e in experiments],
-        args.options.jobs,
-    )
+    files, page = output.answer_files("map", args.output, date), page_file(args.html)
+    experiments = grid.experiments()
+    forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
     runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
     with Progress(runs, "runs at most", args.json, after_s=0) as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update))
     document = output.dumps({"date": date, **map_document(found)})
     print(document if args.json else map_table(found))
-    contents: list[bytes | None] = [None, None, None]
+    figure = None
     if found.cells:
         figure = map_figure(found)
-        picture = output.picture(figure, files[2])
         who = f"way to use {args.options.gpus} GPUs" if grid.fleets else "architecture"
         lead = f"Which {who} is best, over load and {grid.axis}."
         write_page(page, Sheet("Who wins where", lead, map_table(found), {"The map": figure}, facts_of(grid.base)))
-        contents = [output.parquet(found.points), (document + "\n").encode(), picture]
-    done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells"
-    return output.save(dict(zip(files, contents, strict=True)), done if found.interrupted else "")
+    done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells" if found.interrupted else ""
+    return output.save_answer(files, found.points, document, figure, done)

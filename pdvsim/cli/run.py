@@ -7,7 +7,6 @@ from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.inputs import checked
-from pdvsim.study.sweep import Point
 from pdvsim.view.run import Run
 
 
@@ -21,7 +20,7 @@ def main(argv: list[str]) -> int:
 
     requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
     files = RunFiles.checked(args)
-    forewarn([Point("request_rate", args.experiment.traffic.request_rate, 0, args.experiment)])
+    forewarn([args.experiment])
     runs = 3 if wanted(args.experiment) else 1
     with Progress(runs * args.experiment.traffic.num_prompts, "requests", args.json) as progress:
         result = simulate(args.experiment, progress.update, requests=requests, traced=bool(args.trace_out))

@@ -46,7 +46,7 @@ def main(argv: list[str]) -> int:
     failures, interrupted = 0, False
     with folder.opened(date, args.resume, _notice):
         if where.name == "loky":
-            forewarn(sweep.points(), where.jobs)
+            forewarn([point.experiment for point in sweep.points()], where.jobs)
         found = folder.survey()
         for line in found.notices():
             _notice(f"{folder.path}: {line}")
@@ -97,7 +97,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     points = folder.sweep.points()
     done = set(folder.survey().rows) if args.resume else set()
     rows = listed(points, done)
-    needed_s = cost([p for i, p in enumerate(points) if i not in done]).core_s
+    needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
     jobs = (
         min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "loky" else None
     )

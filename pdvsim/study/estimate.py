@@ -14,7 +14,7 @@ from pdvsim.common.console import say
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
-from pdvsim.study.sweep import Point, with_settings
+from pdvsim.study.sweep import with_settings
 
 SAMPLE = 50  # requests of a point that are timed
 MOST_STEPS = 50_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
@@ -26,26 +26,26 @@ LARGE_SHARE = 0.5  # of the memory
 
 
 class Cost(NamedTuple):
-    """Processor time of all points on one core like this one, and memory of one of them."""
+    """Processor time of all runs on one core like this one, and memory of one of them."""
 
     core_s: float
-    point_bytes: float
+    run_bytes: float
 
 
-def cost(points: Sequence[Point]) -> Cost:
-    """What the points may take."""
-    if not points:
+def cost(experiments: Sequence[Experiment]) -> Cost:
+    """What they may take."""
+    if not experiments:
         return Cost(0.0, 0.0)
-    from_file = points[0].experiment.traffic.dataset_path is not None  # which is read again for every point timed
-    timed = points[:: -(-len(points) // (1 if from_file else MOST_TIMED))]
-    sampled = [_of_a_request(point.experiment) for point in timed]
+    from_file = experiments[0].traffic.dataset_path is not None  # which is read again for every one timed
+    timed = experiments[:: -(-len(experiments) // (1 if from_file else MOST_TIMED))]
+    sampled = list(map(_of_a_request, timed))
     mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
     from pdvsim.study.band import wanted
 
-    places = {_place(p.experiment): p.experiment for p in points}
+    places = {_place(e): e for e in experiments}
     times = {place: 3 if wanted(one) else 1 for place, one in places.items()}  # both ends of an error bar are runs too
-    runs = sum(times[_place(p.experiment)] * p.experiment.traffic.num_prompts for p in points)
-    kept = (p.experiment.traffic.num_prompts for p in points if p.experiment.scoring.detailed)
+    runs = sum(times[_place(e)] * e.traffic.num_prompts for e in experiments)
+    kept = (e.traffic.num_prompts for e in experiments if e.scoring.detailed)
     return Cost(mean_s * runs, mean_bytes * max(kept, default=0))
 
 
@@ -75,18 +75,18 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
     return spent_s * times / count, held * times / count
 
 
-def forewarn(points: Sequence[Point], jobs: int | None = 1) -> None:
+def forewarn(experiments: Sequence[Experiment], jobs: int | None = 1) -> None:
     """Say beforehand that runs may take long, or much memory."""
-    if text := forewarning(points, jobs):
+    if text := forewarning(experiments, jobs):
         say("pdvsim", text)
 
 
-def forewarning(points: Sequence[Point], jobs: int | None) -> str:
-    """What to say before points are run that may take long or much memory; nothing where they do not."""
-    if sum(map(_steps, points)) < SMALL_STEPS:
+def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
+    """What to say before runs that may take long or much memory; nothing where they do not."""
+    if sum(map(_steps, experiments)) < SMALL_STEPS:
         return ""
-    found, side_by_side = cost(points), min(jobs or cores(), len(points))
-    wall_s, needed = found.core_s / side_by_side, found.point_bytes * side_by_side
+    found, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))
+    wall_s, needed = found.core_s / side_by_side, found.run_bytes * side_by_side
     total = memory_bytes()
     if wall_s <= LONG_S and needed <= LARGE_SHARE * total:
         return ""
@@ -95,7 +95,7 @@ def forewarning(points: Sequence[Point], jobs: int | None) -> str:
     return f"by an estimate this takes about {took} on {side_by_side} core{'s' * (side_by_side > 1)}{memory}"
 
 
-def _steps(point: Point) -> float:
-    traffic, server = point.experiment.traffic, point.experiment.server
+def _steps(experiment: Experiment) -> float:
+    traffic, server = experiment.traffic, experiment.server
     chunks = (traffic.input_len or 1024) / server.max_num_batched_tokens
     return traffic.num_prompts * ((traffic.output_len or 200) + chunks)

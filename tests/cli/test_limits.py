@@ -30,7 +30,7 @@ from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import RANGES, Range, check_ranges
 from pdvsim.sim.reading import read_table
 from pdvsim.study.estimate import cost, forewarning
-from pdvsim.study.sweep import Point, Sweep
+from pdvsim.study.sweep import Sweep
 
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.args", "pdvsim.sim.config", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
@@ -262,24 +262,24 @@ def test_tables_are_printed_whatever_the_encoding(monkeypatch: pytest.MonkeyPatc
     assert raw.getvalue() == b"8.1 ?0.2\n"
 
 
-def points(**traffic: Any) -> list[Point]:
-    return [Point("request_rate", 8.0, 0, Experiment(traffic=Traffic(request_rate=8.0, **traffic)))]
+def one_run(**traffic: Any) -> list[Experiment]:
+    return [Experiment(traffic=Traffic(request_rate=8.0, **traffic))]
 
 
 def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert forewarning(points(num_prompts=1000), 1) == ""
-    assert forewarning(Sweep(num_runs=3).points(), 2) == ""
-    long = points(num_prompts=10_000_000)
+    assert forewarning(one_run(num_prompts=1000), 1) == ""
+    assert forewarning([point.experiment for point in Sweep(num_runs=3).points()], 2) == ""
+    long = one_run(num_prompts=10_000_000)
     assert re.search("about [0-9]+ (minutes|hours) on 1 core", forewarning(long, 1))
     assert "GB of this machine's" in forewarning(long, 1)
     # beyond the few that are timed, requests cost what they cost: ten times as many, ten times as much
-    one, ten = (cost(points(num_prompts=n, dataset_name="random", output_len=40)).point_bytes for n in (10**5, 10**6))
+    one, ten = (cost(one_run(num_prompts=n, dataset_name="random", output_len=40)).run_bytes for n in (10**5, 10**6))
     assert ten == pytest.approx(10 * one)
     # long requests are cut for the timing, and count for what they are
-    short, longer = (cost(points(num_prompts=50, dataset_name="random", output_len=n)).point_bytes for n in (900, 9000))
+    short, longer = (cost(one_run(num_prompts=50, dataset_name="random", output_len=n)).run_bytes for n in (900, 9000))
     assert longer == pytest.approx(10 * short, rel=0.2)
     monkeypatch.setattr("pdvsim.study.estimate.memory_bytes", lambda: 10**6)
-    assert "GB" in forewarning(points(num_prompts=50_000), 1)
+    assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
 
 
 def test_the_ranges_of_cards_are_those_of_the_cards_that_are_known() -> None:
