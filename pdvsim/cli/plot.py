@@ -10,7 +10,6 @@ import tyro
 
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
-from pdvsim.common.files import write_whole
 from pdvsim.view.figure import DPI
 
 
@@ -44,7 +43,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(PlotCommand, argv, "pdvsim plot")
 
-    from pdvsim.study.output import check_folder, picture
+    from pdvsim.study.output import check_folder, picture, save
     from pdvsim.study.results import load
     from pdvsim.view.plots import own, standing
     from pdvsim.view.plots.custom import Layout
@@ -65,6 +64,5 @@ def main(argv: list[str]) -> int:
     folder = check_folder(Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "plots")
     for name, figure in pictures:
         path = folder / f"{name}.{args.format}"
-        write_whole(path, picture(figure, path, DPI))
-        say("pdvsim", f"saved {path}")
+        save({path: picture(figure, path, DPI)})
     return 0

@@ -9,8 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.common.console import say
-from pdvsim.common.files import in_place, write_whole
+from pdvsim.common.files import in_place
 from pdvsim.view.figure import DPI
 
 
@@ -37,7 +36,7 @@ def main(argv: list[str]) -> int:
     args = parse(TrafficCommand, argv, "pdvsim traffic")
 
     from pdvsim.sim.workload.own import kind_of, read_requests
-    from pdvsim.study.output import check_file, dumps, picture
+    from pdvsim.study.output import check_file, dumps, picture, save
     from pdvsim.study.traffic import account
     from pdvsim.view.traffic import traffic_figure, traffic_text
 
@@ -61,6 +60,5 @@ def main(argv: list[str]) -> int:
             rate, shape = found.summary()["request_rate"], found.summary()["burstiness"]
             print(f"its lengths, at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
     if path is not None:
-        write_whole(path, picture(traffic_figure(found), path, DPI))
-        say("pdvsim", f"saved {path}")
+        return save({path: picture(traffic_figure(found), path, DPI)})
     return 0

@@ -14,7 +14,6 @@ import tyro
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
-from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Contention, Experiment, Hardware
@@ -89,19 +88,17 @@ def main(argv: list[str]) -> int:
     document = compare.document(found, numbers)
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
+        from pdvsim.cli.page import write_page
         from pdvsim.view.calibration_plots import validation_figure
 
         figure = validation_figure(document)
         if plot:
-            write_whole(plot, output.picture(figure, plot))
-            say("pdvsim", f"saved {plot}")
-        if page:
-            lead = f"{len(document['runs'])} real runs against the same runs simulated."
-            paths = ", ".join(map(str, args.runs or _shipped()))
-            facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
-            sheet = Sheet("Simulated against real", lead, _tables(document), {"Predicted and measured": figure}, facts)
-            write_whole(page, sheet.html().encode())
-            say("pdvsim", f"saved {page}")
+            output.save({plot: output.picture(figure, plot)})
+        lead = f"{len(document['runs'])} real runs against the same runs simulated."
+        paths = ", ".join(map(str, args.runs or _shipped()))
+        facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
+        pictures = {"Predicted and measured": figure}
+        write_page(page, Sheet("Simulated against real", lead, _tables(document), pictures, facts))
     if not found.complete:
         done = len(found.checked[args.contention])
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
@@ -133,8 +130,7 @@ def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
         bars=document["bars"],
         leads={metric: math.ceil(1e3 * size) / 1e3 for metric, size in leads.items()},
     )
-    write_whole(output.check_file(path), as_text(errors).encode())
-    say("pdvsim", f"saved {path}")
+    output.save({output.check_file(path): as_text(errors).encode()})
 
 
 # all runs ------------------------------------------------------------------------------------------------------------
@@ -288,8 +284,7 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     if plot:
         from pdvsim.view.calibration_plots import launches_figure
 
-        write_whole(plot, output.picture(launches_figure(measured, predicted, found), plot))
-        say("pdvsim", f"saved {plot}")
+        output.save({plot: output.picture(launches_figure(measured, predicted, found), plot)})
     return 0
 
 
