@@ -35,7 +35,6 @@ from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.view import table
@@ -298,7 +297,7 @@ def natural_pairs() -> tuple[str, ...]:
 
     Of those that were measured on the H200: a map is no place for predicted forwards unless asked for.
     """
-    known = [MODELS[name] for name in builtin("h200").models]
+    known = list(MODELS.values())
     pairs = [
         (draft.params / target.params, f"{draft.name}:{target.name}")
         for target in known
