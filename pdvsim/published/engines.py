@@ -233,7 +233,7 @@ def gpt_fast() -> EngineSource:
         "nothing",
         tuple(cells),
         "It leaves all-reduces to NCCL, which takes 17 us for eight GPUs where the kernels of vLLM and SGLang take 6: "
-        "64 of them are 0.7 ms, and small models over eight GPUs lack 0.7 to 1.0. Llama-3.1-70B over two is a quarter "
+        "64 of them are 0.7 ms, and small models over eight GPUs lack 0.7 to 1.1. Llama-3.1-70B over two is a quarter "
         "slower there than Llama-2-70B, at the same sizes but for the vocabulary.",
     )
 
