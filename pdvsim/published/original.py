@@ -34,7 +34,7 @@ PAIRS = {
 }
 ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
 AGAINST: Arch = "pd"  # what the published improvement is over
-LEAD = 0.04  # a smaller one may be the simulator's own error: 3.8% in throughput
+LEAD = 0.04  # a smaller one may be the simulator's own error: 3.5% in throughput
 KINDS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
 REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # as many as 30 s of 0.05 C a second bring
 
