@@ -41,7 +41,7 @@ def test_speed_ups_of_a_sharded_target_follow_over_batch_size() -> None:
 
 
 def test_plain_decoding_over_several_gpus_follows_but_where_nccl_decides() -> None:
-    """Nothing fitted. Small models over four and eight GPUs wait for NCCL, which is not what is modelled."""
+    """Nothing fitted. Small models over eight GPUs wait for NCCL, which is not what is modelled."""
     source = next(source for source in reproduce_engines().sources if source.title.startswith("gpt-fast"))
     off = {cell.what: cell.error for cell in source.cells}
     assert sum(abs(error) <= WITHIN for error in off.values()) == 6
