@@ -192,8 +192,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(kept, folder / "samples.parquet")
     header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
-    runs = (source / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    (folder / "runs.jsonl").write_text("\n".join(runs[::20]), encoding="utf-8")
+    (folder / "utilisation").mkdir()
+    shutil.copy(source / "utilisation" / "launches.parquet", folder / "utilisation")
+    for name in ("runs.jsonl", "utilisation/runs.jsonl"):
+        runs = (source / name).read_text(encoding="utf-8").splitlines()
+        (folder / name).write_text("\n".join(runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
     shutil.copytree(source / "own-engine", folder / "own-engine")
     for name in ("truth.json", "truth.jsonl"):
