@@ -37,6 +37,7 @@ PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 SERVES = "<!-- serves until Ctrl-C -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget": 9, "budget-s": 0.1, "jobs": 1}  # at most
+LISTS, FEW = ("--concurrency", "--acceptances", "--pairs"), 2
 FILE_MARK = re.compile(r"<!-- file (\S+) -->")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
 MODEL = "tinyllama-1.1b"  # of whose samples a profile is fitted here
@@ -106,8 +107,14 @@ def _metadata(hint: Any) -> tuple[Any, ...]:
 
 
 def reduced(argv: list[str]) -> list[str]:
-    """The command line with no more than BUDGET of each flag that it knows."""
+    """The command line with no more than BUDGET of each flag that it knows, and a FEW values of each list."""
     command = command_of(argv)
+    for flag in LISTS:
+        if flag in argv:
+            at = argv.index(flag) + 1
+            end = next((i for i in range(at, len(argv)) if argv[i].startswith("-")), len(argv))
+            values = [value for word in argv[at:end] for value in word.split(",")]
+            argv = [*argv[:at], ",".join(values[:FEW]), *argv[end:]]
     for name, most in BUDGET.items():
         if command is None or name not in flags(command):
             continue
