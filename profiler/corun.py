@@ -30,7 +30,7 @@ from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
 
 CONTEXT = 512
-LONG, FAR = 3000, 6000
+AWAY, LONG, FAR = 2000, 3000, 6000
 STEPS = 4
 PLACE = {"draft": 0, "verify": 1, "mixed": 1, "prefill": 2}  # whose slots and pages a kind works on
 PROMPT_SLOTS = 8
@@ -83,6 +83,17 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         (behind[0], grid.prefill(1024, FAR)),
         (behind[0], behind[1], grid.prefill(256, FAR)),
         (behind[0], behind[1], grid.prefill(2048, 4000)),
+    ]
+    # one or few rows beside the chunks of a long prompt, as under light loads
+    for context, start in ((AWAY, 1024), (FAR, FAR)):
+        one = grid.draft(1, STEPS, context), grid.decode(1, STEPS + 1, context)
+        some = grid.draft(8, STEPS, context), grid.decode(8, STEPS + 1, context)
+        small, large = grid.prefill(256, start), grid.prefill(512, start)
+        far_off += [(one[0], small), (one[1], small), (*one, small), (some[0], small), (some[1], small)]
+        far_off += [(one[0], large), (one[1], large)]
+    far_off += [
+        (grid.decode(1, 2, FAR), grid.prefill(2048, 4000)),
+        (grid.decode(32, 2, AWAY), grid.prefill(1024, 1024)),
     ]
     ordered = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])] + far_off
     chosen = ordered[: 4 if quick else None]

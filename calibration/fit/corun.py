@@ -1,7 +1,8 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
-All figures but two are fitted on pairs; on triples how much priority counts among three, where alone there is a choice
-of who goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone at rest:
+All figures but two are fitted on pairs, one of them for each target: cuBLAS takes other kernels for larger models, and
+they make way otherwise. Fitted on triples is how much priority counts among three, where alone there is a choice of who
+goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone at rest:
 what the card's power limit takes is taken out first, as the simulator adds it again. Errors are told of what the fit
 has not seen: shapes side by side (whatever models and priorities), where several pairs of models were measured those
 models, and triples with a fit on pairs alone.
@@ -19,7 +20,7 @@ from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
-from pdvsim.sim.hardware.contention import Load, Sharing
+from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
@@ -39,15 +40,19 @@ class Member:
     """One work of a group as the sharing model sees it, and the rate it really had."""
 
     kind: str
+    model: str
     lane: str
     priority: int
     compute: float
     bandwidth: float
     turn_s: float
     nimble: float
+    filled: float
+    empty: float
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
     solo_s: float
     draw: Draw | None = None  # where the card's power is known
+    yielding: float = 0.0  # as fitted
     share: float = 0.0
     rate: float = 0.0
 
@@ -134,14 +139,18 @@ def _member(
         cache = known * spec.kv_bytes_per_token
         seen = prompt * (known + (prompt + 1) / 2)
         flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
+    filled, empty = model.room([(known, prompt)] if prompt else (), solo_s)
     return Member(
         kind=str(row["kind"]),
+        model=spec.name,
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
         compute=min(1.0, flops / (solo_s * gpu.flops_per_s)),
         bandwidth=min(1.0, moved / (solo_s * gpu.bandwidth_bytes_per_s)),
         turn_s=solo_s / (steps * spec.layers),
         nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt, solo_s / steps),
+        filled=filled,
+        empty=empty,
         measured=rate,
         solo_s=solo_s,
         draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,
@@ -153,10 +162,10 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
     found = []
     for group in groups:
-        members: Sequence[Load] = group.members
+        model, members = sharing[group.ordered], group.members
         for member in members:
-            member.share = 0.0  # another fit, another share
-        sharing[group.ordered].solve(members)
+            member.share, member.yielding = 0.0, model.yielding(member.model)  # another fit, another share
+        model.solve(members)
         found += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(found)
 
@@ -171,22 +180,24 @@ def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     return np.asarray(slowdowns(groups, fit) / measured(groups) - 1)
 
 
-def fit_of(x: Floats) -> ContentionFit:
-    """The figures behind free parameters."""
-    grown, spread = np.exp(x), 1 / (1 + np.exp(-x))
+def fit_of(x: Floats, targets: Sequence[str]) -> ContentionFit:
+    """The figures behind free parameters, of which the last are the targets' own."""
+    grown = np.exp(x)
+    powers = np.minimum(grown[len(START) :], 2.0)
     return ContentionFit(
-        stream_weight=1 + float(grown[0]),
-        turn_exponent=float(min(grown[1], 2.0)),
-        nimble_weight=1 + float(grown[2]),
-        nimble_first_rate=float(spread[3]),
-        nimble_first_exponent=float(min(grown[4], 1.0)),
-        hold=float(spread[5]),
-        hold_compute=float(min(grown[6], 1.0)),
-        hold_bandwidth=float(min(grown[7], 1.0)),
+        stream_weight=1.0,  # of two that fill the GPU each has its turn, whatever their priorities
+        turn_exponent=float(min(grown[0], 2.0)),
+        nimble_weight=1 + float(grown[1]),
+        yielding=float(np.median(powers)),
+        yieldings=dict(zip(targets, powers.tolist(), strict=True)),
+        filled_exponent=float(min(grown[2], 10.0)),
+        hold=float(1 / (1 + np.exp(-x[3]))),
+        hold_compute=float(min(grown[4], 1.0)),
     )
 
 
-START = np.array([-2.0, -0.2, 0.0, 0.8, -2.5, 0.6, -1.2, -1.8])  # close to nothing fitted: about a sixth is gained
+START = np.array([-0.2, 0.0, 0.7, 1.3, -1.8])
+YIELDING = -1.0  # of each target, to start with
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
@@ -200,12 +211,14 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     def loss(some: Sequence[Group], fit: ContentionFit) -> float:
         return float(np.mean(np.abs(np.log1p(errors(some, fit)))))
 
+    targets = sorted({group.models.split(":")[1] for group in pairs})
+
     def of_pairs(x: Floats) -> float:
-        return loss(pairs, fit_of(x))
+        return loss(pairs, fit_of(x, targets))
 
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    found = minimize(of_pairs, START, method="Nelder-Mead", options=options)
-    fit = fit_of(found.x)
+    found = minimize(of_pairs, np.append(START, [YIELDING] * len(targets)), method="Nelder-Mead", options=options)
+    fit = fit_of(found.x, targets)
     if not any(group.ordered for group in triples):
         return fit
 

@@ -20,6 +20,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text, said
 
+SHIPPED = ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl", "ahead.jsonl")  # real runs on an H200
+
 
 @dataclass(frozen=True)
 class ServedRun:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
@@ -115,7 +115,7 @@ def _read(args: ValidateCommand) -> list[ServedRun]:
 
 def _shipped() -> list[Path]:
     folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
-    return [folder / name for name in ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl")]
+    return [folder / name for name in SHIPPED]
 
 
 def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:

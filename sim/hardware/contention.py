@@ -15,13 +15,13 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import exp
 from typing import Protocol
 
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.hardware.profile import ContentionFit
 
 _FULL = 1e-12
-FIRST_BESIDE_S = 200e-6  # per layer, of the works beside which a nimble first one has its measured rate
 
 
 class Load(Protocol):
@@ -34,6 +34,10 @@ class Load(Protocol):
     bandwidth: float
     turn_s: float  # time per layer, alone
     nimble: float  # share of its kernels that are small enough to run beside others
+    # shares of the GPU, over its time, that its attention over prompts fills, and has too few programs to fill
+    filled: float
+    empty: float
+    yielding: float  # how its kernels make way for nimble ones that go first
     share: float  # of the turns, kept here once worked out; 0 before
     rate: float
 
@@ -128,9 +132,11 @@ class Sharing:
         self.fit = fit
         self.weights = weights or {}
         self._measured = fit.turn_exponent > 0
-        self._goes_first = self._measured and fit.nimble_first_rate is not None
-        self._first_rate = min(1.0, fit.nimble_first_rate or 1.0)
         self._crowd_weight = fit.stream_weight if fit.crowd_weight is None else fit.crowd_weight
+
+    def yielding(self, model: str) -> float:
+        """How the kernels of a model make way for nimble ones that go first."""
+        return self.fit.yieldings.get(model, self.fit.yielding)
 
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
@@ -181,31 +187,26 @@ class Sharing:
         levels = sorted({load.priority for load in loads})
         weights = [self._share(load) for load in loads]
         if self.priority == "stream":
-            weights = [w * self._crowd_weight ** levels.index(x.priority) for w, x in zip(weights, loads, strict=True)]
+            crowd = self._crowd_weight
+            for i, load in enumerate(loads):
+                level = levels.index(load.priority)
+                weights[i] *= crowd**level
+                if load.nimble and level and load.priority == levels[-1]:
+                    below = max((x for x in loads if x.priority < load.priority), key=lambda x: x.turn_s)
+                    filled = sum(x.filled for x in loads if x.priority < load.priority)
+                    weights[i] *= self._first(load, below, filled, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
-        if self.priority == "stream" and self._goes_first and len(levels) > 1:
-            top = max(range(len(loads)), key=lambda i: loads[i].priority)
-            if loads[top].nimble and sum(load.priority == levels[-1] for load in loads) == 1:
-                self._at_times_first(loads, weights, holds, top, capacity)
 
     def _two(self, a: Load, b: Load, capacity: float) -> None:
         """The same for two, by far the most common case."""
-        ordered = self.priority == "stream" and a.priority != b.priority
-        if ordered and a.priority < b.priority:
+        if a.priority < b.priority:
             a, b = b, a
         heavy, light = self._share(a), self._share(b)
-        if ordered:
-            first, shares = a.nimble if self._goes_first else 0.0, (heavy, light)
-            if first == 1.0:
-                self._first((a, b), shares, (self._hold(a), self._hold(b)), 0, capacity)
-                return
+        if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight
-            if first:
-                holds = (self._hold(a), self._hold(b))
-                max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, holds)
-                self._at_times_first((a, b), shares, holds, 0, capacity)
-                return
+            if a.nimble:
+                heavy *= self._first(a, b, b.filled, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -219,63 +220,29 @@ class Sharing:
         if not load.share:
             load.share = self.weights.get(load.lane, 1.0)
             if self._measured:
-                load.share *= load.turn_s**self.fit.turn_exponent
+                load.share *= load.turn_s**self.fit.turn_exponent * (1.0 - load.empty)
                 if load.nimble:
                     load.share *= self.fit.nimble_weight**load.nimble
         return load.share
 
+    def _first(self, load: Load, below: Load, filled: float, weight: float) -> float:
+        """How much larger than by its stream's `weight` a nimble work's share is on the stream that goes first.
+
+        It goes before the other's next blocks, so the other's turns count for less; but it waits for those of attention
+        over prompts, which last.
+        """
+        if not load.turn_s or not below.turn_s:
+            return 1.0
+        found = (below.turn_s / load.turn_s) ** below.yielding * exp(-self.fit.filled_exponent * filled)
+        return float((found / weight) ** load.nimble) if found > weight else 1.0
+
     def _hold(self, load: Load) -> float:
         """What a work holds of the GPU at full speed: never more than all of it, so that sharing beats taking turns."""
         fit = self.fit
-        held = fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth
-        return held if held < 1.0 else 1.0
-
-    def _at_times_first(
-        self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
-    ) -> None:
-        """With its nimble kernels the top work goes first, with the others it takes turns, whose rates are set."""
-        nimble, in_turn = loads[top].nimble, [load.rate for load in loads]
-        self._first(loads, weights, holds, top, capacity)
-        first = loads[top]
-        if nimble == 1.0 or not in_turn[top] or not first.rate:
-            return
-        first_s, turn_s = nimble / first.rate, (1.0 - nimble) / in_turn[top]
-        for load, rate in zip(loads, in_turn, strict=True):
-            load.rate = (load.rate * first_s + rate * turn_s) / (first_s + turn_s)
-        first.rate = 1.0 / (first_s + turn_s)
-
-    def _first(
-        self, loads: Sequence[Load], weights: Sequence[float], holds: Sequence[float], top: int, capacity: float
-    ) -> None:
-        """A nimble work on the stream that goes first has its rate; the others share what it leaves."""
-        first = loads[top]
-        beside_s = sum(load.turn_s for load in loads) - first.turn_s
-        rate = self._first_rate * (beside_s / FIRST_BESIDE_S) ** -self.fit.nimble_first_exponent if beside_s else 1.0
-        if rate > 1.0:
-            rate = 1.0
-        if first.compute * rate > capacity:
-            rate = capacity / first.compute
-        if first.bandwidth * rate > capacity:
-            rate = capacity / first.bandwidth
-        first.rate = rate
-        left_c, left_b = max(0.0, capacity - rate * first.compute), max(0.0, capacity - rate * first.bandwidth)
-        room = max(0.0, 1.0 - rate * holds[top])
-        if len(loads) == 2:
-            other, hold = loads[1 - top], holds[1 - top]
-            most = 1.0
-            if hold > room:
-                most = room / hold
-            if other.compute * most > left_c:
-                most = left_c / other.compute
-            if other.bandwidth * most > left_b:
-                most = left_b / other.bandwidth
-            other.rate = most
-            return
-        rest = [i for i in range(len(loads)) if i != top]
-        max_min(
-            [loads[i] for i in rest], [weights[i] for i in rest], [1.0] * len(rest), left_c, left_b,
-            [holds[i] for i in rest], room,
-        )  # fmt: skip
+        held = fit.hold + fit.hold_compute * load.compute
+        if held > 1.0:
+            held = 1.0
+        return held * (1.0 - load.empty)
 
     def _efficiency(self, loads: Sequence[Load]) -> float:
         table = self.fit.efficiency

@@ -27,7 +27,6 @@ from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
 
 STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
-MOSTLY = 0.5  # works with fewer nimble kernels are taken to have none
 MAX_CUTS = 32  # stretches that a row's context is read in at most
 # The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to
 # the small size two programs fit a multiprocessor, and one alone on it takes a share of the time
@@ -202,11 +201,21 @@ class Latency:
         return Latency(self.spec, self.fit.scaled(factor))
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
-        """Share of a forward's time in kernels that leave room beside them, if it is the larger part."""
+        """Share of a forward's time in kernels that leave room beside them."""
         if self._padded(rows) * tokens + prompt > self.fit.nimble_tokens:
             return 0.0
-        share = 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
-        return share if share >= MOSTLY else 0.0
+        return 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
+
+    def room(self, chunks: Sequence[tuple[int, int]], solo_s: float) -> tuple[float, float]:
+        """Shares of the GPU, over a work's time, that its attention over prompts (start, tokens) fills and does not."""
+        sms = self.fit.prompt_sms
+        if not chunks or not sms or not solo_s:
+            return 0.0, 0.0
+        block, at_once = _prompt_programs(self.spec.head_dim, sms)
+        programs = self.spec.heads * sum(-(-n // block) for _, n in chunks)
+        share = min(1.0, self._over_prompts(chunks) / solo_s)
+        filled = share * programs / (-(-programs // at_once) * at_once)
+        return filled, share - filled
 
     def _fused(self, rest: Shape, tokens: int) -> Shape:
         """`rest` and the product that fuses a head's inputs, over `tokens`."""
@@ -348,9 +357,7 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
     A program takes a block of queries of one head through its context. As many run at once as fit the multiprocessors,
     those with the longest contexts first, and such a wave takes as long as its longest.
     """
-    block = WIDE_QUERIES if head_dim > WIDE_HEAD else PROMPT_QUERIES
-    shared = head_dim <= SMALL_HEAD
-    at_once = 2 * sms if shared else sms
+    block, at_once = _prompt_programs(head_dim, sms)
     blocks = longest = 0
     for start, n in chunks:
         blocks += -(-n // block)
@@ -358,12 +365,17 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
             longest = start + n
     programs = heads * blocks
     if programs <= at_once:
-        return UNSHARED * longest if shared and 2 * programs <= sms else longest
+        return UNSHARED * longest if at_once > sms and 2 * programs <= sms else longest
     ends: list[int] = []  # contexts of the blocks
     for start, n in chunks:
         ends += start + n, *range(start + (n - 1) // block * block, start, -block)
     ends.sort(reverse=True)
     return sum([ends[first // heads] for first in range(0, programs, at_once)])
+
+
+def _prompt_programs(head_dim: int, sms: int) -> tuple[int, int]:
+    """Queries that a program of attention over prompts takes, and how many programs run at once."""
+    return WIDE_QUERIES if head_dim > WIDE_HEAD else PROMPT_QUERIES, 2 * sms if head_dim <= SMALL_HEAD else sms
 
 
 def _pairs(start: int, tokens: int) -> float:

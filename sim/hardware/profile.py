@@ -60,15 +60,16 @@ class ContentionFit:
     turn_exponent: float = 0.0
     # Kernels of few blocks find room beside others: their share is this much larger, ...
     nimble_weight: float = 1.0
-    # ... and on the stream that goes first they reach this rate beside works of 200 us a layer (None: no different from
-    # others), and less beside longer ones, by this power of their time per layer.
-    nimble_first_rate: float | None = None
-    nimble_first_exponent: float = 0.0
+    # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs;
+    # models that were measured side by side have a power of their own. Attention over prompts, whose blocks last, takes
+    # it back: by e to the power of so many times the share of the GPU that it fills.
+    yielding: float = 0.0
+    yieldings: dict[str, float] = field(default_factory=dict)
+    filled_exponent: float = 0.0
     # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
-    # arithmetic and the bandwidth it uses, 1 at most. All held together is at most 1. Zeros: no limit.
+    # arithmetic it uses, 1 at most. All held together is at most 1. Zeros: no limit.
     hold: float = 0.0
     hold_compute: float = 0.0
-    hold_bandwidth: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
     # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
     efficiency: dict[str, float] = field(default_factory=dict)
@@ -84,11 +85,11 @@ PROFILE_RANGES: dict[str, Range] = {
     "crowd_weight": _WEIGHT,
     "turn_exponent": _EXPONENT,
     "nimble_weight": _WEIGHT,
-    "nimble_first_rate": Range(0.001, 1),
-    "nimble_first_exponent": _EXPONENT,
+    "yielding": _EXPONENT,
+    "yieldings": _EXPONENT,
+    "filled_exponent": Range(0, 10),
     "hold": Range(0, 1),
     "hold_compute": Range(0, 10),
-    "hold_bandwidth": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
     "efficiency": Range(0.01, 1),
     # PowerFit

@@ -51,6 +51,9 @@ class Job(Completion):
     compute: float
     bandwidth: float
     nimble: float
+    filled: float
+    empty: float
+    yielding: float
     turn_s = -1.0
     share = 0.0
     draw: Draw  # where the card's power is modelled
@@ -264,6 +267,8 @@ class SimulatedGPU:
             width = work.tokens if work.steps == 1 else 1
             prompt = sum(chunk.tokens for chunk in work.chunks)
             job.nimble = model.nimble(len(work.rows), width, prompt, solo / work.steps)
+        job.yielding = self.sharing.yielding(model.spec.name)
+        job.filled, job.empty = model.room([(chunk.start, chunk.tokens) for chunk in work.chunks], solo)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""

@@ -27,6 +27,9 @@ class _Demand:
     solo_s: float
     turn_s: float
     nimble: float
+    yielding: float
+    filled: float = 0.0
+    empty: float = 0.0
     share: float = 0.0
     rate: float = 0.0
 
@@ -191,4 +194,5 @@ class Planner:
         bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
         turn_s = solo / (steps * model.spec.layers)
         nimble = model.nimble(0, 0, width, solo / steps)
-        return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble)
+        yielding = self.sharing.yielding(model.spec.name)
+        return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble, yielding)

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups
+from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
@@ -16,7 +16,6 @@ from pdvsim.calibration.fit.points import medians, points_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, Shape
 from pdvsim.sim.hardware.models import GPUS, MODELS, model
 from pdvsim.sim.hardware.profile import ContentionFit
@@ -125,35 +124,37 @@ def test_the_slopes_are_those_of_the_predictions() -> None:
 
 
 HELD = ContentionFit(
-    stream_weight=1.5, crowd_weight=2.0, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, nimble_first_rate=0.65,
-    nimble_first_exponent=0.1, hold=0.6, hold_compute=0.3, hold_bandwidth=0.2,
+    stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, yielding=0.5,
+    yieldings={"b": 0.4}, filled_exponent=1.0, hold=0.7, hold_compute=0.3,
 )  # fmt: skip
 
 
 def group(ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0) -> Group:
     """Works side by side, as fast as the figures above make them."""
     members = [
-        Member("draft", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 1.0, 1e-3),
-        Member("prefill", "prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 1.0, 1e-3),
+        Member("draft", "a", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 0.0, 0.0, 1.0, 1e-3),
+        Member("prefill", "b", "prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, long_us / 2000, 0.1, 1.0, 1e-3),
     ]
     if triple:
-        members.insert(1, Member("verify", "verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 1.0, 1e-3))
-    Sharing("fluid", "stream" if ordered else "none", HELD).solve(members)
-    for member in members:
-        member.measured = member.rate
-    return Group("a:b", f"{nimble} {triple} {long_us}", members)
+        members.insert(1, Member("verify", "b", "verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0, 0.0, 1.0, 1e-3))
+    made = Group("a:b", f"{nimble} {triple} {long_us}", members)
+    for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
+        member.measured = 1 / slowdown
+    return made
 
 
 def test_the_sharing_model_explains_slowdowns_it_made() -> None:
     groups = [group(o, n) for o, n in ((True, True), (False, True), (True, False), (False, False))]
     assert np.abs(errors(groups, HELD)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
-    first, _, _, equal = ([member.measured for member in g.members] for g in groups)
-    assert first[0] == pytest.approx(0.65 * (380 / 200) ** -0.1)  # nimble and first in line, beside 380 us a layer
-    held = [0.6 + 0.3 * 0.3 + 0.2 * 0.6, 0.6 + 0.3 * 0.6 + 0.2 * 0.3]
+    first, nimble, _, equal = ([member.measured for member in g.members] for g in groups)
+    held = [0.7 + 0.3 * 0.3, (0.7 + 0.3 * 0.6) * 0.9]  # a tenth of the GPU is left empty
     assert np.dot(first, held) == pytest.approx(1.0)
     assert np.dot(equal, held) == pytest.approx(1.0)
-    assert equal[0] / equal[1] == pytest.approx((60 / 380) ** 0.8)  # turns, by the length of the kernels
+    turns = (60 / 380) ** 0.8 / 0.9  # by the length of the kernels, of what is not empty
+    assert equal[0] / equal[1] == pytest.approx(turns)
+    assert nimble[0] / nimble[1] == pytest.approx(2 * turns)
+    assert first[0] / first[1] == pytest.approx(2 * turns * (380 / 60) ** 0.4 * np.exp(-0.19))  # and first in line
     assert measured_slowdowns(groups[-1:]) == pytest.approx([1 / rate for rate in equal])
 
 
@@ -164,9 +165,11 @@ def test_the_figures_of_sharing_come_back() -> None:
     fit = fit_groups(groups)
     assert fit is not None
     assert np.median(np.abs(errors(groups, fit))) < 0.02
-    assert fit.crowd_weight == pytest.approx(2.0, rel=0.1)
+    assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
-    assert fit.nimble_first_rate == pytest.approx(0.65, rel=0.05)
+    assert fit.nimble_weight == pytest.approx(2.0, rel=0.05)
+    assert fit.yieldings == {"b": pytest.approx(0.4, rel=0.1)}
+    assert fit.yielding == fit.yieldings["b"]
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
 
 

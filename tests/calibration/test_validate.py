@@ -24,7 +24,7 @@ from pdvsim.calibration.validate.compare import (
     spread,
     validate,
 )
-from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -40,8 +40,7 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 
 @pytest.fixture(scope="module")
 def shipped() -> Validation:
-    files = ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl")
-    runs = [run for name in files for run in read_runs(DATA / name) if not run.held_out]
+    runs = [run for name in SHIPPED for run in read_runs(DATA / name) if not run.held_out]
     return validate(runs, jobs=1)
 
 

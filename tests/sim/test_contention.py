@@ -40,6 +40,9 @@ class Load:
     kind: str = "draft"
     turn_s: float = 1e-4
     nimble: float = 0.0
+    filled: float = 0.0
+    empty: float = 0.0
+    yielding: float = 0.0
     share: float = 0.0
     rate: float = 0.0
 
@@ -49,6 +52,7 @@ used = st.floats(1e-6, 1.0)
 weights = st.sampled_from([1.0, 2.0, 4.0, 16.0])
 share = st.floats(0.0, 1.0)
 nimble = st.sampled_from([0.0, 0.4, 1.0])
+halves = st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5))  # that attention over prompts fills, and leaves empty
 turns_s = st.sampled_from([5e-6, 3e-5, 2e-4, 1e-3])  # per layer: a small drafter's to a long prompt's
 efficiencies = st.sampled_from([{}, {"draft+verify": 0.9, "draft+prefill": 0.8, "prefill+verify": 0.7}])
 
@@ -62,11 +66,9 @@ measured = st.one_of(
         crowd_hold=st.floats(0.5, 1.0),
         turn_exponent=st.floats(0.1, 1.5),
         nimble_weight=st.floats(0.5, 4.0),
-        nimble_first_rate=st.one_of(st.none(), st.floats(0.05, 1.5)),
-        nimble_first_exponent=st.floats(0.0, 0.5),
+        filled_exponent=st.floats(0.0, 4.0),
         hold=share,
         hold_compute=share,
-        hold_bandwidth=share,
         efficiency=efficiencies,
     ),
 )
@@ -79,7 +81,17 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
     kinds = {"prefill": "prefill", "verify": "verify", "decode": "draft"}
     order = ("prefill", "verify", "decode")
     return [
-        Load(draw(demands), draw(demands), order.index(lane), lane, kinds[lane], draw(turns_s), draw(nimble))
+        Load(
+            draw(demands),
+            draw(demands),
+            order.index(lane),
+            lane,
+            kinds[lane],
+            draw(turns_s),
+            draw(nimble),
+            *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
+            draw(share),
+        )
         for lane in lanes
     ]
 
@@ -90,7 +102,7 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
 
 def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
-    held = min(1.0, fit.hold + fit.hold_compute * load.compute + fit.hold_bandwidth * load.bandwidth)
+    held = min(1.0, fit.hold + fit.hold_compute * load.compute) * (1 - load.empty)
     return held * fit.crowd_hold if len(beside) > 2 else held
 
 
@@ -175,8 +187,6 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     """Whatever the priority: nobody is faster than alone, and neither resource nor the room is given out twice.
 
     Nor is any wasted: whoever is held back lacks something, and together they get on as fast as one after the other.
-    A nimble work that goes first is held back otherwise, which its test checks; one that is so in part, and those
-    beside it, have their rates over time.
     """
     sharing = Sharing("fluid", priority, fit)
     found = rates(sharing, loads)
@@ -192,12 +202,8 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     held = {id(x): hold(fit, x, equal[id(x)] if priority == "preemptive" else loads) for x in loads}
     assert sum(x.rate * held[id(x)] for x in loads) <= 1 + TINY
     assert sum(found) >= capacity(fit, loads) - NEAR
-    top = max(loads, key=lambda x: x.priority)
-    first = top if priority in ("stream", "dynamic") and top.nimble and fit.nimble_first_rate is not None else None
-    if first and first.nimble < 1:
-        return
     for load in loads:
-        if load.rate < 1 - NEAR and load is not first:
+        if load.rate < 1 - NEAR:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
             assert lacks_something(load, beside, fit, held)
 
@@ -219,17 +225,18 @@ def test_preemption_is_strict(loads: list[Load], fit: ContentionFit, levels: tup
 
 
 def test_preemption_leaves_the_room_that_is_free() -> None:
-    """By hand: decode at full speed holds 0.5 + 0.2 * 0.5 + 0.4 * 0.25 = 0.7; verify, which would hold 0.6, has 0.3.
+    """By hand: decode at full speed holds 0.5 + 0.4 * 0.5 = 0.7; verify, which would hold 0.6, has 0.3.
 
     So verify runs at 1/2, which is all of the room: prefill, of which nothing but its hold is in the way, stands still.
     A decode that holds all leaves nothing to either.
     """
-    fit = ContentionFit(hold=0.5, hold_compute=0.2, hold_bandwidth=0.4)
-    decode, verify, prefill = Load(0.5, 0.25, 2), Load(0.5, 0.0, 1), Load(0.0, 0.0, 0)
+    fit = ContentionFit(hold=0.5, hold_compute=0.4)
+    decode, verify, prefill = Load(0.5, 0.25, 2), Load(0.25, 0.0, 1), Load(0.0, 0.0, 0)
     sharing = Sharing("fluid", "preemptive", fit)
     assert rates(sharing, [prefill, decode, verify]) == pytest.approx([0.0, 1.0, 0.5])
-    decode.compute, decode.bandwidth = 0.5, 1.0
-    assert rates(sharing, [prefill, decode, verify]) == [0.0, 1.0, 0.0]
+    decode.compute = 1.0
+    fit = replace(fit, hold_compute=0.5)
+    assert rates(Sharing("fluid", "preemptive", fit), [prefill, decode, verify]) == [0.0, 1.0, 0.0]
 
 
 @given(loads=lanes_at_work(2), priority=st.sampled_from(["none", "stream", "preemptive"]), fit=measured)
@@ -237,12 +244,12 @@ def test_preemption_leaves_the_room_that_is_free() -> None:
 def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Priority, fit: ContentionFit) -> None:
     """Raising one work's priority never lowers its rate, and never gives it less than preemption grants it at most.
 
-    Of streams that is so between two, and apart from a nimble work on the one that goes first, which has its own rate.
-    Among three it need not be: a work that takes over another's place may leave more to the third, its rival.
+    Of streams that is so between two. Among three it need not be: a work that takes over another's place may leave more
+    to the third, its rival.
     """
     loads = loads[:2] if priority == "stream" else loads
     weight = max(1.0, fit.stream_weight)
-    fit = replace(fit, efficiency={}, stream_weight=weight, crowd_weight=None, nimble_first_rate=None)
+    fit = replace(fit, efficiency={}, stream_weight=weight, crowd_weight=None)
     sharing = Sharing("fluid", priority, fit)
     found = []
     for level in range(4):
@@ -273,45 +280,46 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     Of two it only grows; among three the second, whose weight grows as well, may at first take some of it.
     """
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
+    loads[top].nimble = 0.0  # which would go first beyond its weight
     found = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
-        weighed = replace(fit, stream_weight=weight, crowd_weight=None, nimble_first_rate=None, efficiency={})
+        weighed = replace(fit, stream_weight=weight, crowd_weight=None, efficiency={})
         found.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert found[0] == pytest.approx(found[1], abs=TINY)
     assert np.all(np.diff(found) >= -NEAR) or len(loads) == 3
     assert found[3] == pytest.approx(found[4], abs=1e-4)
 
 
-@given(loads=lanes_at_work(2), fit=measured)
-@settings(max_examples=100)
-def test_a_nimble_work_that_goes_first_has_its_measured_rate(loads: list[Load], fit: ContentionFit) -> None:
-    """`nimble_first_rate` beside works of 200 us a layer, less beside longer ones, unless a resource is full before."""
-    fit = replace(fit, nimble_first_rate=fit.nimble_first_rate or 0.5)
-    first = max(loads, key=lambda x: x.priority)
-    first.nimble = 1.0
-    rates(Sharing("fluid", "stream", fit), loads)
-    beside_s = sum(x.turn_s for x in loads if x is not first)
-    assert fit.nimble_first_rate is not None
-    rate = min(1.0, fit.nimble_first_rate) * (beside_s / 200e-6) ** -fit.nimble_first_exponent
-    full = capacity(fit, loads)
-    most = [full / need for need in (first.compute, first.bandwidth) if need]
-    assert first.rate == pytest.approx(min([1.0, rate, *most]))
+def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
+    """By hand: turns go by the root of 4 to 1; for one that goes first, beside a model that yields, all are alike.
+
+    A work that is nimble in part has that power of it; attention that fills the GPU beside it takes it back, and going
+    first never makes it less. Without priority, and to others, it is nothing.
+    """
+    fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, yielding=0.5, filled_exponent=1.0)
+    draft = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=1.0)
+    prefill = Load(0.0, 1.0, 0, turn_s=4e-4, yielding=0.5)
+    stream, none = (Sharing("fluid", priority, fit) for priority in TURNS[::-1])
+    assert rates(none, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
+    assert rates(stream, [prefill, draft]) == pytest.approx([1 / 2, 1 / 2])
+    draft.nimble = 0.5
+    assert rates(stream, [prefill, draft]) == pytest.approx([1 - 2**-0.5 / (1 + 2**-0.5), 2**-0.5 / (1 + 2**-0.5)])
+    draft.nimble, prefill.filled = 1.0, 0.25
+    assert draft.rate < rates(stream, [prefill, draft])[1] < 1 / 2
+    prefill.filled = 1.0
+    assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
+    draft.nimble = prefill.filled = 0.0
+    assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
 
 
-@given(loads=lanes_at_work(2), fit=measured, share=st.floats(0.01, 0.99))
-@settings(max_examples=100)
-def test_a_work_that_is_nimble_in_part_goes_first_in_part(loads: list[Load], fit: ContentionFit, share: float) -> None:
-    """Its time is that of its nimble kernels, first, and of the others, in turn; those beside it gain by the time."""
-    fit = replace(fit, nimble_first_rate=fit.nimble_first_rate or 0.5, nimble_weight=1.0)
-    first = max(loads, key=lambda x: x.priority)
-    sharing, found = Sharing("fluid", "stream", fit), {}
-    for first.nimble in (0.0, 1.0, share):
-        found[first.nimble] = dict(zip(map(id, loads), rates(sharing, loads), strict=True))
-    turn_s, first_s = (part / found[n][id(first)] for part, n in ((1 - share, 0.0), (share, 1.0)))
-    assert found[share][id(first)] == pytest.approx(1 / (turn_s + first_s))
-    for other in (load for load in loads if load is not first):
-        done = found[0.0][id(other)] * turn_s + found[1.0][id(other)] * first_s
-        assert found[share][id(other)] == pytest.approx(done / (turn_s + first_s), abs=NEAR)
+def test_what_attention_leaves_empty_is_room_for_others() -> None:
+    """By hand: a prompt that leaves half of the GPU empty holds half as much of it, and has half the share."""
+    fit = ContentionFit(turn_exponent=1.0, hold=0.8)
+    verify, prefill = Load(0.1, 0.1, 1), Load(0.1, 0.1, 0)
+    sharing = Sharing("fluid", "none", fit)
+    assert rates(sharing, [verify, prefill]) == pytest.approx([0.625, 0.625])  # 0.8 of each is all
+    prefill.empty = 0.5
+    assert rates(sharing, [verify, prefill]) == pytest.approx([1.0, 0.5])  # 0.8 * 1.0 + 0.4 * 0.5
 
 
 @given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream"]))
@@ -499,8 +507,8 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
         assert job.nimble == nimble
         assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
     assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
-    # a large model's products take most of its time
-    assert not beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble
+    # a large model's products take most of its time, and leave no room
+    assert 0 < beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble < 0.5
 
 
 def test_a_lane_hands_out_each_request_once_in_order() -> None:

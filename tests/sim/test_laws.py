@@ -314,8 +314,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
         worst = min([1.0, *fit.efficiency.values()]) if hardware.contention == "fluid" else 1.0
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
-        bandwidth = np.minimum(1.0, works["bytes"] / (solo * gpu.bandwidth_bytes_per_s))
-        held = np.minimum(1.0, fit.hold + fit.hold_compute * compute + fit.hold_bandwidth * bandwidth)
+        held = np.minimum(1.0, fit.hold + fit.hold_compute * compute)
         for period in periods:
             busy_s = end[period].max() - start[period[0]]
             slack = 1e-9 * busy_s + 1e-12
