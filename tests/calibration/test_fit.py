@@ -125,7 +125,7 @@ def test_the_slopes_are_those_of_the_predictions() -> None:
 
 HELD = ContentionFit(
     stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, yielding=0.5,
-    yieldings={"b": 0.4}, filled_exponent=1.0, hold=0.7, hold_compute=0.3,
+    yieldings={"b": 0.4}, filled_exponent=1.0, hold=0.8, hold_compute=0.2,
 )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def test_the_sharing_model_explains_slowdowns_it_made() -> None:
     assert np.abs(errors(groups, HELD)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
     first, nimble, _, equal = ([member.measured for member in g.members] for g in groups)
-    held = [0.7 + 0.3 * 0.3, (0.7 + 0.3 * 0.6) * 0.9]  # a tenth of the GPU is left empty
+    held = [0.8 + 0.2 * 0.3, (0.8 + 0.2 * 0.6) * 0.9]  # a tenth of the GPU is left empty
     assert np.dot(first, held) == pytest.approx(1.0)
     assert np.dot(equal, held) == pytest.approx(1.0)
     turns = (60 / 380) ** 0.8 / 0.9  # by the length of the kernels, of what is not empty

@@ -315,6 +315,9 @@ def check_gpus(result: Result, profile: Profile) -> None:
         worst = min([1.0, *fit.efficiency.values()]) if hardware.contention == "fluid" else 1.0
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         held = np.minimum(1.0, fit.hold + fit.hold_compute * compute)
+        # attention over prompts may leave most of the GPU empty, and holds that much less
+        prompts = works["tokens"] > works["rows"] * (works["width"] + works["steps"] - 1)
+        held[prompts & any(model.prompt_sms for model in profile.models.values())] = 0.0
         for period in periods:
             busy_s = end[period].max() - start[period[0]]
             slack = 1e-9 * busy_s + 1e-12
