@@ -92,15 +92,14 @@ def max_min_of_two(
     second: Load,
     first_weight: float,
     second_weight: float,
-    capacity: float,
     first_hold: float = 0.0,
     second_hold: float = 0.0,
 ) -> None:
     """The same for two loads that use both resources, the heavier first, without the loop: the most common case."""
     level = 1.0 / first_weight  # at which the first reaches full speed
     full = min(
-        capacity / (first_weight * first.compute + second_weight * second.compute),
-        capacity / (first_weight * first.bandwidth + second_weight * second.bandwidth),
+        1.0 / (first_weight * first.compute + second_weight * second.compute),
+        1.0 / (first_weight * first.bandwidth + second_weight * second.bandwidth),
     )
     held = first_weight * first_hold + second_weight * second_hold
     if held * full > 1.0:
@@ -110,8 +109,8 @@ def max_min_of_two(
         second.rate = second_weight * full
         return
     first.rate = 1.0
-    left = min((capacity - first.compute) / second.compute, (capacity - first.bandwidth) / second.bandwidth)
-    if second_hold * left > 1.0 - first_hold:
+    left = min((1.0 - first.compute) / second.compute, (1.0 - first.bandwidth) / second.bandwidth)
+    if second_hold * left > 1.0 - first_hold + _FULL:
         left = (1.0 - first_hold) / second_hold
     second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
 
@@ -162,27 +161,22 @@ class Sharing:
         if self.priority == "preemptive":
             self._levels(loads)
             return
-        self._turns(loads, self._efficiency(loads))
+        self._turns(loads)
 
     def _levels(self, loads: Sequence[Load]) -> None:
         """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""
-        used_c = used_b = 0.0
-        room = 1.0
+        compute = bandwidth = room = 1.0  # left
         for level in sorted({load.priority for load in loads}, reverse=True):
             group = [load for load in loads if load.priority == level]
             shares = [self._share(load) for load in group] if len(group) > 1 else [1.0]
-            # those below cannot disturb those above, so only what is left to them shrinks
-            capacity = self._efficiency([load for load in loads if load.priority >= level])
             crowd = self.fit.crowd_hold if len(group) > 2 else 1.0
             holds = [self._hold(load) * crowd for load in group]
-            left_c, left_b = max(0.0, capacity - used_c), max(0.0, capacity - used_b)
-            after_c, after_b, room = max_min(group, shares, [1.0] * len(group), left_c, left_b, holds, room)
-            used_c, used_b = used_c + left_c - after_c, used_b + left_b - after_b
+            compute, bandwidth, room = max_min(group, shares, [1.0] * len(group), compute, bandwidth, holds, room)
 
-    def _turns(self, loads: Sequence[Load], capacity: float) -> None:
+    def _turns(self, loads: Sequence[Load]) -> None:
         """What the hardware does: streams take turns, with or without a preference."""
         if len(loads) == 2:
-            self._two(loads[0], loads[1], capacity)
+            self._two(loads[0], loads[1])
             return
         levels = sorted({load.priority for load in loads})
         weights = [self._share(load) for load in loads]
@@ -196,9 +190,9 @@ class Sharing:
                     filled = sum(x.filled for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, below, filled, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
-        max_min(loads, weights, [1.0] * len(loads), capacity, capacity, holds)
+        max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
 
-    def _two(self, a: Load, b: Load, capacity: float) -> None:
+    def _two(self, a: Load, b: Load) -> None:
         """The same for two, by far the most common case."""
         if a.priority < b.priority:
             a, b = b, a
@@ -211,9 +205,9 @@ class Sharing:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
         if a.compute and a.bandwidth and b.compute and b.bandwidth:
-            max_min_of_two(a, b, heavy / light, 1.0, capacity, *holds)
+            max_min_of_two(a, b, heavy / light, 1.0, *holds)
         else:
-            max_min((a, b), (heavy, light), (1.0, 1.0), capacity, capacity, holds)
+            max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
 
     def _share(self, load: Load) -> float:
         """A work's share of the turns; the same all its life."""
@@ -243,10 +237,3 @@ class Sharing:
         if held > 1.0:
             held = 1.0
         return held * (1.0 - load.empty)
-
-    def _efficiency(self, loads: Sequence[Load]) -> float:
-        table = self.fit.efficiency
-        if not table or len(loads) < 2:
-            return 1.0
-        kinds = sorted(load.kind for load in loads)
-        return min(table.get(f"{a}+{b}", 1.0) for i, a in enumerate(kinds) for b in kinds[i + 1 :])

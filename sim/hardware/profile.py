@@ -71,8 +71,6 @@ class ContentionFit:
     hold: float = 0.0
     hold_compute: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
-    # capacity left to a pair of kinds that run together, by "draft+verify" in alphabetical order; 1 where absent
-    efficiency: dict[str, float] = field(default_factory=dict)
 
 
 PROFILE_RANGES: dict[str, Range] = {
@@ -91,7 +89,6 @@ PROFILE_RANGES: dict[str, Range] = {
     "hold": Range(0, 1),
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
-    "efficiency": Range(0.01, 1),
     # PowerFit
     "rest_w": Range(0, 1e5),
     "weight_j": Range(0, 1e-6),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 import pytest
@@ -54,9 +53,8 @@ share = st.floats(0.0, 1.0)
 nimble = st.sampled_from([0.0, 0.4, 1.0])
 halves = st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5))  # that attention over prompts fills, and leaves empty
 turns_s = st.sampled_from([5e-6, 3e-5, 2e-4, 1e-3])  # per layer: a small drafter's to a long prompt's
-efficiencies = st.sampled_from([{}, {"draft+verify": 0.9, "draft+prefill": 0.8, "prefill+verify": 0.7}])
 
-ideal = st.builds(ContentionFit, efficiency=efficiencies)
+ideal = st.just(ContentionFit())
 measured = st.one_of(
     st.just(H200),
     st.builds(
@@ -69,7 +67,6 @@ measured = st.one_of(
         filled_exponent=st.floats(0.0, 4.0),
         hold=share,
         hold_compute=share,
-        efficiency=efficiencies,
     ),
 )
 
@@ -106,12 +103,6 @@ def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
     return held * fit.crowd_hold if len(beside) > 2 else held
 
 
-def capacity(fit: ContentionFit, loads: Sequence[Load]) -> float:
-    """What the least efficient pair leaves of both resources."""
-    pairs = combinations(sorted(x.kind for x in loads), 2)
-    return min([1.0, *(fit.efficiency.get(f"{a}+{b}", 1.0) for a, b in pairs)])
-
-
 def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     """The loads' rates, as of works that have just come."""
     for load in loads:
@@ -120,12 +111,11 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], fit: ContentionFit, held: dict[int, float]) -> bool:
+def lacks_something(load: Load, beside: Sequence[Load], held: dict[int, float]) -> bool:
     """Whether something that the load needs is used up by the works that it has to share with, and itself."""
     used_c, used_b = used_up(beside)
-    full = capacity(fit, beside)
     left = 1 - sum(x.rate * held[id(x)] for x in beside)
-    needs = ((load.compute, full - used_c), (load.bandwidth, full - used_b), (held[id(load)], left))
+    needs = ((load.compute, 1 - used_c), (load.bandwidth, 1 - used_b), (held[id(load)], left))
     return any(need > 0 and left <= TINY for need, left in needs)
 
 
@@ -167,17 +157,15 @@ def test_max_min_is_feasible_conserving_and_fair(
 
 
 @given(
-    a=st.builds(Load, used, used), b=st.builds(Load, used, used), wa=weights, wb=weights, cap=st.floats(0.3, 1.0),
+    a=st.builds(Load, used, used), b=st.builds(Load, used, used), wa=weights, wb=weights,
     held=st.tuples(share, share),
 )  # fmt: skip
 @settings(max_examples=500)
-def test_the_short_cut_for_two_is_max_min(
-    a: Load, b: Load, wa: float, wb: float, cap: float, held: tuple[float, float]
-) -> None:
+def test_the_short_cut_for_two_is_max_min(a: Load, b: Load, wa: float, wb: float, held: tuple[float, float]) -> None:
     wa, wb = max(wa, wb), min(wa, wb)  # it takes the heavier first
-    max_min_of_two(a, b, wa, wb, cap, *held)
+    max_min_of_two(a, b, wa, wb, *held)
     short = (a.rate, b.rate)
-    max_min([a, b], [wa, wb], [1.0, 1.0], cap, cap, held)
+    max_min([a, b], [wa, wb], [1.0, 1.0], 1.0, 1.0, held)
     assert short == pytest.approx((a.rate, b.rate), abs=NEAR)
 
 
@@ -195,17 +183,15 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     if len(loads) == 1:
         assert found == [1.0]
         return
-    # pairs lose efficiency; under preemption only the lower of a pair does, out of what is left to it
-    whole = 1.0 if priority == "preemptive" else capacity(fit, loads)
-    assert max(used_up(loads)) <= whole + TINY
+    assert max(used_up(loads)) <= 1 + TINY
     equal = {id(x): [y for y in loads if y.priority == x.priority] for x in loads}
     held = {id(x): hold(fit, x, equal[id(x)] if priority == "preemptive" else loads) for x in loads}
     assert sum(x.rate * held[id(x)] for x in loads) <= 1 + TINY
-    assert sum(found) >= capacity(fit, loads) - NEAR
+    assert sum(found) >= 1 - NEAR
     for load in loads:
         if load.rate < 1 - NEAR:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, fit, held)
+            assert lacks_something(load, beside, held)
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
@@ -249,7 +235,7 @@ def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Prior
     """
     loads = loads[:2] if priority == "stream" else loads
     weight = max(1.0, fit.stream_weight)
-    fit = replace(fit, efficiency={}, stream_weight=weight, crowd_weight=None)
+    fit = replace(fit, stream_weight=weight, crowd_weight=None)
     sharing = Sharing("fluid", priority, fit)
     found = []
     for level in range(4):
@@ -283,7 +269,7 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     loads[top].nimble = 0.0  # which would go first beyond its weight
     found = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
-        weighed = replace(fit, stream_weight=weight, crowd_weight=None, efficiency={})
+        weighed = replace(fit, stream_weight=weight, crowd_weight=None)
         found.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert found[0] == pytest.approx(found[1], abs=TINY)
     assert np.all(np.diff(found) >= -NEAR) or len(loads) == 3

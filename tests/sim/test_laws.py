@@ -179,8 +179,7 @@ def measured_like() -> Profile:
         )
         for name, fit in ((m, base.models[m]) for m in MODELS)
     }
-    efficiency = {"draft+verify": 0.9, "draft+prefill": 0.85, "prefill+verify": 0.8}
-    return replace(base, name="measured-like", models=fits, contention=ContentionFit(efficiency=efficiency))
+    return replace(base, name="measured-like", models=fits, contention=ContentionFit(hold=0.6, hold_compute=0.3))
 
 
 def by_gpu(result: Result) -> Iterator[tuple[tuple[int, int], Columns]]:
@@ -312,7 +311,6 @@ def check_gpus(result: Result, profile: Profile) -> None:
         if server.priority == "preemptive":  # nothing is above decode, so nothing slows it
             top = works["lane"] == LANES.index("decode")
             assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
-        worst = min([1.0, *fit.efficiency.values()]) if hardware.contention == "fluid" else 1.0
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         held = np.minimum(1.0, fit.hold + fit.hold_compute * compute)
         # attention over prompts may leave most of the GPU empty, and holds that much less
@@ -325,7 +323,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.sum(works["bytes"][period]) <= gpu.bandwidth_bytes_per_s * (busy_s + slack)
             assert np.sum(works["flops"][period]) <= gpu.flops_per_s * (busy_s + slack)
             assert np.sum((solo * held)[period]) <= busy_s + slack
-            assert busy_s <= hot * np.sum(solo[period]) / worst + slack
+            assert busy_s <= hot * np.sum(solo[period]) + slack
             if hardware.contention == "serial":
                 assert busy_s >= np.sum(solo[period]) - slack
 

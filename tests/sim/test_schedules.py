@@ -1252,19 +1252,18 @@ def test_max_ablation(run: Run) -> None:
     )
 
 
-def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
-    """Works that draw 3/4 of the bandwidth each; decode weighs four times prefill; prefill+verify leave 3/4 of the GPU.
+def test_leftover_bandwidth(run: Run) -> None:
+    """Works that draw 3/4 of the bandwidth each; decode weighs four times prefill.
 
     Here a forward takes the larger of its two terms: a draft step 1 ms, a verify 10, a prompt of 100 tokens 10 and 1;
     each moves 6e7 bytes a ms (0.75 of 8e10 bytes/s).
-    Draft beside prefill: rates rise 4:1 until the draft is at 1 (4 * 0.25 * 0.75 + 0.25 * 0.75 < 1); prefill goes on
-    to the bandwidth left: 0.25 / 0.75 = 1/3. Verify beside prefill: 4x * 0.75 + x * 0.75 = 0.75 at x = 0.2, so 0.8
-    and 0.2.
+    Draft or verify beside prefill: rates rise 4:1 until the former is at 1 (4 * 0.25 * 0.75 + 0.25 * 0.75 < 1); prefill
+    goes on to the bandwidth left: 0.25 / 0.75 = 1/3.
 
     0      R0: 0.1 -> 10.1, first token 10.3, draft -> 11.1; completed 11.3, handed over 11.8; draft 11.9 -> 13.9.
     12.3   R1's target from 12.4 beside the draft's last 1.5: does 0.5, 9.5 left.
-    13.9   verify 10 / 0.8 = 12.5 -> 26.4; 26.6: R0 done. R1 9.5 - 2.5 = 7 -> 33.4 alone, first token 33.6.
-    33.4   R1's draft prompt -> 34.4, completed 34.6, handed over 35.1; 35.2 -> 37.2 -> 47.2; 47.4.
+    13.9   verify -> 23.9; 24.1: R0 done. R1 9.5 - 10/3 = 37/6 -> 23.9 + 37/6 = 30 1/15 alone, first token 0.2 later.
+    30.07  R1's draft prompt -> 31.07, completed 31.27, handed over 31.77; 31.87 -> 33.87 -> 43.87; 44.07.
     """
     result = run(
         "pd",
@@ -1272,7 +1271,6 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
         sharpness=None,
         bandwidth_bytes_per_s=8e10,
         stream_weight=4,
-        efficiency={"prefill+verify": 0.75},
     )
     check(
         result,
@@ -1280,13 +1278,13 @@ def test_leftover_bandwidth_and_pair_efficiency(run: Run) -> None:
             ("prefill", "prefill", 0, 0.1, 10.1),
             ("prefill", "prefill", 0, 10.1, 11.1),
             ("decode", "draft", 1, 11.9, 13.9),
-            ("decode", "verify", 1, 13.9, 26.4),
-            ("prefill", "prefill", 0, 12.4, 33.4),
-            ("prefill", "prefill", 0, 33.4, 34.4),
-            ("decode", "draft", 1, 35.2, 37.2),
-            ("decode", "verify", 1, 37.2, 47.2),
+            ("decode", "verify", 1, 13.9, 23.9),
+            ("prefill", "prefill", 0, 12.4, 30 + 1 / 15),
+            ("prefill", "prefill", 0, 30 + 1 / 15, 31 + 1 / 15),
+            ("decode", "draft", 1, 31.8 + 1 / 15, 33.8 + 1 / 15),
+            ("decode", "verify", 1, 33.8 + 1 / 15, 43.8 + 1 / 15),
         ],
-        [[(10.3, 1), (26.6, 2)], [(33.6, 1), (47.4, 2)]],
+        [[(10.3, 1), (24.1, 2)], [(30.2 + 1 / 15, 1), (44 + 1 / 15, 2)]],
     )
 
 
