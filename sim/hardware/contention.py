@@ -110,7 +110,7 @@ def max_min_of_two(
         return
     first.rate = 1.0
     left = min((1.0 - first.compute) / second.compute, (1.0 - first.bandwidth) / second.bandwidth)
-    if second_hold * left > 1.0 - first_hold + _FULL:
+    if second_hold * left > 1.0 - first_hold:
         left = (1.0 - first_hold) / second_hold
     second.rate = 1.0 if left > 1.0 else left if left > 0.0 else 0.0
 
