@@ -201,7 +201,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
     (folder / "utilisation").mkdir()
     shutil.copy(source / "utilisation" / "launches.parquet", folder / "utilisation")
-    for name in ("runs.jsonl", "utilisation/runs.jsonl"):
+    for name in ("runs.jsonl", "ahead.jsonl", "utilisation/runs.jsonl"):
         runs = (source / name).read_text(encoding="utf-8").splitlines()
         (folder / name).write_text("\n".join(runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with

@@ -11,7 +11,7 @@ import nbformat
 import notebookfiles
 import pytest
 
-PROMPTS = 12
+PROMPTS = 8
 MOST_BYTES = 1_500_000
 SLIDERS = "interact("  # need a kernel, and are not kept
 SHOWS = ("print(", "plt.show()", "display(")

@@ -27,7 +27,6 @@ _FULL = 1e-12
 class Load(Protocol):
     """What sharing needs to know of a running work; `rate` is its answer."""
 
-    kind: str
     lane: str
     priority: int
     compute: float
@@ -146,8 +145,10 @@ class Sharing:
             self._serial(loads)
         elif len(loads) == 1:
             loads[0].rate = 1.0
+        elif self.priority == "preemptive":
+            self._levels(loads)
         else:
-            self._fluid(loads)
+            self._turns(loads)
 
     def _serial(self, loads: Sequence[Load]) -> None:
         """One work at a time, to its end; then the highest priority, the first come within it."""
@@ -156,12 +157,6 @@ class Sharing:
         for load in loads:
             load.rate = 0.0
         chosen.rate = 1.0
-
-    def _fluid(self, loads: Sequence[Load]) -> None:
-        if self.priority == "preemptive":
-            self._levels(loads)
-            return
-        self._turns(loads)
 
     def _levels(self, loads: Sequence[Load]) -> None:
         """Preemption: level by level, each shares as without priority what those above it leave, which may be none."""

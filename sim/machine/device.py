@@ -45,7 +45,6 @@ class Job(Completion):
     begins_s: float
     ends_s: float
     # what those that share the GPU with it need to know; worked out where any does
-    kind: str
     lane: str
     priority: int
     compute: float
@@ -255,9 +254,7 @@ class SimulatedGPU:
     def demand(self, job: Job) -> None:
         """What a work asks of the GPU, for those it shares it with."""
         work, solo = job.work, job.solo_s
-        job.kind, job.lane, job.priority = work.kind, work.lane, work.priority
-        if job.kind == "ahead":  # to the GPU, a draft like others
-            job.kind = "draft"
+        job.lane, job.priority = work.lane, work.priority
         job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
         job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
         model = self.books.models[work.role]

@@ -19,7 +19,6 @@ from pdvsim.sim.workload.acceptance import found_share
 
 @dataclass(slots=True)
 class _Demand:
-    kind: str
     lane: str
     priority: int
     compute: float
@@ -141,8 +140,8 @@ class Planner:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
             return max(drafted, verified) + 2 * (self.host_s + self.handoff_s)
-        draft = self._demand("draft", "decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
-        verify = self._demand("verify", "verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))
+        draft = self._demand("decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
+        verify = self._demand("verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))
         self.sharing.solve([draft, verify])
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
@@ -185,7 +184,7 @@ class Planner:
         return shape.solo_0 + shape.solo_1 * context
 
     def _demand(
-        self, kind: str, lane: str, priority: int, shape: Shape, context: int, model: Latency, steps: int, width: int
+        self, lane: str, priority: int, shape: Shape, context: int, model: Latency, steps: int, width: int
     ) -> _Demand:
         solo = self._solo(shape, context)
         flops = shape.flops_0 + shape.flops_1 * context
@@ -195,4 +194,4 @@ class Planner:
         turn_s = solo / (steps * model.spec.layers)
         nimble = model.nimble(0, 0, width, solo / steps)
         yielding = self.sharing.yielding(model.spec.name)
-        return _Demand(kind, lane, priority, compute, bandwidth, solo, turn_s, nimble, yielding)
+        return _Demand(lane, priority, compute, bandwidth, solo, turn_s, nimble, yielding)

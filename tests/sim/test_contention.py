@@ -36,7 +36,6 @@ class Load:
     bandwidth: float
     priority: int = 0
     lane: str = "decode"
-    kind: str = "draft"
     turn_s: float = 1e-4
     nimble: float = 0.0
     filled: float = 0.0
@@ -75,7 +74,6 @@ measured = st.one_of(
 def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
     """Up to three lanes, as a GPU has them: one work each, decode before verify before prefill, in any order."""
     lanes = draw(st.lists(st.sampled_from(["prefill", "verify", "decode"]), min_size=fewest, max_size=3, unique=True))
-    kinds = {"prefill": "prefill", "verify": "verify", "decode": "draft"}
     order = ("prefill", "verify", "decode")
     return [
         Load(
@@ -83,7 +81,6 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
             draw(demands),
             order.index(lane),
             lane,
-            kinds[lane],
             draw(turns_s),
             draw(nimble),
             *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
