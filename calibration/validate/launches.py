@@ -86,11 +86,10 @@ def gather(folder: Path) -> int:
         return 0
     table = pa.Table.from_pandas(pd.concat(tables), preserve_index=False)
     buffer = io.BytesIO()
-    plain = {"start": "DELTA_BINARY_PACKED"}
+    encoding = {"start": "DELTA_BINARY_PACKED"}
     pq.write_table(
-        table, buffer, compression="zstd", compression_level=19, column_encoding=plain,
-        use_dictionary=[name for name in table.column_names if name not in plain],
-    )  # fmt: skip
+        table, buffer, compression="zstd", compression_level=19, column_encoding=encoding, use_dictionary=False
+    )
     write_whole(folder / LAUNCHES, buffer.getvalue())
     for path in parts:
         path.unlink()

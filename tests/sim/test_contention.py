@@ -263,7 +263,8 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     Of two it only grows; among three the second, whose weight grows as well, may at first take some of it.
     """
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
-    loads[top].nimble = 0.0  # which would go first beyond its weight
+    for load in loads:
+        load.yielding = 0.0  # to nimble works, beyond their weight
     found = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
         weighed = replace(fit, stream_weight=weight, crowd_weight=None)

@@ -313,9 +313,13 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         held = np.minimum(1.0, fit.hold + fit.hold_compute * compute)
-        # attention over prompts may leave most of the GPU empty, and holds that much less
-        prompts = works["tokens"] > works["rows"] * (works["width"] + works["steps"] - 1)
-        held[prompts & any(model.prompt_sms for model in profile.models.values())] = 0.0
+        # attention over prompts may leave the GPU empty in its last wave, and holds that much less: the longest context
+        prompts = works["tokens"] - works["rows"] * (works["width"] + works["steps"] - 1)
+        pair, fits = result.experiment.pair, profile.models
+        waves = [fits[spec.name].prompt_wave_s if spec.name in fits else 0.0 for spec in (pair.draft, pair.target)]
+        wave_s = np.array(waves)[works["role"]]
+        last_s = np.where(prompts > 0, wave_s * (works["prompt_start"] + prompts), 0.0)
+        held *= 1 - np.minimum(1.0, last_s / solo)
         for period in periods:
             busy_s = end[period].max() - start[period[0]]
             slack = 1e-9 * busy_s + 1e-12
