@@ -2,7 +2,7 @@
 
 From the measured samples, as a share of the time that the works take one after the other on a card as hot. Side by side
 each work goes on again and again while the other does, so where one after the other it is one work, the sum of
-their speeds is done.
+their speeds is done. A prompt leaves room if its attention has too few programs for a sixth of the GPU, over its time.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import Profile, builtin, load
 
+EMPTY = 1 / 6
 WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 
 
@@ -30,6 +31,8 @@ def side_by_side(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
     for group in groups_of(samples, profile.gpu, models, profile.power):
         if len(group.members) == 2:
             kinds = " + ".join(sorted(member.kind for member in group.members))
+            if any(member.empty >= EMPTY for member in group.members):
+                kinds += ", with room"
             found.append({"works": kinds, "share": 1 / sum(member.measured for member in group.members)})
     return pd.DataFrame(found)
 
