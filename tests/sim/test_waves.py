@@ -39,6 +39,20 @@ def test_waves_by_hand(chunks: list[tuple[int, int]], heads: int, head_dim: int,
     assert in_waves(chunks, heads, head_dim, SMS) == pytest.approx(context)
 
 
+def test_the_room_that_attention_leaves() -> None:
+    """Of a second of which attention takes half: 64 programs fill 64 of 132 multiprocessors, 256 in two waves 256 of 264.
+
+    Without prompts, or on a card whose attention does not go in waves, nothing is said.
+    """
+    spec = MODELS["llama-2-7b"]  # 32 heads of 128
+    fit = ForwardFit.roofline(spec, GPUS["h200"])
+    waves = replace(fit, prompt_wave_s=0.5 / 4256, prompt_sms=SMS)
+    assert Latency(spec, waves).room([(4000, 256)], 1.0) == pytest.approx((0.5 * 64 / 132, 0.5 * 68 / 132))
+    two = replace(waves, prompt_wave_s=0.5 / (4024 + 3512))
+    assert Latency(spec, two).room([(3000, 1024)], 1.0) == pytest.approx((0.5 * 256 / 264, 0.5 * 8 / 264))
+    assert Latency(spec, waves).room([], 1.0) == Latency(spec, fit).room([(4000, 256)], 1.0) == (0.0, 0.0)
+
+
 def test_one_multiprocessor_takes_block_after_block() -> None:
     assert in_waves([(0, 300)], 1, 128, 1) == 128 + 256 + 300
     assert in_waves([(0, 300)], 2, 128, 1) == 2 * (128 + 256 + 300)
