@@ -40,7 +40,7 @@ def test_waves_by_hand(chunks: list[tuple[int, int]], heads: int, head_dim: int,
 
 
 def test_the_room_that_attention_leaves() -> None:
-    """Of a second of which attention takes half: 64 programs fill 64 of 132 multiprocessors, 256 in two waves 256 of 264.
+    """Of a second, half of it attention: 64 programs fill 64 of 132 multiprocessors, 256 in two waves 256 of 264.
 
     Without prompts, or on a card whose attention does not go in waves, nothing is said.
     """
