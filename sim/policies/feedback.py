@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Sequence
 from math import inf, log2
 from statistics import median
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +36,7 @@ class Costs:
     REACH = 2.0  # lengths away from the one in use at which it counts for half
     GROWTH = 0.2  # per draft, of the cost of none: believed until lengths have been tried at any size
     BELIEF, SIZE_BELIEF = 0.3, 0.03  # rounds that this is worth, and that within one size rows do not matter
+    _BELIEFS = np.array([1e-3, BELIEF, BELIEF, BELIEF, SIZE_BELIEF])
     TAIL, DRIFT = 256, 1.0005  # rounds of the tail; how fast its baseline may rise a round, so that it can forget
     PATIENCE = 16  # rounds after which a trial that was never seen alone is given up
 
@@ -45,7 +45,10 @@ class Costs:
         self.rounds = 0
         self.token_s = inf  # a prompt token's reading, at best
         self._growth = growth
-        self._seen: dict[int, deque[tuple[int, int, int, int, float]]] = {}
+        # rounds: the plane's five terms, seconds, which of all rounds it was, how many of its length came after it
+        self._seen = np.empty((self.KEPT, 8))
+        self._lines: dict[int, list[int]] = {}  # where those of each length are, the oldest first
+        self._used = 0
         self._tail: deque[float] = deque(maxlen=self.TAIL)
         self._baseline: float | None = None
         self._fitted_at = -1
@@ -60,7 +63,16 @@ class Costs:
     def note(self, k: int, rows: int, prompt_tokens: int, seconds: float) -> None:
         """A round of this length and so many rows took so long, with so many prompt tokens read beside it."""
         self.rounds += 1
-        self._seen.setdefault(k, deque(maxlen=self.KEPT)).append((self.rounds, k, rows, prompt_tokens, seconds))
+        lines = self._lines.setdefault(k, [])
+        if len(lines) == self.KEPT:
+            line = lines.pop(0)
+        else:
+            line, self._used = self._used, self._used + 1
+            if line == len(self._seen):
+                self._seen = np.concatenate([self._seen, np.empty_like(self._seen)])
+        self._seen[lines, -1] += 1
+        self._seen[line] = (1.0, k, k > 0, prompt_tokens / 512, rows * (k + 1) / 512, seconds, self.rounds, 0)
+        lines.append(line)
         if k == self.k and self._fitted_at > 0:
             plain, usual = self._price(0, rows, 0), self._price(k, rows, prompt_tokens)
             if usual > 0:
@@ -82,24 +94,21 @@ class Costs:
         if self.rounds < self._fitted_at + (4 if self.rounds < 100 else 8):
             return
         self._fitted_at = self.rounds
-        at, k, size, prompts, seconds = np.array([one for seen in self._seen.values() for one in seen]).T
-        newer = np.concatenate([np.arange(len(seen) - 1, -1, -1) for seen in self._seen.values()])
-        x = _features(k, size, prompts)
+        seen = self._seen[: self._used]
+        x, k, (seconds, at, newer) = seen[:, :5], seen[:, 1], seen[:, 5:].T
         weight = np.exp((at - self.rounds) / self.MEMORY - newer / self.RECENT)
         weight /= 1 + ((k - self.k) / self.REACH) ** 2
-        typical = float(np.median(seconds[k == self.k])) if (k == self.k).any() else float(np.median(seconds))
+        in_use = seconds[k == self.k]
+        typical = _median(in_use if len(in_use) else seconds)
         base = typical / (1 + self._growth * self.k)
-        beliefs = np.diag([1e-3, self.BELIEF, self.BELIEF, self.BELIEF, self.SIZE_BELIEF]) ** 0.5
         reading_s = 512 * self.token_s if self.token_s < inf else 0.0
-        believed = beliefs @ np.array([base, self._growth * base, 0.0, reading_s, 0.0])
+        believed = self._BELIEFS * (base, self._growth * base, 0.0, reading_s, 0.0)
         for _ in range(3):
-            root = np.sqrt(weight)
-            plane, *_ = np.linalg.lstsq(
-                np.concatenate([x * root[:, None], beliefs]), np.concatenate([seconds * root, believed]), rcond=None
-            )
+            weighted = x.T * weight
+            plane = np.linalg.solve(weighted @ x + np.diag(self._BELIEFS), weighted @ seconds + believed)
             off = np.abs(seconds - x @ plane)
-            spread = max(float(np.median(off)), 0.005 * typical)
-            weight = weight * np.minimum(1.0, 2 * spread / np.maximum(off, 1e-12))
+            spread = max(_median(off), 0.005 * typical)
+            weight *= np.minimum(1.0, 2 * spread / np.maximum(off, 1e-12))
         self._plane = plane.tolist()
 
     def seconds(self, low: int, high: int, rows: int) -> list[float]:
@@ -124,17 +133,20 @@ class Costs:
         """How far the 95th percentile of rounds' times, reduced to length 0, is above its slow baseline."""
         if len(self._tail) < 64:
             return 1.0
-        tail = float(np.quantile(self._tail, 0.95))
+        tail = sorted(self._tail)[int(0.95 * len(self._tail))]
         self._baseline = tail if self._baseline is None else min(tail, self._baseline * self.DRIFT**rounds)
         return tail / self._baseline
 
     def weight_of(self, k: int) -> float:
         """How much is known of a length: the rounds seen at it, older ones for less."""
-        return sum(self.RECENT / (self.RECENT + self.rounds - at) for at, *_ in self._seen.get(k, ()))
+        at = self._seen[self._lines.get(k, []), 6]
+        return float((self.RECENT / (self.RECENT + self.rounds - at)).sum())
 
 
-def _features(k: NDArray[np.float64], rows: NDArray[Any], prompt_tokens: NDArray[Any]) -> NDArray[np.float64]:
-    return np.stack([np.ones_like(k), k, k > 0, prompt_tokens / 512, rows * (k + 1) / 512], axis=-1)
+def _median(values: NDArray[np.float64]) -> float:
+    """Of an even number the upper one: numpy's own takes longer than all else in a fit."""
+    middle = len(values) // 2
+    return float(np.partition(values, middle)[middle])
 
 
 class Feedback(Learner):
