@@ -8,7 +8,7 @@ a clock that others have lowered costs them. Nothing is set on the card.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
 from typing import Any
 
@@ -47,11 +47,27 @@ def light_points(drafter: bool) -> list[GridPoint]:
     return [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
 
 
-def heat(rig: Rig, add: Callable[..., None], drafter: bool) -> None:
-    """Measure all of it; `add` takes the values of a row."""
+def far_points(drafter: bool) -> list[GridPoint]:
+    """Prompt chunks far behind their start, by themselves: attention over prompts takes much of their time."""
+    if drafter:
+        return [grid.prefill(512, 3000)]
+    return [
+        grid.prefill(512, 3000), grid.prefill(256, 6000), grid.prefill(1024, 6000), grid.mixed(32, 3, 1500, 512, 1500),
+        grid.mixed(8, 5, 3000, 256, 3000),
+    ]  # fmt: skip
+
+
+def groups(drafter: bool) -> list[list[GridPoint]]:
+    """What is launched without a pause, one after the other; new ones go last, as samples know them by number."""
+    alone = [[point] for point in heat_points(drafter)]
+    in_turn = [[grid.prefill(512), point] for point in light_points(drafter)]
+    return alone + in_turn + [[point] for point in far_points(drafter)]
+
+
+def heat(rig: Rig, add: Callable[..., None], todo: Mapping[int, Sequence[GridPoint]]) -> None:
+    """Measure groups, each by its number; `add` takes the values of a row."""
     read = card_reader(rig.device)
-    together = [[p] for p in heat_points(drafter)] + [[grid.prefill(512), p] for p in light_points(drafter)]
-    for group, points in enumerate(together):
+    for group, points in todo.items():
         if all(rig.fits(point) for point in points):
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
                 for repeat, (ticket, drawn, (mhz, watts), since_s) in enumerate(rows):

@@ -73,10 +73,12 @@ class Profiler:
 
     def points(self, arch: ModelArchitecture) -> list[GridPoint]:
         """The points of a model in the order to measure them."""
-        name, options = arch.spec.name, self.options
-        small = name in options.drafts or arch.spec.params <= SMALL_PARAMS
-        classes = design(drafts=small, heads=arch.spec.name.startswith(HEADS))
-        return ordered(classes[:1] if options.quick else classes, options.seed)
+        classes = design(drafts=self._small(arch), heads=arch.spec.name.startswith(HEADS))
+        return ordered(classes[:1] if self.options.quick else classes, self.options.seed)
+
+    def _small(self, arch: ModelArchitecture) -> bool:
+        """Whether it may draft."""
+        return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
     def count(self) -> int:
         """Points of all models, for a bar; a pair counts as one."""
@@ -84,7 +86,7 @@ class Profiler:
 
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
-        from pdvsim.profiler.heat import heat
+        from pdvsim.profiler.heat import groups, heat
         from pdvsim.profiler.rig import QUICK, Effort, Rig
 
         begin, options = monotonic(), self.options
@@ -93,7 +95,11 @@ class Profiler:
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
-        if not todo:
+        heated = {row["group"] for row in part.rows if row["section"] == "heat"}
+        hot = {number: group for number, group in enumerate(groups(self._small(arch))) if number not in heated}
+        if options.quick or self.device.type != "cuda":
+            hot = {}
+        if not todo and not hot:
             self.say(f"{name}: all {len(points)} points are there")
             return
         rig = Rig(arch, self.device, options.seed)
@@ -118,8 +124,7 @@ class Profiler:
                     part.save()
                     saved = monotonic()
                     self.say(f"{name}: {number + 1} of {len(todo)} after {monotonic() - begin:.0f} s")
-            if rig.lane.gpu and not options.quick and not any(row["section"] == "heat" for row in part.rows):
-                heat(rig, part.add, name in options.drafts or arch.spec.params <= SMALL_PARAMS)
+            heat(rig, part.add, hot)
             part.header["after"] = self._reading(rig)
         finally:
             part.header["seconds"] += monotonic() - begin
