@@ -27,10 +27,12 @@ if TYPE_CHECKING:
 WIDEST = 9  # new tokens a row up to which samples are measured
 KNOTS = (1, 2, 4, 8, 16, 17, 32, 33, *range(48, 160, 16), *range(160, 512, 32), *range(512, 1024, 64),
          *range(1024, 4097, 128))  # fmt: skip
+ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)  # at which attention's speed is free
 # The weights of what is believed beforehand, against a relative error of one: decisive only where no point lies.
 SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
 TILES = 0.02  # of neighbouring tiles being alike
 PRIOR = 0.003  # of the figures being near the roofline's
+ROWS_ALIKE = 0.3  # of attention being as fast whatever the number of rows
 APART = 0.03  # the same of the head, which few points show apart from the layers
 FAR = 0.03  # relative error from which on a point pulls less
 FOLDS = 5
@@ -57,13 +59,14 @@ class Model:
         self.roof = roof = ForwardFit.roofline(spec, gpu)
         most = max(most_tokens, 2.0)
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
+        self.row_knots = np.array(ROWS)
         self.group = spec.heads // spec.kv_heads
         self.tiles = sorted({query_tile(width * self.group) for width in range(1, WIDEST + 1)})
         stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
-        n, m = len(self.knots), len(self.tiles)
-        self.layers, self.kv, self.span, self.fixed = (slice(*ends) for ends in _runs(n, m, m, m))
+        n, m, r = len(self.knots), len(self.tiles), len(ROWS)
+        self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
         names = (*self.OTHERS, "fused") if roof.fused_knots else self.OTHERS
-        self.other = {name: n + 3 * m + i for i, name in enumerate(names)}
+        self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
         wave_s = PROMPT_QUERIES * roof.pair_s * self.sms / spec.heads  # were all programs to multiply at its speed
         others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
@@ -75,6 +78,7 @@ class Model:
                     np.full(m, roof.kv_s),
                     np.full(m, stretch_s),
                     np.full(m, 1e-5),
+                    np.ones(r),
                     others,
                 ]
             )
@@ -104,7 +108,7 @@ class Model:
                 targets.append(0.0)
         apart = [self.other[name] for name in ("head", "head_token")]
         for i in range(len(self.knots), size):
-            weight = APART if i in apart else PRIOR
+            weight = APART if i in apart else ROWS_ALIKE if i in range(size)[self.rows] else PRIOR
             rows.append(weight * at[i])
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
@@ -142,6 +146,7 @@ class Model:
         def by_width(part: slice) -> tuple[tuple[int, float], ...]:
             return tuple((w, float(value[part][tile])) for w, tile in widths)
 
+        by_rows = tuple((rows, float(factor)) for rows, factor in zip(ROWS, value[self.rows], strict=True))
         fused = other["fused"] * self.fused(self.knots) if "fused" in other else ()
         return ForwardFit(
             fixed_s=0.0,
@@ -155,6 +160,7 @@ class Model:
             layer_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, value[self.layers], strict=True)),
             kv_knots=by_width(self.kv),
             span_knots=by_width(self.span),
+            row_factors=(*by_rows, (ROWS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
             programs=self.kernels.programs,
             split_s=other["split"],
             prompt_wave_s=other["wave"],
@@ -198,6 +204,7 @@ class Terms:
         self.linear[:, model.other["wave"]] = points.in_waves(heads, head_dim, model.sms)
         if "fused" in model.other:
             self.linear[:, model.other["fused"]] = model.fused(points.tokens)
+        self.at_rows = _between(model.row_knots, np.maximum(points.padded, 1))
         self.linear[:, model.other["mixed"]] = (rows > 0) & (points.chunks > 0)
 
     def _tile(self, width: Floats) -> Floats:
@@ -212,11 +219,14 @@ class Terms:
         slopes = self.linear * value
         every = np.arange(len(points))
         head, head_token, draft = (model.other[name] for name in ("head", "head_token", "draft"))
+        factor = self.at_rows @ value[model.rows]
+        attention = np.zeros(len(points))
         for count, tile, read, forwards, logits in self.parts:
             kv, span = model.kv.start + tile, model.span.start + tile
-            wide = read * value[kv]
-            long = read / np.maximum(points.rows * self.splits, 1) * value[span]
+            wide = factor * read * value[kv]
+            long = factor * read / np.maximum(points.rows * self.splits, 1) * value[span]
             both = np.maximum(np.hypot(wide, long), 1e-30)
+            attention += count * both
             slopes[every, kv] += count * wide**2 / both
             slopes[every, span] += count * long**2 / both
             weights, products = value[head] * np.sign(logits), value[head_token] * logits
@@ -224,6 +234,8 @@ class Terms:
             slopes[:, head_token] += forwards * np.where(weights < products, products, 0.0)
         slopes *= np.where(points.steps > 1, value[draft], 1.0)[:, None]
         total = slopes.sum(1)  # every term is its own slope: the logarithm of its figure scales it
+        attention *= np.where(points.steps > 1, value[draft], 1.0)
+        slopes[:, model.rows] = self.at_rows * value[model.rows] * (attention / factor)[:, None]
         slopes[:, draft] = np.where(points.steps > 1, total, 0.0)
         return total, slopes
 

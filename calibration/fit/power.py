@@ -1,12 +1,13 @@
 """How a card's power limit slows it, from launches without a pause: what works draw, and what drawing too much costs.
 
-The draw is fitted to the power read where the clock stayed at its highest; limit, slope and the rest to how the times
-of the same launches grow, each predicted from the draw of those before it. Nothing is fitted on serving runs.
+The draw, the limit and what exceeding it costs are fitted together: to how the times of launches grow, each predicted
+from the draw of those before it, and to the power read where the clock stayed at its highest. Nothing is fitted on
+serving runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -24,6 +25,7 @@ FULL = 0.995  # of the highest clock seen
 SETTLED_S = 0.3  # since the first launch
 COLD_S = 0.025  # of work after a rest, in which the clock has not fallen yet
 START = (700.0, 0.4, 0.5, 0.04)  # limit_w, slope, calm, settle_s
+READ_WEIGHT = 0.1  # of an error in watts read, beside one in time
 
 
 @dataclass(frozen=True)
@@ -104,22 +106,23 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     )
     read_w = np.array([np.mean([launch.watts for launch in run]) for run in light])
     scale = rates.max(0)
-    draw = nnls(rates / scale, read_w)[0] / scale
-    base = dict(zip(("rest_w", "weight_j", "cache_j", "flop_j"), draw.tolist(), strict=True))
+    first = nnls(rates / scale, read_w)[0] / scale
+    unit = np.maximum(first, 1.0 / scale)  # a watt at least
 
-    def fitted(values: Iterable[float]) -> PowerFit:
-        return PowerFit(**base, **dict(zip(("limit_w", "slope", "calm", "settle_s"), map(float, values), strict=True)))
+    def fitted(values: Floats) -> PowerFit:
+        return PowerFit(*map(float, values[:4] * unit), *map(float, values[4:]))
 
     def residuals(values: Floats) -> Floats:
         power = Power(fitted(values), gpu.bandwidth_bytes_per_s)
-        return np.concatenate(
-            [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
-        )
+        times = [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
+        return np.concatenate([*times, READ_WEIGHT * np.log(rates @ (values[:4] * unit) / read_w)])
 
-    bounds = ([1.0, 0.0, 0.0, 1e-3], [1e5, 10.0, 1.0, 10.0])
+    start = np.array([*first / unit, *START])
+    low, high = [0.0] * 4 + [1.0, 0.0, 0.0, 1e-3], [np.inf] * 4 + [1e5, 10.0, 1.0, 10.0]
     found = least_squares(
-        residuals, START, bounds=bounds, x_scale=START, loss="soft_l1", f_scale=0.01, diff_step=[1e-3] * len(START)
-    )
+        residuals, np.clip(start, 1e-6, None), bounds=(low, high), x_scale=np.clip(start, 0.1, None), loss="soft_l1",
+        f_scale=0.01, diff_step=[1e-3] * len(start),
+    )  # fmt: skip
     fit = fitted(found.x)
     power = Power(fit, gpu.bandwidth_bytes_per_s)
     late = []
@@ -128,7 +131,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
         predicted = _predicted(run, power)
         if settled:
             late.append(predicted[settled].sum() / sum(run[i].seconds for i in settled) - 1)
-    return PowerCalibration(fit, rates @ draw / read_w - 1, np.array(late))
+    return PowerCalibration(fit, rates @ (found.x[:4] * unit) / read_w - 1, np.array(late))
 
 
 def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:

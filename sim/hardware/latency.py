@@ -58,6 +58,7 @@ class ForwardFit:
     kv_knots: tuple[tuple[int, float], ...] = ()
     # (tokens a row, seconds per cached token of the stretch that one program reads): few programs do not fill the card
     span_knots: tuple[tuple[int, float], ...] = ()
+    row_factors: tuple[tuple[int, float], ...] = ()  # (rows, factor) of both
     programs: int = 0  # rows are cut into stretches until about so many programs read; 0: one stretch a row
     split_s: float = 0.0  # per forward whose rows are cut, to join the parts
     # per context token that attention over prompts goes through wave by wave, and the multiprocessors that its programs
@@ -268,6 +269,8 @@ class Latency:
             splits = cuts(self._padded(rows) * self.spec.kv_heads, fit.programs) if rows else 1
             if fit.span_knots and rows:
                 solo_1 = hypot(solo_1, _between(fit.span_knots, tokens) / (rows * splits))
+            if fit.row_factors and rows:
+                solo_1 *= _between(fit.row_factors, self._padded(rows))
             solo_0 = read * solo_1 + rows * fit.row_s
             if splits > 1:
                 solo_0 += fit.split_s

@@ -35,6 +35,7 @@ ROOFLINE = "roofline, not measured"
 _TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
 _WEIGHT = Range(0.001, 1000)
 _EXPONENT = Range(0, 10)
+KNOTS = ("_knots", "_factors")  # ends of the names of figures that are read between knots
 STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
 
 
@@ -293,7 +294,7 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
                 raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
         if name.endswith("_buckets") and list(value) != sorted(set(value)):
             raise ValueError(f"profile {path}: {where}{name}: needs rising sizes")
-        if name.endswith("_knots") and value:
+        if name.endswith(KNOTS) and value:
             _check_knots(f"profile {path}: {where}{name}", value)
     if isinstance(read, ForwardFit) and not read.layer_knots and not max(read.fixed_s, read.weights_s, read.token_s):
         raise ValueError(f"profile {path}: {where}weights_s: a forward would take no time")
@@ -342,6 +343,6 @@ def shipped_profile(gpu_name: str) -> Traversable | None:
 
 
 def _fit(figures: dict[str, Any]) -> ForwardFit:
-    knots = {k: tuple((int(n), s) for n, s in v) for k, v in figures.items() if k.endswith("_knots")}
+    knots = {k: tuple((int(n), s) for n, s in v) for k, v in figures.items() if k.endswith(KNOTS)}
     buckets = {k: tuple(v) for k, v in figures.items() if k.endswith("_buckets")}
     return ForwardFit(**{**figures, **knots, **buckets})

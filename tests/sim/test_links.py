@@ -97,24 +97,18 @@ def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> 
     assert speeds[-1] > 1.005 * speeds[0]
 
 
-ONE_SEED = pytest.mark.xfail(reason="99.2% of this seed; 99.7% over six", strict=False)
+@pytest.mark.parametrize("rested", [True, False])
+@pytest.mark.parametrize(("requests", "seeds"), [(1, 1), (8, 1), (32, 1), (128, 6)])
+def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds: int, rested: bool) -> None:
+    """The planner knows that draft and verify do not share a card. With 128 a seed alone decides 2%."""
 
-
-@pytest.mark.parametrize(
-    ("requests", "rested"),
-    [
-        *((requests, True) for requests in (1, 8, 32)),
-        *((requests, False) for requests in (1, 8, 32, 128)),
-        pytest.param(128, True, marks=ONE_SEED),
-    ],
-)
-def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, rested: bool) -> None:
-    """The planner knows that draft and verify do not share a card."""
-
-    def speed(gather: Any) -> float:
+    def speed(gather: Any, seed: int) -> float:
+        traffic = Traffic(
+            "random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests, seed=seed
+        )
         experiment = Experiment(
             "pdv",
-            Traffic("random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests),
+            traffic,
             Acceptance(0.8),
             Server(GEMMA, 8, verify_gather=gather),
             Hardware(verify_gpu=1),
@@ -123,7 +117,8 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, rested
         run = simulate(experiment, profile=replace(profile, power=None) if rested else profile)
         return float(summarise(run)["output_throughput"])
 
-    assert speed("auto") >= 0.995 * speed("never")
+    ratios = [speed("auto", seed) / speed("never", seed) for seed in range(seeds)]
+    assert sum(ratios) / seeds >= 0.995
 
 
 def test_the_planner_counts_transfers_and_no_contention() -> None:
