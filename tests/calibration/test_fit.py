@@ -53,9 +53,9 @@ def price(latency: Latency, point: grid.GridPoint) -> Shape:
     return latency.carrying(point.rows, max(1, point.tokens), point.steps, chunks, True)
 
 
-def measured(name: str, noise: float, seed: int = 0) -> pd.DataFrame:
+def measured(name: str, noise: float, seed: int = 0, made: ForwardFit | None = None) -> pd.DataFrame:
     """Samples of the profiler's own design, timed by the latency model with noise."""
-    latency, rng = Latency(MODELS[name], truth(name)), np.random.default_rng(seed)
+    latency, rng = Latency(MODELS[name], made or truth(name)), np.random.default_rng(seed)
     rows = []
     for point in grid.ordered(grid.design(drafts=True), 0):
         context = point.rows * point.context
@@ -93,6 +93,23 @@ def test_the_coefficients_that_made_the_samples_come_back() -> None:
         assert again.carrying(0, 1, 1, chunk, True).solo_0 == pytest.approx(
             kept.carrying(0, 1, 1, chunk, True).solo_0, rel=0.03
         )
+
+
+def test_numbers_of_rows_that_read_slowly_come_back() -> None:
+    """Attention over 16 and 32 rows takes 8% longer than over others, whatever they read."""
+    name = "llama-2-7b"
+    made = replace(truth(name), row_factors=((1, 1.0), (8, 1.0), (16, 1.08), (32, 1.08), (48, 1.0), (49, 1.0)))
+    found = dict(fit_solo(medians(measured(name, 0.0, made=made)), MODELS[name], H200, KERNELS).fit.row_factors)
+    for rows, factor in ((8, 1.0), (16, 1.08), (32, 1.08), (48, 1.0), (128, 1.0)):
+        assert found[rows] / found[64] == pytest.approx(factor, abs=0.02)
+
+
+def test_more_rows_than_were_measured_read_as_fast_as_the_most() -> None:
+    name = "llama-2-7b"
+    fit = fit_solo(medians(measured(name, 0.005)), MODELS[name], H200, KERNELS).fit
+    latency = Latency(MODELS[name], replace(fit, row_buckets=()))
+    assert latency.shape(2000, 1).solo_1 == pytest.approx(latency.shape(128, 1).solo_1, rel=0.02)
+    assert fit.scaled(2.0).row_factors == fit.row_factors
 
 
 @pytest.mark.parametrize("name", ["llama-2-7b", "tinyllama-1.1b"])

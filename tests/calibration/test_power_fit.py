@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from pathlib import Path
+
 import numpy as np
 import pandas as pd
 import pytest
 
+import pdvsim.calibration
 from pdvsim.calibration.fit.power import demands, fit_power
-from pdvsim.profiler.heat import heat_points
+from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.heat import groups, heat_points
+from pdvsim.profiler.samples import load
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.power import Power, PowerFit
@@ -61,3 +67,17 @@ def test_samples_without_heat_have_no_power() -> None:
     frame = heated("llama-2-7b", False, np.random.default_rng(0))
     assert fit_power(frame[frame["section"] == "solo"], H200, {}) is None
     assert fit_power(frame.assign(sm_mhz=np.nan), H200, {}) is None
+
+
+def test_the_shipped_samples_know_groups_by_their_numbers() -> None:
+    """A part is resumed by them, so none may ever stand for something else; of some parts the last ones are missing."""
+    frame = load(Path(pdvsim.calibration.__file__).parent / "data" / "h200").frame
+    heat = frame[frame["section"] == "heat"]
+    names = [part.name for part in fields(GridPoint)]
+    most = {}
+    for model, part in heat.groupby("model", observed=True):
+        planned = groups(drafter=bool((part["kind"] == "draft").any()))
+        for (group, member), rows in part.groupby(["group", "member"]):
+            assert GridPoint(**{name: rows[name].iloc[0] for name in names}) == planned[group][member]
+        most[model] = part["group"].max() + 1 == len(planned)
+    assert sum(most.values()) >= 9

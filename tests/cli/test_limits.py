@@ -92,7 +92,7 @@ def test_every_figure_of_a_profile_has_a_range() -> None:
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}
     for name in figures:
-        assert name in profile.PROFILE_RANGES or name.endswith("_knots") or name in texts, name
+        assert name in profile.PROFILE_RANGES or name.endswith(profile.KNOTS) or name in texts, name
 
 
 def test_a_range_of_its_own_stands_in_for_the_usual_one() -> None:
