@@ -15,7 +15,7 @@ its run and the one above it, by the tolerance, did not, but a still higher one 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,7 +28,7 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text, vague
-from pdvsim.decide.tune import SHORT, Search, tuned
+from pdvsim.decide.tune import APART, SHORT, Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
@@ -260,6 +260,8 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
         first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
         searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}
         lockstep(plan, searches, bench, brackets)
+        if plan.space is not None and "batches" in plan.space.steps():
+            plan = found.plan = _with_larger_batches(plan, plan.space, first, bench, brackets)
         for arch, gpus, _ in first:
             starts[arch] = brackets[arch, gpus, plan.base.traffic.seed].held / gpus or starts[arch]
         for archs in (plan.archs[:1], plan.archs[1:]):
@@ -315,6 +317,38 @@ def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Benc
     found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
     winners = tuned(found, places, bench, alone=True)
     return {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
+
+
+def _with_larger_batches(
+    plan: Plan, space: Space, cases: Sequence[Case], bench: Bench, brackets: dict[Case, Bracket]
+) -> Plan:
+    """Settings were tuned where a batch limit may not be reached that ends the search further up.
+
+    So at the rate that did not hold larger batches are tried, on requests that no figure uses, and where one has more
+    head-room the search goes on.
+    """
+    while cases:
+        full = {}
+        for case in cases:
+            arch, gpus, seed = case
+            if brackets[case].failed < math.inf:
+                at = plan.experiment((arch, gpus, seed + APART), brackets[case].failed)
+                [row] = bench.rows([at])
+                if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
+                    larger = [way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs]
+                    full[case] = [at, *larger]
+        rows = iter(bench.rows([way for ways in full.values() for way in ways]))
+        servers, better = dict(plan.servers), []
+        for case, ways in full.items():
+            rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in ways]
+            if max(rooms) > (1 + plan.tolerance) * rooms[0]:
+                servers[case[0]] = ways[rooms.index(max(rooms))].server
+                better.append(case)
+        plan = replace(plan, servers=servers)
+        starts = {case: brackets[case].failed for case in better}
+        lockstep(plan, {c: search(rate, NARROW_STEP, plan.tolerance) for c, rate in starts.items()}, bench, brackets)
+        cases = better
+    return plan
 
 
 def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets: dict[Case, Bracket]) -> None:

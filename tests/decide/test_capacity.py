@@ -282,6 +282,21 @@ def test_a_batch_limit_that_binds_at_the_capacity_is_raised() -> None:
     assert min(row["rate"] for row in tuned.rows) > 1.2 * max(row["rate"] for row in given.rows)
 
 
+def test_a_batch_limit_that_binds_only_above_where_settings_were_tuned_is_raised() -> None:
+    """With 32 rows nobody waits at the rate of the tuning; the search goes on to where they would."""
+    goal, traffic = Goal("throughput", ("ttft:500", "tpot:50"), 0.9), Traffic("random", num_prompts=400, output_len=64)
+    traffic = replace(traffic, input_len=64, request_rate=10.0)
+    base = Experiment("colocated", traffic, server=Server(max_num_seqs=32))
+    plan = Plan(base, ("colocated",), (1,), 1, goal, 0.1, space=Space(("colocated",), (1,), ("fixed",), (16, 32, 64)))
+    [tuned] = find_capacities(plan, Bench(1)).rows
+    limits = [replace(base.server, num_speculative_tokens=1, max_num_seqs=rows) for rows in (16, 32, 64)]
+    rates = []
+    for server in limits:
+        [row] = find_capacities(replace(plan, base=replace(base, server=server), space=None), Bench(1)).rows
+        rates.append(row["rate"])
+    assert tuned["rate"] >= 0.9 * max(rates) > 1.1 * rates[1]
+
+
 def test_attainment_is_the_share_in_time() -> None:
     run = pdvsim.run(
         arch="pd", request_rate=200, goodput=["ttft:30"], dataset_name="random", num_prompts=60, input_len=256
