@@ -28,7 +28,7 @@ from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text, vague
-from pdvsim.decide.tune import APART, SHORT, Search, tuned
+from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
@@ -324,15 +324,13 @@ def _with_larger_batches(
 ) -> Plan:
     """Settings were tuned where a batch limit may not be reached that ends the search further up.
 
-    So at the rate that did not hold larger batches are tried, on requests that no figure uses, and where one has more
-    head-room the search goes on.
+    So at the rate that did not hold larger batches are tried, and where one has more head-room the search goes on.
     """
     while cases:
         full = {}
         for case in cases:
-            arch, gpus, seed = case
             if brackets[case].failed < math.inf:
-                at = plan.experiment((arch, gpus, seed + APART), brackets[case].failed)
+                at = plan.experiment(case, brackets[case].failed)
                 [row] = bench.rows([at])
                 if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
                     larger = [way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs]
