@@ -47,6 +47,7 @@ STEEPNESS = 2.0  # head-room falls with about this power of the rate: a first gu
 FAR_OFF = 0.3  # logarithm of a head-room beyond which it tells only the side
 LEAST_STEEP = 0.5
 NEAR = 0.1  # logarithm of a rate over the one held, within which head-rooms tell how steep they are there
+FILLING = 3  # requests of a run for each that a larger batch holds: with fewer nobody would ever wait for it
 GUESSES = 3  # rates that a search takes from head-rooms, and as many within its bracket; then it strides and halves
 
 Bisection = Generator[float, "Held", "Bracket"]
@@ -333,8 +334,8 @@ def _with_larger_batches(
                 at = plan.experiment(case, brackets[case].failed)
                 [row] = bench.rows([at])
                 if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
-                    larger = [way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs]
-                    full[case] = [at, *larger]
+                    limit, most = at.server.max_num_seqs, plan.base.traffic.num_prompts // FILLING
+                    full[case] = [at, *(way for way in space.batches(at) if limit < way.server.max_num_seqs <= most)]
         rows = iter(bench.rows([way for ways in full.values() for way in ways]))
         servers, better = dict(plan.servers), []
         for case, ways in full.items():
