@@ -1,7 +1,7 @@
 """Sizes that graphs are captured for and kernels cut to. On their own, to be read without torch."""
 
 # a batch is padded up to the next
-ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)
+ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CHUNK_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
 # products of at most so many tokens and bytes of weights run in the engine's own kernels, others in the library's
