@@ -1,6 +1,6 @@
 # pdvsim: everything runs in .venv, which is made on first use. A second make finds its stamp and installs nothing.
 PYTHON ?= python3
-PIP_FLAGS ?= --no-compile  # bytecode is made of what is imported, not of gigabytes
+PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 
