@@ -20,16 +20,8 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import (
-    Bisection,
-    Bracket,
-    Capacities,
-    Held,
-    Plan,
-    find_capacities,
-    search,
-    steepness,
-)
+from pdvsim.decide.bracket import Bisection, Bracket, Held, search, steepness
+from pdvsim.decide.capacity import Capacities, Plan, find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import WAITING, Bench
