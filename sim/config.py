@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal
@@ -432,7 +433,7 @@ class Experiment:
         """Whether it drafts where its draft length is not 0."""
         return policy_of(self.arch).speculates and self.server.drafted_by != "none"
 
-    @property
+    @cached_property
     def seats(self) -> Seats:
         """Which GPU of a server each part is on."""
         if self.hardware.verify_gpu:
@@ -441,7 +442,7 @@ class Experiment:
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
         return Seats(placed.get("prefill", (0,)), draft, draft[0] if self.kin == "pd" else verify[0])
 
-    @property
+    @cached_property
     def pair(self) -> Pair:
         """The models as a GPU runs them: those that are sharded by one of their shards."""
         whole, hardware = named_pair(self.server.pair), self.hardware

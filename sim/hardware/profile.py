@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import accumulate
@@ -238,13 +241,19 @@ def _sharded(bar: float, spec: ModelSpec) -> float:
 
 def load(path: str | Path) -> Profile:
     """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
+    state: tuple[int, ...] = ()
+    with suppress(OSError, ValueError):  # that there is no such file is said where it is read
+        found = os.stat(path)
+        state = (found.st_ino, found.st_size, found.st_mtime_ns)
     try:
-        return _load(path)
+        return _load(str(path), state)
     except ValueError as error:  # a key of the file may hold anything, a new line too
         raise ValueError(printable(str(error))) from None
 
 
-def _load(path: str | Path) -> Profile:
+@lru_cache(maxsize=8)
+def _load(path: str, state: tuple[int, ...]) -> Profile:
+    """Read and checked once, as long as the file's `state` is the same."""
     try:
         text = read_text(path)
         data = parse_json(text)
@@ -317,9 +326,15 @@ def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
 
 def builtin(gpu_name: str) -> Profile:
     """The best-founded profile for a card: measured or published where one is shipped, else transferred."""
+    return _shipped(gpu_name) or transferred(gpu(gpu_name))
+
+
+@cache
+def _shipped(gpu_name: str) -> Profile | None:
+    """Read once for all runs of a process."""
     file = shipped_profile(gpu_name)
     if file is None:
-        return transferred(gpu(gpu_name))
+        return None
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: _fit(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
