@@ -3,6 +3,8 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
+# Bytecode is kept, whatever the environment says: the tests start hundreds of processes.
+export PYTHONDONTWRITEBYTECODE :=
 
 SOAK_MINUTES ?= 60
 FUZZ_FIRST ?= 0
