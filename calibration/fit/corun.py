@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,7 +66,7 @@ class Group:
     shapes: str  # what ran, whatever the models and priorities
     members: list[Member]
 
-    @property
+    @cached_property
     def ordered(self) -> bool:
         return len({member.priority for member in self.members}) > 1
 

@@ -16,7 +16,7 @@ import numpy as np
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.sim.core import Chunk, GpuSpec, Request
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.power import Power, PowerFit
+from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -143,8 +143,12 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
 def _predicted(run: Sequence[HeatedLaunch], power: Power) -> Floats:
     """Each launch's time, from those before it."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
+    draws: dict[tuple[float, float], Draw] = {}  # of a run's one or two works
     for i, launch in enumerate(run):
-        draw = power.draw(launch.cold_s, launch.weights, launch.cache, launch.flops)
+        draw = draws.get((launch.cold_s, launch.flops))
+        if draw is None:
+            draw = power.draw(launch.cold_s, launch.weights, launch.cache, launch.flops)
+            draws[launch.cold_s, launch.flops] = draw
         seconds[i] = taken_s = power.taken_s(mean_w, draw, launch.cold_s)
         mean_w = power.mean_w(mean_w, taken_s, draw.watts)
     return seconds
