@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 LOADS = {
+    "ten requests": {"max_concurrency": 10, "num_prompts": 10},
     "one at a time": {"max_concurrency": 1, "num_prompts": 300},
     "64 at once": {"max_concurrency": 64, "num_prompts": 1500},
     "4 a second": {"request_rate": 4, "num_prompts": 3000},

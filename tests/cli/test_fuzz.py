@@ -193,3 +193,4 @@ def test_a_saved_profile_loads_as_it_was(tmp_path: Path) -> None:
     for make in (lambda: builtin("h200"), lambda: roofline(GPUS["h200"])):
         save(make(), tmp_path / "p.json")
         assert load(tmp_path / "p.json") == make()
+        assert load(tmp_path / "p.json") is load(tmp_path / "p.json")  # read once, until it is another
