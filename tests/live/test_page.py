@@ -166,7 +166,8 @@ def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, pa
     other = opened(browser, live.url, 400)
     took_s, rate, tries = 60.0, value(page, "request_rate"), 0
     while took_s > 1.0:  # a busy machine may be late, but not every time
-        assert (tries := tries + 1) <= 24
+        tries += 1
+        assert tries <= 24
         up = tries % 2  # and down again: the load stays what it is
         began, rate = time.monotonic(), rate + (0.5 if up else -0.5)
         slide(page, "request_rate", "ArrowRight" if up else "ArrowLeft", 1)
