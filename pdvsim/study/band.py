@@ -63,20 +63,21 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         for name in main:
             values = [float(metrics[name]), *(float(end[name]) for end in ends)]
             band |= {f"{name}_low": min(values), f"{name}_high": max(values)}
-    elif result.meta.get("clock") == "simulated" and _like_served(experiment):
+    elif result.meta.get("clock") == "simulated" and _like_served(result):
         errors, load = errors_of(experiment.hardware), load_kind(experiment.traffic)
         bars = {name: errors.bar(load, name) for name in main} if errors else {}
         band = {f"{name}_error": bar for name, bar in bars.items() if bar is not None}
     return metrics | band
 
 
-def _like_served(experiment: Experiment) -> bool:
+def _like_served(result: Result) -> bool:
     """Whether real runs tell how far it may be off: one card, its own host, drafts by a model, all that realrun can do.
 
     Heads and n-gram drafts were in none of them so far.
     """
+    experiment = result.experiment
     hardware, server = experiment.hardware, experiment.server
     one_card = hardware.replicas == 1 and experiment.gpus == 1 and hardware.contention == "fluid"
     plain = experiment.host == Host() and server.priority in ("none", "stream")
-    measured = bar_of(experiment, covering_profile(experiment)) == 0
+    measured = "forward_error_bar" not in result.meta
     return hardware.band and one_card and plain and measured and server.drafted_by in ("model", "none")

@@ -28,6 +28,7 @@ from pdvsim.common.version import __version__
 T = TypeVar("T")
 
 PATIENCE_S = 6.0  # with a cluster that does not answer
+FETCH_S = 15.0  # for the result of a finished point: its worker may have died with it, and Dask goes on asking
 TICK_S = 1.0  # between looks at a cluster from which nothing comes
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
@@ -128,7 +129,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
             if future.status != "finished":
                 return None
             try:
-                outcome: Outcome = future.result(timeout=PATIENCE_S)
+                outcome: Outcome = within(FETCH_S, future.result)
             except TimeoutError:
                 return None
             return outcome
