@@ -19,7 +19,6 @@ class Keywords(TypedDict, total=False):
     acceptance_concentration: float | None
     acceptance_model: str | None
     acceptance_rate: float
-    acceptance_temperature_slope: float
     acceptance_trace: str | os.PathLike[str] | None
     acceptance_trace_k: int
     admission_factor: float
@@ -34,10 +33,8 @@ class Keywords(TypedDict, total=False):
     dataset_name: Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
     dataset_path: str | os.PathLike[str] | None
     draft_probs: Literal["none", "bf16", "fp32"]
-    draft_temperature: float
     draft_tensor_parallel_size: int | None
     drafter: Literal["model", "eagle3", "mtp", "ngram", "none"] | None
-    feedback_temperature: bool
     gpu: str
     gpu_memory_utilization: float
     handoff_s: float | None

@@ -168,10 +168,9 @@ class RealSite:
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
-        pinned = partial(drawn_verdict, experiment.acceptance)
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
         self.device = CudaGPU(
-            env, host, rig.lanes, self.slots, texts, books, (lambda work: None) if own else pinned,
+            env, host, rig.lanes, self.slots, texts, books, (lambda work: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)

@@ -112,8 +112,6 @@ class Acceptance:
     """JSONL of recorded rounds: one list of accepted counts a line, cycled over the requests."""
     acceptance_trace_k: int = 4
     """Draft length the trace was recorded at."""
-    acceptance_temperature_slope: float = 0.0
-    """Loss of acceptance per unit of drafter temperature away from 1; 0: acceptance does not respond."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -131,8 +129,6 @@ class Acceptance:
         }
         if sum(forms.values()) > 1:
             raise ValueError(f"give one of {', '.join(forms)}")
-        if self.acceptance_temperature_slope and not self.by_rate:
-            raise ValueError("--acceptance-temperature-slope works with --acceptance-rate only")
 
     @property
     def by_rate(self) -> bool:
@@ -157,10 +153,6 @@ class Server:
     """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""
     max_speculative_tokens: int = 8
     """Longest draft a controller may choose."""
-    feedback_temperature: bool = False
-    """feedback also moves the drafter's temperature; needs --acceptance-temperature-slope."""
-    draft_temperature: float = 1.0
-    """The drafter's (starting) temperature; matters only with --acceptance-temperature-slope."""
     max_num_seqs: int = 128
     """Most requests decoding at once: the batch limit of every lane."""
     max_draft_batch: int | None = None
@@ -501,7 +493,7 @@ class Experiment:
             raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
         if kind == "pdv-ahead":
             drawn = self.acceptance
-            if drawn.synthetic_acceptance_rates or drawn.acceptance_trace or drawn.acceptance_temperature_slope:
+            if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
                 raise ValueError("pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind")
         hardware, drafter = self.hardware, self.server.drafted_by
         if drafter == "ngram" and self.server.controller == "feedback":

@@ -173,13 +173,11 @@ class Request:
     prompt_tokens: int
     output_tokens: int
     runs: bytes
-    coins: object = None  # the uniforms behind `runs`, kept only where acceptance answers to temperature
     prefilled: int = 0  # of the tokens to read, those already in the KV cache
     context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
     emitted: int = 0  # output tokens delivered
     k: int = 0  # drafts waiting for verification
     missed: bool = False  # the host looked for drafts, and found none
-    temperature: float = 1.0  # the drafter's, when it made them
     # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
     # accepted drafts again, with the target's hidden states
     owed: int = 0

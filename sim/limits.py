@@ -72,12 +72,10 @@ RANGES: dict[str, Range] = {
     "acceptance_concentration": Range(0.001, 1e9),
     "synthetic_acceptance_rates": _SHARE,
     "acceptance_trace_k": Range(1, 255),
-    "acceptance_temperature_slope": Range(0, 100),
     # server
     "num_speculative_tokens": Range(0, MAX_DRAFT),
     "min_speculative_tokens": Range(0, MAX_DRAFT),
     "max_speculative_tokens": _DRAFT,
-    "draft_temperature": Range(0, 100),
     "max_num_seqs": Range(1, 65_536),
     "max_draft_batch": Range(1, 65_536),
     "max_verify_batch": Range(1, 65_536),

@@ -14,7 +14,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import ONE_LANE, SHARDED, Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import ONE_LANE, SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -34,7 +34,7 @@ from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.relevance import refuse_idle
-from pdvsim.sim.workload.acceptance import Coins, accepted_at, found_refused, is_found, rate_at
+from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import Workload
 
 STUCK_SHOWN = 10  # requests named when nothing moves any more
@@ -269,18 +269,11 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
 
-def drawn_verdict(acceptance: Acceptance, work: Work) -> list[int] | None:
-    """How many of each row's drafts the target accepts, by the coins drawn before the run."""
+def drawn_verdict(work: Work) -> list[int] | None:
+    """How many of each row's drafts the target accepts, as drawn before the run."""
     if work.role == "draft":
         return None
-    if not acceptance.acceptance_temperature_slope:
-        return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
-    verdict = []
-    for row in work.rows:
-        assert isinstance(row.coins, Coins)
-        rate = rate_at(acceptance, row.coins.rate, row.temperature)
-        verdict.append(accepted_at(row, row.k, rate) if row.k else 0)
-    return verdict
+    return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
 
 
 def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
@@ -353,7 +346,6 @@ class Site:
         host = SimulatedHost(times := host_times(experiment, profile))
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
-        verdict = partial(drawn_verdict, experiment.acceptance)
         looked_up = experiment.server.drafted_by == "ngram"
         found = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
         gpus = []
@@ -363,9 +355,10 @@ class Site:
             sharing = make_sharing(experiment, one)
             gpus.append(
                 SimulatedGPU(
-                    env, host, models, sharing, self.log.launches, verdict, peak_of(one), replica, at, one.power, found
+                    env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
+                    found,
                 )
-            )
+            )  # fmt: skip
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:

@@ -38,13 +38,6 @@ class TableTraffic(OpenTraffic):
 
 
 @dataclass(frozen=True)
-class TableAcceptance(Acceptance):
-    """How often the target agrees with the draft."""
-
-    acceptance_temperature_slope: tyro.conf.Suppress[float] = 0.0
-
-
-@dataclass(frozen=True)
 class TableServer(Server):
     """The models and their limits; draft lengths are what is looked for."""
 
@@ -52,8 +45,6 @@ class TableServer(Server):
     controller: tyro.conf.Suppress[ControllerName] = "fixed"
     min_speculative_tokens: tyro.conf.Suppress[int] = 0
     max_speculative_tokens: tyro.conf.Suppress[int] = 8
-    feedback_temperature: tyro.conf.Suppress[bool] = False
-    draft_temperature: tyro.conf.Suppress[float] = 1.0
     max_num_seqs: int = 256
     """The largest batch of the table."""
 
@@ -86,7 +77,7 @@ class DraftTableOptions:
     jobs: int | None = None
     """Runs side by side; default: one per core."""
     traffic: TableTraffic = field(default_factory=TableTraffic)
-    acceptance: TableAcceptance = field(default_factory=TableAcceptance)
+    acceptance: Acceptance = field(default_factory=Acceptance)
     server: TableServer = field(default_factory=TableServer)
     hardware: TableHardware = field(default_factory=TableHardware)
     host: Host = field(default_factory=Host)

@@ -80,6 +80,4 @@ class Arrivals:
 
 def copied(request: Request) -> Request:
     """A request as it was drawn, for another server."""
-    return Request(
-        request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, request.coins
-    )
+    return Request(request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs)

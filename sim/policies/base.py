@@ -72,8 +72,7 @@ class Policy:
         self.prefilling: deque[Request] = deque()  # admitted, not yet read to its end
         self.in_flight = 0  # admitted, not finished
         self.lanes: list[Lane] = []
-        self.aside: deque[Request] = deque()  # who takes no part in the round under way
-        self.queues = [self.prefilling, self.aside]  # where an admitted request may rest between its works
+        self.queues = [self.prefilling]  # where an admitted request may rest between its works
         self.preempting = False  # in this step: as in vLLM, nobody is let in then
         self.doors = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # where those who admit wait
         self.door = self.doors[0]
@@ -234,28 +233,11 @@ class Policy:
 
     # rounds ----------------------------------------------------------------------------------------------------
 
-    def taking_turn(self, rows: list[Request]) -> list[Request]:
-        """Whom the next round is for; the others stand aside: nobody, unless the controller tries drafts on a few."""
-        chosen = self.controller.turn(rows)
-        if len(chosen) < len(rows):
-            ids = {row.id for row in chosen}
-            self.aside.extend(row for row in rows if row.id not in ids)
-        return chosen
-
-    def together_again(self, rows: list[Request]) -> list[Request]:
-        """Those who stood aside, and then `rows`."""
-        if self.aside:
-            rows = [*self.aside, *rows]
-            self.aside.clear()
-        return rows
-
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
         tokens, context = 1, 0
-        temperature = self.controller.temperature
         for row in rows:
             row.k = k
-            row.temperature = temperature
             context += row.context
             if row.owed >= tokens:
                 tokens = row.owed + 1

@@ -39,7 +39,6 @@ class Baseline(Policy):
                 continue
             rows = yield from self.read_prompt(chunk)
             while rows:
-                rows = self.taking_turn(rows)
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
                 if rows:

@@ -28,13 +28,13 @@ class Colocated(Policy):
     def loop(self) -> Process:
         while True:
             self.preempting = False
-            rows = self.taking_turn(self.running)
+            rows = self.running
             k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
             rows = self.running = self.hold(rows, k)
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
                 verdict = yield self.draft_and_verify(rows, k)
-                self.running = self.together_again(self.settle(rows, verdict))
+                self.running = self.settle(rows, verdict)
             elif chunks:
                 followed = self.for_drafter(chunks)
                 if k or followed:
@@ -48,11 +48,9 @@ class Colocated(Policy):
                 if not rows:
                     verifying.kind = "prefill"
                 verdict = yield self.device.launch(verifying)
-                self.running = self.together_again(self.settle(rows, verdict))
+                self.running = self.settle(rows, verdict)
                 self.running += self.prefilled(chunks)
                 self.kv.unpin(chunk.request for chunk in chunks)
-            elif self.aside:  # whoever had the turn was preempted
-                self.running = self.together_again([])
             else:
                 yield self.door.wait()
 

@@ -1,8 +1,8 @@
 """Who chooses the draft length: nobody (`fixed`), a feedback loop, or an argmax over the calibrated latency model.
 
-A policy asks `turn` who takes part in the next round and `draft_length` how many tokens to draft for them, and shows
-`observe` every verdict. Rows carry what belongs to their own round: `k`, `temperature`, and `turn_s`, when the round
-before delivered. So rounds of several batches may be under way at once.
+A policy asks `draft_length` how many tokens to draft for the next round and shows `observe` every verdict. Rows carry
+what belongs to their own round: `k`, and `turn_s`, when the round before delivered. So rounds of several batches may be
+under way concurrently.
 """
 
 from __future__ import annotations
@@ -91,16 +91,11 @@ class Controller:
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
-        self.temperature = settings.draft_temperature
 
     @property
     def drafting(self) -> bool:
         """Whether drafts are made these days; while not, the drafter leaves prompts unread."""
         return self.k > 0
-
-    def turn(self, rows: list[Request]) -> list[Request]:
-        """Of the rows that are ready, those that the next round is for."""
-        return rows
 
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         """Draft length for the next round of `rows`, with that many requests queued for verification; 0: none."""
@@ -114,15 +109,13 @@ class Learner(Controller):
     """A controller that learns acceptance from the verdicts, and may choose to decode plainly.
 
     Plain decoding teaches nothing about acceptance, so drafts are tried now and then. The drafter must first read all
-    that it missed, so of a large batch only the few rows that owe it least take part, and as often as `TRY_BUDGET`
-    allows.
+    that it missed, so this happens as often as `TRY_BUDGET` allows.
     """
 
     learns = True
     TRY_BUDGET = 0.006  # of all rounds may be lost to trying
-    TRY_LEAST, TRY_WITHIN_S = 30, 1.2  # plain rounds from one to the next at least, and seconds at most
+    TRY_LEAST = 30  # plain rounds from one try to the next
     TRY_AGAIN, PROMISING = 10, 2.0  # likewise after a try that went so many standard deviations better than expected
-    TRY_ROWS = 8
     TRY_LENGTH = 4
     TRY_TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
 
@@ -137,17 +130,10 @@ class Learner(Controller):
         self._plain = 0  # rounds since drafts were tried
         self._plain_s, self._plain_rows = 0.0, 1  # of the last one
         self._patience = 90.0  # plain rounds to the next try
-        self._trying = False
-
-    def turn(self, rows: list[Request]) -> list[Request]:
-        self._trying = self.k == 0 and self._plain >= self._patience
-        if self._trying and len(rows) > 2 * self.TRY_ROWS:
-            return sorted(rows, key=lambda row: row.owed)[: self.TRY_ROWS]
-        return rows
 
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
-        if self._trying:
-            self._trying, self._plain = False, 0
+        if self.k == 0 and self._plain >= self._patience:
+            self._plain = 0
             return min(self.TRY_LENGTH, self.high)
         return self.chosen(rows, queue_depth)
 
@@ -183,8 +169,7 @@ class Learner(Controller):
             if self._plain_s:
                 spent = (now_s - rows[-1].turn_s) / self._plain_s
                 lost = spent - (len(rows) + sum(verdict)) / self._plain_rows
-                most = self.TRY_WITHIN_S / self._plain_s
-                self._patience = max(min(lost / self.TRY_BUDGET, most), self.TRY_LEAST)
+                self._patience = max(lost / self.TRY_BUDGET, self.TRY_LEAST)
             expected, tried = self.estimate.rate, accepted + rejected
             if accepted - expected * tried > self.PROMISING * sqrt(max(expected * (1 - expected), 0.05) * tried):
                 self._patience = self.TRY_AGAIN

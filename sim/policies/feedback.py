@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies.controllers import Learner
-from pdvsim.sim.policies.heat import TemperatureSearch
 from pdvsim.sim.workload.acceptance import expected_tokens
 
 
@@ -172,7 +171,6 @@ class Feedback(Learner):
         self._last: tuple[Costs, int, int, float] | None = None  # the last round, till it is known what was read beside
         self._token_s = inf
         self._account: tuple[Costs, int, float, int, int] | None = None  # of a trial: length, start, tokens then, end
-        self._heat = TemperatureSearch(self.temperature) if settings.feedback_temperature else None
         self._crowded = 0
         self._looks = 0
 
@@ -195,8 +193,6 @@ class Feedback(Learner):
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         super().observe(rows, verdict, now_s)
-        if self._heat is not None:
-            self._heat_up(self._heat, rows, verdict)
         if self._last is not None:
             # whoever is new was read beside the round before
             last, k, size, seconds = self._last
@@ -223,14 +219,6 @@ class Feedback(Learner):
             self._look(costs)
         if costs.rounds >= 4:
             self._choose(costs, size, now_s)
-
-    def _heat_up(self, heat: TemperatureSearch, rows: Sequence[Request], verdict: Sequence[int]) -> None:
-        for temperature in {row.temperature for row in rows if row.k}:
-            both = zip(rows, verdict, strict=True)
-            judged = [(passed, row.k) for row, passed in both if row.k and row.temperature == temperature]
-            accepted = sum(passed for passed, _ in judged)
-            heat.observe(temperature, accepted, accepted + sum(passed < k for passed, k in judged))
-        self.temperature = heat.temperature
 
     def _look(self, costs: Costs) -> None:
         """Shorter while drafts pile up or rounds take far longer than they used to; else longer again."""

@@ -21,11 +21,9 @@ class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        rows = self.taking_turn(rows)
-        self.decode.queue.extendleft(reversed(self.together_again([])))
         k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
         if k is None:
-            yield from self.draft_in_lanes(rows)
+            yield from super().decode_batch(rows)
             return
         rows = self.hold(rows, k)
         if rows:

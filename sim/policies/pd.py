@@ -76,10 +76,8 @@ class PD(PrefillDecode):
             if not rows:
                 yield self.decode.wait()
                 continue
-            rows = self.taking_turn(rows)
             k = self.controller.draft_length(rows, 0, self.env.now)
             rows = self.hold(rows, k)
             if rows:
                 verdict = yield self.draft_and_verify(rows, k)
                 rows = self.settle(rows, verdict)
-            rows = self.together_again(rows)

@@ -48,15 +48,6 @@ class PDV(PrefillDecode):
             yield from self.decode_batch(rows)
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        """One turn of the decode lane; rows that are not drafted for go to the verify lane at once."""
-        rows = self.taking_turn(rows)
-        if self.aside:
-            others = self.hold(self.together_again([]), 0)
-            if others:
-                self.hand_over(others, 0)
-        yield from self.draft_in_lanes(rows)
-
-    def draft_in_lanes(self, rows: list[Request]) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
         rows = self.hold(rows, k)

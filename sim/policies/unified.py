@@ -46,14 +46,13 @@ class Unified(Policy):
                 self.begin_prompt()
             rows = [self.ready.popleft() for _ in range(min(batch, len(self.ready)))]
             if rows:
-                rows = self.taking_turn(rows)
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
             if rows:
                 if k:
                     yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
-                self.ready.extend(self.together_again(self.settle(rows, verdict)))
+                self.ready.extend(self.settle(rows, verdict))
             elif self.reading is not None:
                 yield self.reading[2] if self.reading[1].processed else self.reading[1]
             elif not self.preempting:  # whoever was is let in again next turn

@@ -12,7 +12,6 @@ drafts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -33,14 +32,6 @@ _WORD = 2**64 - 1
 BLOCK = 1 << 18  # positions drawn at once: many for numpy, few for the processor's cache
 
 
-@dataclass(frozen=True, slots=True)
-class Coins:
-    """What decides a request's drafts where its rate may move: the rate at temperature 1, a uniform per position."""
-
-    rate: float
-    uniforms: Uniforms
-
-
 def expected_tokens(alpha: float, k: int) -> float:
     """Mean tokens of a round of `k` drafts, (1 - alpha^(k+1)) / (1 - alpha), and k+1 at alpha 1 (Leviathan, eq. 1)."""
     return sum([alpha**i for i in range(k + 1)])  # the same number, without the division by zero at 1
@@ -52,15 +43,6 @@ def walltime_improvement(alpha: float, k: int, cost: float) -> float:
     `cost` is the time of one draft step over that of one target step; verifying is taken to cost one target step.
     """
     return expected_tokens(alpha, k) / (k * cost + 1)
-
-
-def rate_at(acceptance: Acceptance, base_rate: float, temperature: float) -> float:
-    """A request's acceptance rate with the drafter sampling at `temperature`, in [0, 1].
-
-    `base_rate` is its rate at temperature 1, where the drafter samples as it was calibrated; each unit away from 1, in
-    either direction, costs `acceptance_temperature_slope`.
-    """
-    return min(1.0, max(0.0, base_rate - acceptance.acceptance_temperature_slope * abs(temperature - 1)))
 
 
 def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
@@ -78,17 +60,6 @@ def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
         tokens += int(gains.sum())
         rounds += len(at)
         at = at + gains
-
-
-def accepted_at(request: Request, k: int, rate: float) -> int:
-    """Of `k` drafts (at most MAX_DRAFT) from the request's output position on, those accepted at `rate`.
-
-    Needs the request's coins; at their own rate it is `min(runs[emitted], k)`.
-    """
-    assert isinstance(request.coins, Coins)
-    assert k <= MAX_DRAFT
-    rejected = request.coins.uniforms[request.emitted : request.emitted + k] >= np.float32(rate)
-    return int(rejected.argmax()) if rejected.any() else k
 
 
 def found_refused(acceptance: Acceptance) -> float:
@@ -182,19 +153,14 @@ class Streams:
         trace = acceptance.acceptance_trace
         self._lines = None if trace is None else read_trace(trace, acceptance.acceptance_trace_k)
 
-    def draw(
-        self, output_tokens: NDArray[np.int64], own: Uniforms | None = None
-    ) -> tuple[list[bytes], list[Coins | None]]:
-        """`Request.runs` for each of the next requests, and its Coins where acceptance answers to temperature.
-
-        `own` are the requests' own rates, in place of the acceptance's.
-        """
+    def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
+        """`Request.runs` for each of the next requests; `own` are their own rates, in place of the acceptance's."""
         if self._lines is None:
             return _drawn(self._acceptance, output_tokens, self._coins, self._rates, own)
-        first, count = self._drawn % len(self._lines), len(output_tokens)
-        self._drawn += count
+        first = self._drawn % len(self._lines)
+        self._drawn += len(output_tokens)
         lines = self._lines[first:] + self._lines[:first]
-        return replay(lines, self._acceptance.acceptance_trace_k, output_tokens), [None] * count
+        return replay(lines, self._acceptance.acceptance_trace_k, output_tokens)
 
 
 def _drawn(
@@ -203,14 +169,13 @@ def _drawn(
     coins: np.random.Generator,
     rates: np.random.Generator,
     own: Uniforms | None = None,
-) -> tuple[list[bytes], list[Coins | None]]:
+) -> list[bytes]:
     """Drawn in the order of the requests.
 
     Each has MAX_DRAFT positions beyond its output, or drafts near its end would be accepted less often than others.
     """
     base = _base_rates(acceptance, len(output_tokens), rates) if own is None else own
     runs: list[bytes] = []
-    kept: list[Coins | None] = []
     for first, last in _blocks(output_tokens):
         lengths = output_tokens[first:last]
         spans = lengths + MAX_DRAFT
@@ -228,12 +193,7 @@ def _drawn(
         stops = (ends - MAX_DRAFT).tolist()
         data = flat.tobytes()
         runs += [data[a:b] for a, b in zip(starts, stops, strict=True)]
-        if acceptance.acceptance_temperature_slope:
-            parts = zip(base[first:last].tolist(), starts, ends.tolist(), strict=True)
-            kept += [Coins(rate, uniforms[a:b]) for rate, a, b in parts]
-        else:
-            kept += [None] * (last - first)
-    return runs, kept
+    return runs
 
 
 def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,8 +44,8 @@ class Workload:
         self._arrivals, self._lengths, coins, rates = (np.random.default_rng(s) for s in seeds)
         self._streams = Streams(acceptance, coins, rates)
         trace = _trace(traffic)
-        given = replace(acceptance, acceptance_temperature_slope=0.0) != Acceptance()
-        self._rates = None if trace is None or given else trace.acceptance  # an option takes the column's place
+        given = acceptance != Acceptance()  # an option takes the column's place
+        self._rates = None if trace is None or given else trace.acceptance
         self._replayed = _replayed(traffic, trace) if trace is not None and traffic.use_trace_timestamps else None
         self._table, self._order = (None, None) if self._replayed is not None else _table(traffic, trace, self._lengths)
 
@@ -57,8 +56,8 @@ class Workload:
         streams, id = deepcopy(self._streams), 0
         for arrival_s, (tokens, own) in zip(self.arrivals(), self._drawn(), strict=True):
             _check_tokens(int(tokens[:, 1].sum()))
-            runs, kept = streams.draw(tokens[:, 1], own)
-            rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, kept, strict=True)
+            runs = streams.draw(tokens[:, 1], own)
+            rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, strict=True)
             for row in rows:
                 yield Request(id, *row)
                 id += 1

@@ -27,7 +27,7 @@ SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 def test_verdicts_are_guessed_as_often_as_the_formula_says(alpha: float, k: int, fan: int) -> None:
     """At every tenth position of 200 requests, within 4.5 standard deviations."""
     coins, rates = np.random.default_rng(1), np.random.default_rng(2)
-    streams, _ = Streams(Acceptance(alpha), coins, rates).draw(np.full(200, 200))
+    streams = Streams(Acceptance(alpha), coins, rates).draw(np.full(200, 200))
     hits = []
     for number, runs in enumerate(streams):
         request = Request(number, 0.0, 1, 200, runs)
@@ -86,7 +86,7 @@ def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
 
 
 def test_what_says_nothing_of_the_next_token_is_refused() -> None:
-    for acceptance in (Acceptance(synthetic_acceptance_rates=(0.8,) * 4), Acceptance(acceptance_temperature_slope=0.1)):
+    for acceptance in (Acceptance(synthetic_acceptance_rates=(0.8,) * 4), Acceptance(acceptance_trace="rounds.jsonl")):
         with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate or -model"):
             Experiment("pdv-ahead", acceptance=acceptance)
 

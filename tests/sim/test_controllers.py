@@ -12,7 +12,7 @@ import pytest
 
 from pdvsim.sim import run as run_module
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
-from pdvsim.sim.core import KINDS, Chunk, Request, Work
+from pdvsim.sim.core import KINDS, Chunk, Request
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
@@ -23,12 +23,11 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
-from pdvsim.sim.policies.heat import TemperatureSearch
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import refuse_idle, suited
-from pdvsim.sim.run import drawn_verdict, make_controller, simulate
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import make_controller, simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.sim.workload.requests import Workload
 
@@ -226,7 +225,7 @@ class Rounds:
     def begin(self, now_s: float, queue_depth: int = 0) -> None:
         for row in self.rows:
             row.turn_s = now_s
-        k = self.controller.draft_length(self.controller.turn(self.rows), queue_depth, now_s)
+        k = self.controller.draft_length(self.rows, queue_depth, now_s)
         for row in self.rows:
             row.k = k
         self.over_s = now_s + self.seconds(k)
@@ -396,77 +395,6 @@ def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
     assert draft_lengths(result)[100:].mean() > 6
 
 
-# the drafter's temperature ----------------------------------------------------------------------------------------
-
-
-def hot(**server: Any) -> Experiment:
-    """The drafter starts at temperature 1.53, where acceptance is 0.9 - 0.53 * 0.8 = 0.48 instead of 0.9."""
-    fixed_k = {"num_speculative_tokens": 4, "min_speculative_tokens": 4, "max_speculative_tokens": 4}
-    return Experiment(
-        "pdv",
-        Traffic(dataset_name="random", num_prompts=80, input_len=64, output_len=400, max_concurrency=8),
-        Acceptance(acceptance_rate=0.9, acceptance_temperature_slope=0.8),
-        Server(**{"draft_temperature": 1.53} | fixed_k | server),
-    )
-
-
-def test_temperature_settles_where_most_is_accepted() -> None:
-    """In the second half at most 3% slower than at the best temperature throughout; left alone, over 40% slower."""
-
-    def speed(**server: Any) -> float:
-        result = simulated(hot(**server))
-        half, whole = (result.requests["finish_s"].max() * share for share in (0.5, 0.95))
-        times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
-        return float(tokens[(times > half) & (times <= whole)].sum() / (whole - half))
-
-    best = speed(draft_temperature=1.0)
-    assert speed() < 0.6 * best
-    assert speed(controller="feedback", feedback_temperature=True) >= 0.97 * best
-
-
-def drawn(search: TemperatureSearch, best: float, verdicts: int, rng: Any) -> list[float]:
-    """Temperatures over so many verdicts, with most accepted (90%) at `best` and 0.8 less a unit away."""
-    temperatures = []
-    for passed in rng.random(verdicts):
-        temperatures.append(search.temperature)
-        rate = 0.9 - 0.8 * abs(search.temperature - best)
-        search.observe(search.temperature, int(passed < rate), 1)
-    return temperatures
-
-
-@pytest.mark.parametrize("start", [0.35, 1.0, 1.53])
-def test_temperature_search_rests_and_begins_anew_after_a_change(start: float) -> None:
-    rng = np.random.default_rng(1)
-    search = TemperatureSearch(start)
-    drawn(search, 1.0, 20_000, rng)
-    assert search.resting
-    assert search.temperature == pytest.approx(1.0, abs=0.05)
-    assert len(set(drawn(search, 1.0, 20_000, rng))) == 1
-    drawn(search, 0.7, 30_000, rng)
-    assert search.resting
-    assert search.temperature == pytest.approx(0.7, abs=0.05)
-
-
-def test_drafts_are_judged_at_the_temperature_they_were_made_at() -> None:
-    """Two rows of one verify, drafted at 1 and at 2: all is accepted of the one and nothing of the other."""
-    acceptance = Acceptance(acceptance_rate=1.0, acceptance_temperature_slope=1.0)
-    rows = Workload(Traffic("random", num_prompts=2), acceptance).all()
-    for row, temperature in zip(rows, (1.0, 2.0), strict=True):
-        row.emitted, row.k, row.temperature = 1, 4, temperature
-    assert drawn_verdict(acceptance, Work("verify", "target", "verify", rows, 5)) == [4, 0]
-
-
-def test_temperature_control_is_refused_where_acceptance_does_not_respond() -> None:
-    with pytest.raises(ValueError, match="--acceptance-temperature-slope"):
-        refuse_idle([Experiment("pdv", server=Server(controller="feedback", feedback_temperature=True))])
-    slope, server = (
-        Acceptance(acceptance_temperature_slope=0.5),
-        Server(controller="goodput", feedback_temperature=True),
-    )
-    with pytest.raises(ValueError, match="--controller feedback"):
-        refuse_idle([Experiment("pdv", acceptance=slope, server=server)])
-
-
 # goodput ----------------------------------------------------------------------------------------------------------
 
 
@@ -501,19 +429,18 @@ def test_goodput_learns_the_rate(rate: float) -> None:
 
 
 def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_then() -> None:
-    """64 rows at acceptance 0.05: none is drafted for, but for a few rows every 30 rounds or more."""
+    """64 rows at acceptance 0.05: none is drafted for, but for one round in 30 or fewer."""
     controller = Goodput(Server(controller="goodput"), planner())
     rows = batch(64, 500)
     controller.estimate._accepted, controller.estimate._tried = 100.0, 2000.0
     lengths = []
     for i in range(300):
-        chosen = controller.turn(rows)
-        lengths.append((controller.draft_length(chosen, 0, 0.01 * i), len(chosen)))
+        lengths.append(controller.draft_length(rows, 0, 0.01 * i))
         controller.observe(rows, [0] * 64, 0.01 * (i + 1))
         for row in rows:
             row.turn_s = 0.01 * (i + 1)
-    assert {(0, 64), (Goodput.TRY_LENGTH, Goodput.TRY_ROWS)} <= set(lengths[60:])
-    tries = [i for i, (k, _) in enumerate(lengths[60:]) if k]
+    assert set(lengths[60:]) == {0, Goodput.TRY_LENGTH}
+    tries = [i for i, k in enumerate(lengths[60:]) if k]
     assert 2 <= len(tries) <= 240 // Goodput.TRY_LEAST
 
 

@@ -108,7 +108,6 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
         ({"drafter": "eagle3", "arch": "pdv-ahead"}, "--drafter eagle3 cannot"),
         ({"drafter": "eagle3", "verify_gpu": 1}, "on one GPU"),
         ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens does nothing here"),
-        ({"drafter": "ngram", "acceptance_temperature_slope": 0.5}, "--acceptance-temperature-slope does nothing here"),
     ],
 )
 def test_what_a_drafter_cannot_do_is_refused(options: dict[str, object], said: str) -> None:

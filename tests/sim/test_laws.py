@@ -45,8 +45,8 @@ class Workload:
 
     def requests(self, acceptance: Acceptance) -> list[Request]:
         coins, rates = (np.random.default_rng([self.seed, i]) for i in range(2))
-        runs, kept = Streams(acceptance, coins, rates).draw(np.array(self.outputs))
-        rows = zip(self.arrival_s, self.prompts, self.outputs, runs, kept, strict=True)
+        runs = Streams(acceptance, coins, rates).draw(np.array(self.outputs))
+        rows = zip(self.arrival_s, self.prompts, self.outputs, runs, strict=True)
         return [Request(i, *row) for i, row in enumerate(rows)]
 
 

@@ -35,7 +35,7 @@ SPREAD: dict[str, tuple[float, float, float]] = {
 
 def drawn(name: str, lengths: list[int], seed: int = 0) -> list[bytes]:
     coins, classes = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    return Streams(Acceptance(acceptance_model=name), coins, classes).draw(np.array(lengths, dtype=np.int64))[0]
+    return Streams(Acceptance(acceptance_model=name), coins, classes).draw(np.array(lengths, dtype=np.int64))
 
 
 def test_every_name_is_shipped_and_none_else_is_taken() -> None:
@@ -81,8 +81,8 @@ def test_more_requests_leave_the_first_as_they_were() -> None:
     def streams() -> Streams:
         return Streams(acceptance, np.random.default_rng(1), np.random.default_rng(2))
 
-    whole, parts = streams().draw(lengths)[0], streams()
-    assert whole == parts.draw(lengths[:2])[0] + parts.draw(lengths[2:])[0]
+    whole, parts = streams().draw(lengths), streams()
+    assert whole == parts.draw(lengths[:2]) + parts.draw(lengths[2:])
     assert [len(one) for one in whole] == lengths.tolist()
 
 

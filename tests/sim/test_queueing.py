@@ -132,7 +132,7 @@ def test_whole_requests_through_a_single_server_are_lindleys(
     rng = np.random.default_rng(seed)
     arrival_s = np.cumsum(gaps)
     prompts, outputs = rng.integers(1, 500, len(gaps)), rng.integers(1, 60, len(gaps))
-    runs, _ = Streams(Acceptance(acceptance_rate=acceptance), rng, rng).draw(outputs)
+    runs = Streams(Acceptance(acceptance_rate=acceptance), rng, rng).draw(outputs)
     experiment = single_server(arch, Hardware(), host)
 
     def request(i: int, id: int, at_s: float) -> Request:
@@ -282,7 +282,7 @@ def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: flo
     tokens, gains = [], []
     for seed in range(12 if 0 < alpha < 1 else 1):  # coins that always fall alike need no second seed
         rng = np.random.default_rng(seed)
-        (runs,), _ = Streams(Acceptance(acceptance_rate=alpha), rng, rng).draw(np.array([OUTPUT]))
+        (runs,) = Streams(Acceptance(acceptance_rate=alpha), rng, rng).draw(np.array([OUTPUT]))
         speculative_s, result = decode_s("baseline", runs)
         rounds = int(result.requests["rounds"][0])
         assert speculative_s == pytest.approx(rounds * (k * cost + 1) * STEP_S)

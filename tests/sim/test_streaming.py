@@ -59,7 +59,6 @@ TRACE = "".join(
         ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
         ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
         ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
-        ({"output_len": 7}, {"acceptance_temperature_slope": 0.2}),
     ],
 )
 @pytest.mark.parametrize("chunk", [1, 7, 64])
@@ -73,8 +72,7 @@ def test_chunks_change_nothing(dataset: dict[str, Any], form: dict[str, Any], ch
     traffic, acceptance = Traffic(**{"num_prompts": 100, "seed": 3} | dataset), Acceptance(**form)
 
     def facts(request: Any) -> tuple[object, ...]:
-        coins = None if request.coins is None else (request.coins.rate, request.coins.uniforms.tobytes())
-        return request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, coins
+        return request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs
 
     workload, whole = Workload(traffic, acceptance, chunk), make_requests(traffic, acceptance)
     assert [facts(r) for r in workload] == [facts(r) for r in whole]

@@ -187,4 +187,3 @@ def test_requests_start_untouched() -> None:
     for request in make_requests(Traffic(num_prompts=10, request_rate=math.inf), ALPHA):
         assert (request.emitted, request.prefilled, request.rounds) == (0, 0, 0)
         assert len(request.runs) == request.output_tokens
-        assert request.coins is None

@@ -133,7 +133,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
         (["acceptance-rate=nan"], "acceptance-rate must be 0 to 1, got nan"),
         (["controller=fixd"], "invalid choice 'fixd'"),
         (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
-        (["feedback-temperature=yes"], "must be true or false"),
+        (["pad-drafts=yes"], "must be true or false"),
         (["pair=a"], "must be written draft:target"),
         (["gpu=h9000"], "unknown gpu 'h9000'"),
     ],
