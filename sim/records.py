@@ -84,18 +84,25 @@ packed_launch = Struct(f"={_HEAD.size}siihiiiq5d").pack  # a row: its head, and 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
 
+KIND_COLUMNS = ("replica", "gpu", "lane", "kind", "role", "rows", "tokens", "steps", "width")
+# those columns, and what solo_s, bytes and flops are: each a constant, and a factor of the cached tokens
+LaunchKind = tuple[float, ...]
+
 Carried = tuple[tuple[int, ...], tuple[int, ...]]  # requests in a launch: its rows, and those of its prompts
 HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in seconds
 
 
 class Launches:
-    """One row a launch, packed as its columns are, so that they need no copy."""
+    """One row a launch, packed as its columns are, so that they need no copy. Those of one kind may come in short."""
 
     carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 
     def __init__(self) -> None:
         self._packed = bytearray()
         self.append = self._packed.extend  # a row, as `packed_launch` makes it
+        self.kinds: list[LaunchKind] = []
+        self._short = array("d")
+        self.extend_short = self._short.extend  # rows of number in `kinds`, queue depth, context, start and end
 
     @staticmethod
     def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:
@@ -103,7 +110,7 @@ class Launches:
         return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
 
     def __len__(self) -> int:
-        return len(self._packed) // _ROW.itemsize
+        return len(self._packed) // _ROW.itemsize + len(self._short) // 5
 
     def packed(self, first: int) -> bytes:
         """The rows from one on; they stay."""
@@ -116,19 +123,37 @@ class Launches:
         return {name: table[name] for name in LAUNCH_DTYPES}
 
     def drain(self) -> Columns:
-        """The rows so far as columns; they are no longer held here."""
-        columns = self.unpacked(bytes(self._packed))
+        """The rows so far as columns, in the order of their ends; they are no longer held here."""
+        table = np.frombuffer(bytes(self._packed), _ROW)
         self._packed.clear()
-        return columns
+        if self._short:
+            table = np.concatenate((table, self._long()))
+        table = table[np.lexsort((table["lane"], table["gpu"], table["replica"], table["end_s"]))]
+        return {name: table[name] for name in LAUNCH_DTYPES}
+
+    def _long(self) -> Array:
+        """The short rows with all their columns."""
+        numbers, depth, context, start_s, end_s = np.array(self._short).reshape(-1, 5).T
+        del self._short[:]
+        kinds = np.array(self.kinds)[numbers.astype(np.int64)].T
+        table = np.empty(len(numbers), _ROW)
+        for name, column in zip(KIND_COLUMNS, kinds[:-6], strict=True):
+            table[name] = column
+        table["queue_depth"], table["prompt_start"], table["context"] = depth, 0, context
+        table["start_s"], table["end_s"] = start_s, end_s
+        for at, name in enumerate(("solo_s", "bytes", "flops")):
+            table[name] = kinds[2 * at - 6] + kinds[2 * at - 5] * context
+        return table
 
 
 class Deliveries:
     """Tokens delivered: by request, how many, and when."""
 
-    __slots__ = ("_requests", "_times_s", "_tokens")
+    __slots__ = ("_requests", "_times_s", "_tokens", "batches")
 
     def __init__(self) -> None:
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
+        self.batches: list[Any] = []  # which write what their rows got when somebody looks
 
     def append(self, row: tuple[int, int, float]) -> None:
         """`row` is request, tokens and time."""
@@ -146,6 +171,12 @@ class Deliveries:
         self._requests.fromlist(requests)
         self._tokens.fromlist(tokens)
         self._times_s.extend(array("d", (time_s,)) * len(requests))
+
+    def extend_one(self, request: int, tokens: Array, times_s: list[float]) -> None:
+        """One request's tokens at several times."""
+        self._requests.extend(array("i", (request,)) * len(times_s))
+        self._tokens.frombytes(tokens.astype(np.int16).tobytes())
+        self._times_s.extend(times_s)
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -165,10 +196,13 @@ class Deliveries:
         return columns
 
     def drain(self) -> Columns:
-        """The rows so far as columns; they are no longer held here."""
+        """The rows so far as columns, by time and request; they are no longer held here."""
+        for batch in self.batches:
+            batch.sync()
         parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
+        order = np.lexsort((np.frombuffer(self._requests, "i4"), np.frombuffer(self._times_s)))
         columns: Columns = {
-            name: np.frombuffer(values, dtype)
+            name: np.frombuffer(values, dtype)[order]
             for (name, dtype), values in zip(DELIVERY_DTYPES.items(), parts, strict=True)
         }
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")

@@ -22,6 +22,7 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
@@ -269,10 +270,12 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
 
-def drawn_verdict(work: Work) -> list[int] | None:
+def drawn_verdict(work: Work) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
     if work.role == "draft":
         return None
+    if isinstance(work.rows, Batch):
+        return work.rows.verdict()
     return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
 
 

@@ -67,6 +67,23 @@ class Power:
         watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
         return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 
+    def spent(
+        self, mean_w: float, idle_s: float, start_s: float, solo_s: float, moved: float, cache: float, flops: float
+    ) -> tuple[float, float]:
+        """The same in one step: of a work that moves so many bytes, `cache` of them of the KV cache, and computes."""
+        fit = self.fit
+        rest_w, settle_s, limit_w = fit.rest_w, fit.settle_s, fit.limit_w
+        weights = moved - cache if moved > cache else 0.0
+        watts = rest_w + (fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops) / solo_s
+        if idle_s > 0.0:
+            mean_w = rest_w + (mean_w - rest_w) * exp(-idle_s / settle_s)
+        if watts <= limit_w and mean_w <= limit_w:
+            end_s = start_s + solo_s
+        else:
+            end_s = start_s + self.taken_s(mean_w, self.draw(solo_s, weights, cache, flops), solo_s)
+        watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
+        return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
+
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
         """The mean draw after so many seconds at `watts`."""
         return watts + (before_w - watts) * exp(-seconds / self.fit.settle_s) if seconds > 0.0 else before_w

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from pdvsim.sim.core import KINDS, Request, Role, Work, packed_tally
+from pdvsim.sim.core import KINDS, Kind, Request, Role, Work, packed_tally
 from pdvsim.sim.hardware.latency import Latency, Shape
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
 
 
@@ -19,7 +20,9 @@ class Books:
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
         self._widest = models["draft"].widest if "draft" in models else 2
-        self._append = log.append
+        self._log, self._append, self.extend_short = log, log.append, log.extend_short
+        self._place = replica, gpu
+        self._kinds: dict[tuple[str, Kind, Role, int, int, int], tuple[int, Shape]] = {}
         self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
         # of its rows in the log
         self._heads = {
@@ -28,6 +31,17 @@ class Books:
             for kind in KINDS
             for role in ROLES
         }
+
+    def kind(self, lane: str, kind: Kind, role: Role, rows: int, tokens: int, steps: int) -> tuple[int, Shape]:
+        """The number that launches of one kind have in the log, without prompts; and their price."""
+        key = (lane, kind, role, rows, tokens, steps)
+        known = self._kinds.get(key)
+        if known is None:
+            shape = self.models[role].shape(rows, tokens, steps)
+            head = (*self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
+            self._log.kinds.append((*head, rows, rows * (tokens + steps - 1), steps, tokens, *shape))
+            known = self._kinds[key] = (len(self._log.kinds) - 1, shape)
+        return known
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
@@ -67,7 +81,12 @@ class Books:
         """Enter a work that is over."""
         rows = work.rows
         spent_ns = int((end_s - start_s) * 1e9)
-        if work.kind == "draft":
+        if isinstance(rows, Batch):
+            if work.kind == "draft":
+                rows.draft_ns += spent_ns
+            else:
+                rows.verify_ns += spent_ns
+        elif work.kind == "draft":
             for row in rows:
                 row.draft_ns += spent_ns
         elif work.kind != "ahead":  # its rows are being verified
@@ -98,7 +117,7 @@ class TracedBooks(Books):
 
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
         super().note(work, start_s, end_s, solo_s, moved, flops)
-        self._carried.append((tuple(row.id for row in work.rows), tuple(chunk.request.id for chunk in work.chunks)))
+        self._carried.append((tuple([row.id for row in work.rows]), tuple(chunk.request.id for chunk in work.chunks)))
 
 
 @cache

@@ -170,6 +170,16 @@ class Clock(simpy.Environment):
                 return False
         return False
 
+    def horizon(self, device: TimedDevice) -> float:
+        """When something else than what `device` does is due."""
+        if self.launched:
+            return self._now
+        horizon_s: float = self._queue[0][0] if self._queue else inf
+        for machine in self.machines:
+            if machine is not device and machine.due[0] < horizon_s:
+                horizon_s = machine.due[0]
+        return horizon_s
+
     def _take_in(self) -> None:
         while self.launched:
             self.launched.pop().take_in()

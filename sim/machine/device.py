@@ -24,8 +24,10 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
+from pdvsim.sim.machine.batch import Batch, Way
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
+from pdvsim.sim.machine.rounds import pass_rounds
 from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
@@ -88,6 +90,7 @@ class SimulatedGPU:
         found: Found | None = None,
     ) -> None:
         self.found = found  # where drafts are looked up: whether there is one for a request
+        self.foresees = found is None and env.direct
         self.env = env
         self.host = host
         self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
@@ -116,6 +119,10 @@ class SimulatedGPU:
             env.launched.append(self)
         self.fresh.append(job)
         return job
+
+    def pass_rounds(self, batch: Batch, way: Way) -> int:
+        """Go through the rounds of a batch that are over before anything else happens; returns how many."""
+        return pass_rounds(self, batch, way)
 
     def _look_up(self, work: Work, found: Found) -> Event:
         """Have the host look for drafts: rows without one go on with none."""

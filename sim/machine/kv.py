@@ -9,10 +9,18 @@ Not modelled: prefix sharing, and swapping to the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 
+if TYPE_CHECKING:
+    from pdvsim.sim.machine.batch import Batch
+
 BLOCK = 16  # tokens, vLLM's default
+
+Tokens = TypeVar("Tokens", int, NDArray[Any])
 
 
 class KvCache:
@@ -25,6 +33,7 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
+        self.batches: list[Batch] = []  # which write to their rows when somebody looks
         self._inside: dict[Request, None] = {}  # in order of admission
 
     def __contains__(self, request: Request) -> bool:
@@ -32,12 +41,12 @@ class KvCache:
 
     def need(self, request: Request) -> int:
         """The most it can ever hold."""
-        return self._blocks(request.prompt_tokens + request.output_tokens + self.lookahead)
+        return self.blocks(request.prompt_tokens + request.output_tokens + self.lookahead)
 
     def admit(self, request: Request, tokens: int) -> bool:
         """Let a request in whose first forward reads `tokens`, if it fits."""
-        tokens = self._blocks(tokens) if self.paged else self.need(request)
-        if not self._take(tokens):
+        tokens = self.blocks(tokens) if self.paged else self.need(request)
+        if not self.take(tokens):
             return False
         self._inside[request] = None
         request.held_tokens = tokens
@@ -46,9 +55,9 @@ class KvCache:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Room for the first `tokens` tokens of a request, if there is."""
-        more = self._blocks(tokens) - request.held_tokens
+        more = self.blocks(tokens) - request.held_tokens
         if more > 0:
-            if not self._take(more):
+            if not self.take(more):
                 return False
             request.held_tokens += more
         request.pinned = True
@@ -72,6 +81,7 @@ class KvCache:
 
     def last_admitted(self) -> Request:
         """Of those that are not pinned."""
+        self._sync()
         return next(request for request in reversed(self._inside) if not request.pinned)
 
     def release(self, request: Request) -> None:
@@ -82,14 +92,21 @@ class KvCache:
 
     def check_integrity(self) -> None:
         """What is used is what requests hold, in whole blocks, and fits."""
+        self._sync()
         held = [request.held_tokens for request in self._inside]
         assert self.used_tokens == sum(held) <= self.peak_tokens <= self.capacity_tokens
         assert not any(tokens % self._block for tokens in held)
 
-    def _blocks(self, tokens: int) -> int:
+    def _sync(self) -> None:
+        for batch in self.batches:
+            batch.sync()
+
+    def blocks(self, tokens: Tokens) -> Tokens:
+        """So many tokens, in whole blocks."""
         return -(-tokens // self._block) * self._block
 
-    def _take(self, tokens: int) -> bool:
+    def take(self, tokens: int) -> bool:
+        """So many more tokens, if they fit."""
         used = self.used_tokens + tokens
         if used > self.capacity_tokens:
             return False

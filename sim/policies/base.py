@@ -14,11 +14,12 @@ from simpy.events import Event
 
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.lane import Lane
-from pdvsim.sim.machine.node import Device
+from pdvsim.sim.machine.node import Device, Way
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
@@ -65,6 +66,10 @@ class Policy:
         drafter = context.planner.models["draft"].spec if self.speculates else None
         self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
+        # rounds pass without asking the policy, unless it has a say of its own in one
+        parts = ("hold", "draft", "verify", "draft_and_verify", "settle", "preempt", "room")
+        self.foresees = context.device.foresees and not self.controller.learns and not self._has_own(*parts)
+        self.admits_by_itself = self._has_own("admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
@@ -83,6 +88,10 @@ class Policy:
     def processes(self) -> Sequence[Process]:
         """The policy's processes."""
         raise NotImplementedError
+
+    def _has_own(self, *parts: str) -> bool:
+        """Whether it has methods of its own in place of this class's."""
+        return any(getattr(type(self), part) is not getattr(Policy, part) for part in parts)
 
     def lane(self, name: str) -> Lane:
         """A new lane; its name is the stream that its works run on."""
@@ -201,6 +210,10 @@ class Policy:
 
     def hold(self, rows: list[Request], k: int) -> list[Request]:
         """Those of `rows` that have room for a round of k drafts; the others have been preempted."""
+        if isinstance(rows, Batch):
+            if rows.k == k and rows.hold():
+                return rows
+            rows = rows.dissolve()
         if self.kv.grow_all(rows, k + 1):
             return rows
         for row in rows:
@@ -236,11 +249,14 @@ class Policy:
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
         tokens, context = 1, 0
-        for row in rows:
-            row.k = k
-            context += row.context
-            if row.owed >= tokens:
-                tokens = row.owed + 1
+        if isinstance(rows, Batch):
+            tokens, context = 1 + rows.owed, rows.context
+        else:
+            for row in rows:
+                row.k = k
+                context += row.context
+                if row.owed >= tokens:
+                    tokens = row.owed + 1
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
@@ -253,18 +269,21 @@ class Policy:
         `drafted` is the draft right before it, where that was of the same rows.
         """
         lane, packed = self.verify_lane, 0
-        if k and self.looks_up:
-            k = max([row.k for row in rows])
-            packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
-        if not k:
-            packed = 0
-            for row in rows:
-                row.k = 0
-        elif drafted is None or self.looks_up:
-            for row in rows:
-                if not row.k:
-                    row.bare += 1
-        context = sum([row.context for row in rows]) if drafted is None else drafted.context
+        if isinstance(rows, Batch):
+            context = rows.context
+        else:
+            if k and self.looks_up:
+                k = max([row.k for row in rows])
+                packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
+            if not k:
+                packed = 0
+                for row in rows:
+                    row.k = 0
+            elif drafted is None or self.looks_up:
+                for row in rows:
+                    if not row.k:
+                        row.bare += 1
+            context = sum([row.context for row in rows]) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
             self.backlog(lane), True, context, packed=packed,
@@ -276,6 +295,35 @@ class Policy:
         if drafting is not None:
             self.device.launch(drafting)
         return self.device.launch(self.verify(rows, k, drafting))
+
+    def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
+        """Draft and verify `rows` on one lane, round after round, until something changes; return who goes on.
+
+        That is when a row finishes, a request arrives, room runs out or the controller wants another k. A policy may be
+        asked sooner: after every round, where the device does not foresee the next.
+        """
+        if self.stands():
+            if not isinstance(rows, Batch):
+                rows = self.batch(rows, k)
+            way = Way(self.verify_lane, self.verify_lane, False, False, self.backlog(self.verify_lane))
+            if self.device.pass_rounds(rows, way):
+                if rows.round == rows.end:
+                    self.leave(rows.leave())
+                    return rows
+                if not rows.hold():
+                    return rows
+        verdict = yield self.draft_and_verify(rows, k)
+        return self.settle(rows, verdict)
+
+    def stands(self) -> bool:
+        """Whether a decision holds until a row finishes or a request arrives: nobody who waits is let in before."""
+        return self.foresees and not self.preempting and not (self.waiting and self.admits_by_itself)
+
+    def batch(self, rows: list[Request], k: int) -> Batch:
+        """`rows`, which have room for a round, as one batch."""
+        batch = Batch(rows, k, self.kv, self.deliveries, self.rereads)
+        batch.hold()
+        return batch
 
     def backlog(self, lane: str) -> int:
         """Requests waiting in front of a lane, when a work is launched on it."""
@@ -306,6 +354,9 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
+        if isinstance(rows, Batch):
+            self.leave(rows.settle(now))
+            return rows
         gains, over = book(rows, verdict, self.rereads)
         self.kv.unpin(rows)
         self.deliveries.extend([row.id for row in rows], gains, now)
@@ -323,6 +374,11 @@ class Policy:
             if row.emitted == row.output_tokens:
                 self.finish(row)
         return [row for row in rows if row.emitted < row.output_tokens]
+
+    def leave(self, rows: list[Request]) -> None:
+        """Rows of a batch have all their tokens."""
+        for row in rows:
+            self.finish(row)
 
     def finish(self, request: Request) -> None:
         """A request has all its tokens."""

@@ -42,8 +42,7 @@ class Baseline(Policy):
                 k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
                 if rows:
-                    verdict = yield self.draft_and_verify(rows, k)
-                    rows = self.settle(rows, verdict)
+                    rows = yield from self.rounds(rows, k)
             if chunk.request.finish_s < 0:  # preempted: somebody must leave first
                 yield rest.wait()
 

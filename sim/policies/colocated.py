@@ -33,8 +33,7 @@ class Colocated(Policy):
             rows = self.running = self.hold(rows, k)
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
-                verdict = yield self.draft_and_verify(rows, k)
-                self.running = self.settle(rows, verdict)
+                self.running = yield from self.rounds(rows, k)
             elif chunks:
                 followed = self.for_drafter(chunks)
                 if k or followed:

@@ -79,5 +79,4 @@ class PD(PrefillDecode):
             k = self.controller.draft_length(rows, 0, self.env.now)
             rows = self.hold(rows, k)
             if rows:
-                verdict = yield self.draft_and_verify(rows, k)
-                rows = self.settle(rows, verdict)
+                rows = yield from self.rounds(rows, k)
