@@ -235,9 +235,9 @@ class CudaGPU:
         if self.lookups is not None and work.role == "draft":
             for row in work.rows:
                 self.lookups.look(row, work.steps)
-            spent_ns = int((self.env.now - asked) * 1e9)
+            spent_s = self.env.now - asked
             for row in work.rows:
-                row.draft_ns += spent_ns
+                row.draft_s += spent_s
             return self.env.at(self.env.now, done) if work.watched else done
         work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)

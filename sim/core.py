@@ -198,11 +198,11 @@ class Request:
     finish_s: float = -1.0
     ready_s: float = -1.0  # when its current wait or stage began
     turn_s: float = -1.0  # when its tokens of the last round were delivered
-    # where its time went; whole nanoseconds, so that sums do not depend on the order of adding
-    prefill_ns: int = 0
-    draft_ns: int = 0
-    wait_ns: int = 0
-    verify_ns: int = 0
+    # where its time went
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    wait_s: float = 0.0
+    verify_s: float = 0.0
 
     @property
     def to_read(self) -> int:

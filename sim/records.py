@@ -55,8 +55,6 @@ REQUEST_DTYPES: dict[str, str] = {
     "verify_s": "f8",
 }
 
-STAGES = ("prefill_s", "draft_s", "wait_s", "verify_s")  # whole nanoseconds in a request's own books
-
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",
     "gpu": "i2",
@@ -102,12 +100,18 @@ class Launches:
         self.append = self._packed.extend  # a row, as `packed_launch` makes it
         self.kinds: list[LaunchKind] = []
         self._short = array("d")
-        self.extend_short = self._short.extend  # rows of number in `kinds`, queue depth, context, start and end
 
     @staticmethod
     def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:
         """What a launch is, as its row begins."""
         return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
+
+    def extend_short(self, rows: list[float] | Array) -> None:
+        """Rows of five: number in `kinds`, queue depth, context, start and end."""
+        if isinstance(rows, list):
+            self._short.fromlist(rows)
+        else:
+            self._short.frombytes(rows.tobytes())
 
     def __len__(self) -> int:
         return len(self._packed) // _ROW.itemsize + len(self._short) // 5
@@ -243,11 +247,7 @@ def request_columns(requests: Sequence[Request]) -> Columns:
     """The requests as columns, in their order."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
-        if name in STAGES:
-            stage = name.removesuffix("_s") + "_ns"
-            columns[name] = np.fromiter(map(attrgetter(stage), requests), "i8", len(requests)) * 1e-9
-        else:
-            columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
+        columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
     return columns
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from pdvsim.sim.core import Request, packed_tally
 from pdvsim.sim.machine.kv import KvCache
-from pdvsim.sim.records import Deliveries
+from pdvsim.sim.records import Array, Deliveries
 
 ROUNDS = 4096  # after so many a batch starts its arrays again
 
@@ -33,7 +33,7 @@ class Way(NamedTuple):
 class Path:
     """The rounds of one request in a batch."""
 
-    __slots__ = ("accepted", "draft_ns", "emitted", "first", "verify_ns", "wait_ns")
+    __slots__ = ("accepted", "draft_s", "emitted", "first", "verify_s", "wait_s")
 
     def __init__(self, request: Request, k: int, first: int) -> None:
         at, end = request.emitted, request.output_tokens
@@ -54,7 +54,7 @@ class Path:
             accepted = [0] * (end - at)
         self.accepted: list[int] = accepted  # draft tokens, by round
         self.first = first  # the batch's round in which it takes part first
-        self.draft_ns = self.wait_ns = self.verify_ns = 0  # of the batch, when it joined
+        self.draft_s = self.wait_s = self.verify_s = 0.0  # of the batch, when it joined
 
 
 class Verdict(Sequence[int]):
@@ -83,7 +83,8 @@ class Batch(list[Request]):
         super().__init__()
         self.k = k
         self.kv, self.deliveries, self.rereads = kv, deliveries, rereads
-        self.busy = False  # a launch of its rows is under way
+        self.busy = False  # a round of it is under way
+        self.ready_s = -1.0  # when it was drafted for
         self._clear()
         self += rows
 
@@ -93,7 +94,7 @@ class Batch(list[Request]):
         self.paths: dict[Request, Path] = {}  # in the order of the rows
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
         self.end = 0  # the first of these
-        self.draft_ns = self.wait_ns = self.verify_ns = 0  # that its rounds took so far
+        self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
         self.granted = -1  # the last round that there is room for
         self._context = np.zeros(ROUNDS, np.int64)
@@ -118,7 +119,7 @@ class Batch(list[Request]):
             self.deliveries.batches.append(self)
         first, k = self.round, self.k
         path = self.paths[row] = Path(row, k, first)
-        path.draft_ns, path.wait_ns, path.verify_ns = self.draft_ns, self.wait_ns, self.verify_ns
+        path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
         end = first + len(path.accepted)
         if end > len(self._context):
             more = np.zeros(end, np.int64)
@@ -130,7 +131,7 @@ class Batch(list[Request]):
         self._context[first:end] += context
         if k:
             self._owed[first] = max(self._owed.item(first), row.owed)
-            gained = np.diff(emitted[:-1])
+            gained = emitted[1:-1] - emitted[:-2]
             owed = gained - 1 if self.rereads else gained > k
             later = self._owed[first + 1 : end]
             np.maximum(later, owed, out=later)
@@ -151,10 +152,10 @@ class Batch(list[Request]):
         """The most that any row's drafter has yet to catch up with."""
         return self._owed.item(self.round) if self.k else 0
 
-    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
+    def sums(self, rounds: int) -> tuple[Array, Array]:
         """Both, of the next rounds."""
         here = slice(self.round, self.round + rounds)
-        return self._context[here].tolist(), self._owed[here].tolist()
+        return self._context[here], self._owed[here]
 
     def hold(self) -> bool:
         """Room in the KV cache for the next round, if there is."""
@@ -175,8 +176,11 @@ class Batch(list[Request]):
         free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
         return int(np.searchsorted(self._held[self.round : self.round + rounds], free, "right"))
 
-    def pass_rounds(self, times_s: list[float]) -> None:
-        """So many rounds are over, at these times; there was room for them."""
+    def pass_rounds(self, times_s: list[float], spent_s: tuple[float, float, float]) -> None:
+        """So many rounds are over, at these times, of which parts took so long; there was room for them."""
+        self.draft_s, self.wait_s, self.verify_s = (
+            a + b for a, b in zip((self.draft_s, self.wait_s, self.verify_s), spent_s, strict=True)
+        )
         self.times_s += times_s
         self.round += len(times_s)
         if self.kv.paged:
@@ -224,19 +228,23 @@ class Batch(list[Request]):
         self.sync()
         for kept in (self.kv.batches, self.deliveries.batches):
             kept[:] = [batch for batch in kept if batch is not self]
-        return list(super().__iter__())
+        return self.raw()
 
     def _write(self, row: Request, path: Path) -> None:
         k, here = self.k, self.round - path.first
         if self.kv.paged and self.granted >= path.first:
             last = path.emitted.item(self.granted - path.first) + row.context - row.emitted
             row.held_tokens = max(row.held_tokens, self.kv.blocks(last + k + 1))
-        row.k = k
+        row.k, row.ready_s = k, self.ready_s
+        row.draft_s += self.draft_s - path.draft_s
+        row.wait_s += self.wait_s - path.wait_s
+        row.verify_s += self.verify_s - path.verify_s
+        path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
         if not here:
             return
         emitted = path.emitted[: here + 1]
         accepted = path.accepted[:here]
-        self.deliveries.extend_one(row.id, np.diff(emitted), self.times_s[path.first : self.round])
+        self.deliveries.extend_one(row.id, emitted[1:] - emitted[:-1], self.times_s[path.first : self.round])
         gained = emitted.item(here) - row.emitted
         row.emitted += gained
         row.context += gained
@@ -245,12 +253,7 @@ class Batch(list[Request]):
         row.tally += packed_tally(here, drafted, k * here, sum(accepted), refused)
         row.owed = row.owed + gained if not k else accepted[-1] if self.rereads else int(accepted[-1] == k)
         row.turn_s = self.times_s[-1]
-        row.draft_ns += self.draft_ns - path.draft_ns
-        row.wait_ns += self.wait_ns - path.wait_ns
-        row.verify_ns += self.verify_ns - path.verify_ns
-        path.first, path.draft_ns, path.wait_ns, path.verify_ns = (
-            self.round, self.draft_ns, self.wait_ns, self.verify_ns,
-        )  # fmt: skip
+        path.first = self.round
         path.emitted, path.accepted = path.emitted[here:], path.accepted[here:]
 
     def __iter__(self) -> Iterator[Request]:
@@ -274,6 +277,10 @@ class Batch(list[Request]):
     def __add__(self, rows: list[Request]) -> list[Request]:  # type: ignore[override]
         return [*self, *rows]
 
-    def ids(self) -> list[int]:
-        """Of its rows; it writes nothing."""
-        return [row.id for row in self.paths]
+    def raw(self) -> list[Request]:
+        """The rows as they were last written to."""
+        return list(self.paths)
+
+    def takes(self, rows: list[Request]) -> bool:
+        """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        return not self.busy or all(row.k == self.k for row in rows)

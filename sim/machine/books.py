@@ -22,6 +22,7 @@ class Books:
         self._widest = models["draft"].widest if "draft" in models else 2
         self._log, self._append, self.extend_short = log, log.append, log.extend_short
         self._place = replica, gpu
+        self.joules_of: dict[float, tuple[float, float]] = {}  # by number
         self._kinds: dict[tuple[str, Kind, Role, int, int, int], tuple[int, Shape]] = {}
         self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
         # of its rows in the log
@@ -80,25 +81,25 @@ class Books:
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
         """Enter a work that is over."""
         rows = work.rows
-        spent_ns = int((end_s - start_s) * 1e9)
+        spent_s = end_s - start_s
         if isinstance(rows, Batch):
             if work.kind == "draft":
-                rows.draft_ns += spent_ns
+                rows.draft_s += spent_s
             else:
-                rows.verify_ns += spent_ns
+                rows.verify_s += spent_s
         elif work.kind == "draft":
             for row in rows:
-                row.draft_ns += spent_ns
+                row.draft_s += spent_s
         elif work.kind != "ahead":  # its rows are being verified
             for row in rows:
-                row.verify_ns += spent_ns
+                row.verify_s += spent_s
         tokens, prompt_start = work.packed or len(rows) * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
             if chunk.start > prompt_start:
                 prompt_start = chunk.start
             if work.role == "target":  # the drafter reads behind it or beside it
-                chunk.request.prefill_ns += spent_ns
+                chunk.request.prefill_s += spent_s
         self._append(
             packed_launch(
                 self._heads[work.lane, work.kind, work.role], len(rows), tokens, work.steps, work.tokens,

@@ -22,12 +22,12 @@ from simpy.events import NORMAL, Event
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.batch import Batch, Way
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
-from pdvsim.sim.machine.rounds import pass_rounds
+from pdvsim.sim.machine.rounds import Prices, pass_rounds
 from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
@@ -91,6 +91,7 @@ class SimulatedGPU:
     ) -> None:
         self.found = found  # where drafts are looked up: whether there is one for a request
         self.foresees = found is None and env.direct
+        self.round_prices: dict[tuple[str, str, int, int], Prices] = {}
         self.env = env
         self.host = host
         self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
@@ -124,14 +125,21 @@ class SimulatedGPU:
         """Go through the rounds of a batch that are over before anything else happens; returns how many."""
         return pass_rounds(self, batch, way)
 
+    def joules(self, role: Role, steps: int, shape: Shape) -> tuple[float, float]:
+        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
+        if self.power is None:
+            return 0.0, 0.0
+        fit, cache = self.power.fit, steps * self.kv_bytes[role]
+        constant = fit.weight_j * shape.bytes_0 + fit.flop_j * shape.flops_0
+        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + fit.flop_j * shape.flops_1
+
     def _look_up(self, work: Work, found: Found) -> Event:
         """Have the host look for drafts: rows without one go on with none."""
         env, host = self.env, self.host
         solo_s, _, _ = self.books.price(work)
         done_s = host.spend(env._now, solo_s)
-        spent_ns = int(solo_s * 1e9)
         for row in work.rows:
-            row.draft_ns += spent_ns
+            row.draft_s += solo_s
             row.missed = not found(row)
             if row.missed:
                 row.k = 0

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.host import SimulatedHost
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
 
 
@@ -19,12 +21,25 @@ class Lane:
         self.env = env
         self.host = host
         self.name = name
-        self.queue: deque[Request] = deque()
+        self._queue: deque[Request] = deque()
+        self._batch: Batch | None = None  # the first in the queue, if they came as one and none has left
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
     def __len__(self) -> int:
-        return len(self.queue)
+        return len(self._queue)
+
+    @property
+    def queue(self) -> deque[Request]:
+        """Who waits, in order."""
+        self.dissolve()
+        return self._queue
+
+    def dissolve(self) -> None:
+        """Whoever came as a batch waits one by one from now on."""
+        if self._batch is not None:
+            self._batch.dissolve()
+            self._batch = None
 
     @property
     def waits(self) -> bool:
@@ -33,14 +48,32 @@ class Lane:
 
     def put(self, requests: Iterable[Request]) -> float:
         """Hand requests over from another lane, at the host's cost; returns when that is done."""
-        self.queue.extend(requests)
+        self.put_first(requests) if not self._queue else self._queue.extend(requests)
         done = self.host.spend(self.env.now, self.host.times.handoff_s)
         self.wake(done)
         return done
 
+    def put_first(self, requests: Iterable[Request]) -> None:
+        """Put requests before those who wait, at no cost: their worker goes on with them."""
+        if isinstance(requests, Batch) and self._batch is None:
+            self._batch = requests
+            requests = requests.raw()
+        else:
+            self.dissolve()
+            requests = list(requests)
+        self._queue.extendleft(reversed(requests))
+
     def take(self, limit: int) -> list[Request]:
         """The first `limit` requests."""
-        queue = self.queue
+        queue, batch = self._queue, self._batch
+        if batch is not None:
+            later = list(islice(queue, len(batch), None))
+            if len(queue) <= limit and batch.takes(later):
+                self._batch = None
+                queue.clear()
+                batch += later
+                return batch
+            self.dissolve()
         if len(queue) <= limit:
             taken = list(queue)
             queue.clear()

@@ -1,22 +1,62 @@
 """Rounds in which nothing else happens, gone through at once.
 
 A policy that has said that its rows go on (`Policy.rounds`) need not be asked after every round. While the GPU has no
-other work, no event is due and the KV cache has room, a round is two launches one after the other, and their times
-follow from the batch's sums. They are computed here as the event queue would have them, to the last bit.
+other work, no event is due and the KV cache has room, a round is a draft and a verify, one after the other, and their
+prices follow from the batch's sums. When each launch begins and ends is one running sum, which adds up in the order in
+which the event queue would, and so to the same bits. Few rounds, and those of a GPU near its power limit, go launch by
+launch.
 
 Not here: hosts that poll, drafts that the host looks up, and lanes on several GPUs. These go round by round.
 """
 
 from __future__ import annotations
 
-from math import inf
+from bisect import bisect_left
+from itertools import accumulate
+from math import exp, inf
+from operator import sub
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from typing import TYPE_CHECKING
+import numpy as np
+from numpy.typing import NDArray
 
 from pdvsim.sim.machine.batch import Batch, Way
 
 if TYPE_CHECKING:
+    from pdvsim.sim.hardware.latency import Shape
     from pdvsim.sim.machine.device import SimulatedGPU
+
+Array = NDArray[Any]
+
+FEW = 3  # rounds, for which sums do not pay
+FORGOTTEN = 40  # times the memory of the mean draw, of which e**-40 is left
+
+Joules = tuple[float, float]  # that a launch draws besides the GPU's rest: a constant, and per cached token
+
+
+class Prices(NamedTuple):
+    """The launches of a round of so many rows: their numbers in the log and prices; drafts by what rows owe."""
+
+    draft_numbers: list[int]
+    drafts: list[Shape]
+    verify_number: int
+    verify: Shape
+    drafts_0: Array  # seconds of the drafts, a constant and per cached token
+    drafts_1: Array
+    draft_joules: list[Joules]
+    verify_joules: Joules
+
+
+class Passed(NamedTuple):
+    """Rounds gone through: the host's and the GPU's state after them, and what to write down."""
+
+    over_s: list[float]  # when the host knew of each verdict
+    now_s: float
+    free_s: float
+    ended_s: float
+    mean_w: float
+    launches: Any  # short rows of the log
+    spent_s: tuple[float, float, float]  # by drafts, waiting for the verify, and verifies
 
 
 def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
@@ -24,41 +64,165 @@ def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
 
     The last is the one with which the first row finishes; where rows are handed over, the one before it.
     """
-    env, host, power, books = gpu.env, gpu.host, gpu.power, gpu.books
+    env, host = gpu.env, gpu.host
     if not env.direct or gpu.running or gpu.coming or gpu.fresh or host.times.idle_poll_s:
         return 0
+    prices = prices_of(gpu, way, len(batch), batch.k)
     horizon_s = env.horizon(gpu)
-    now_s, k, rows = env._now, batch.k, len(batch)
-    kind = "verify" if k else "decode"
-    verify_number, verify = books.kind(way.verify_lane, kind, "target", rows, k + 1, 1)
     most = batch.end - batch.round - way.handed
     if horizon_s < inf:  # no round is shorter than its verify
-        most = min(most, int((horizon_s - now_s) / verify.solo_0))
+        most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
     if most < 1 or (most := batch.roomy(most)) < 1:
         return 0
-    contexts, owed = batch.sums(most)
-    if k and max(owed) >= books.models["draft"].widest:
+    context, owed = batch.sums(most)
+    if batch.k and owed.max() >= len(prices.drafts):
         return 0
+    passed = None
+    if most > FEW:
+        passed = _in_one(gpu, way, prices, context, owed, horizon_s)
+    if passed is None:
+        passed = _one_by_one(gpu, way, batch.k, prices, context.tolist(), owed.tolist(), horizon_s)
+    if passed.over_s:
+        env._now, host.free_at, gpu.time_s, gpu.mean_w = passed.now_s, passed.free_s, passed.ended_s, passed.mean_w
+        gpu.books.extend_short(passed.launches)
+        batch.pass_rounds(passed.over_s, passed.spent_s)
+    return len(passed.over_s)
 
-    at_s, free_s, ended_s, mean_w = now_s, host.free_at, gpu.time_s, gpu.mean_w
-    launch_s, completion_s = host.times.launch_s, host.times.completion_s
-    handoff_s, notify_s = host.times.handoff_s, host.times.notify_s
-    watched, handed, depth = way.watched, way.handed, way.depth
-    solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = verify
-    target_bytes = gpu.kv_bytes["target"]
-    draft_bytes = k * gpu.kv_bytes["draft"] if k else 0
-    drafts = {
-        behind: books.kind(way.draft_lane, "draft", "draft", rows, 1 + behind, k) for behind in (set(owed) if k else ())
-    }
+
+def prices_of(gpu: SimulatedGPU, way: Way, rows: int, k: int) -> Prices:
+    """Looked up, or made the first time."""
+    key = (way.draft_lane, way.verify_lane, rows, k)
+    prices = gpu.round_prices.get(key)
+    if prices is None:
+        books = gpu.books
+        numbers, drafts = [], []
+        for owed in range(books.models["draft"].widest if k else 0):
+            number, shape = books.kind(way.draft_lane, "draft", "draft", rows, 1 + owed, k)
+            numbers.append(number)
+            drafts.append(shape)
+        number, verify = books.kind(way.verify_lane, "verify" if k else "decode", "target", rows, k + 1, 1)
+        seconds = (np.array([shape[at] for shape in drafts]) for at in (0, 1))
+        draft_joules, joules = [gpu.joules("draft", k, shape) for shape in drafts], gpu.joules("target", 1, verify)
+        prices = Prices(numbers, drafts, number, verify, *seconds, draft_joules, joules)
+        books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
+        gpu.round_prices[key] = prices
+    return prices
+
+
+def _in_one(
+    gpu: SimulatedGPU, way: Way, prices: Prices, context: Array, owed: Array, horizon_s: float
+) -> Passed | None:
+    """All rounds by one running sum; None where launches do not simply follow each other, or may be throttled."""
+    times, drafting = gpu.host.times, bool(prices.drafts)
+    begin_s = max(gpu.env._now, gpu.host.free_at)
+    before, after = [times.launch_s], [times.completion_s]  # spans of the host about the verify
+    if way.handed:
+        before, after = [times.handoff_s, times.notify_s, *before], [*after, times.handoff_s, times.notify_s]
+    drafts_s, draft_s, wait_s = [], 0.0, 0.0
+    if drafting:
+        known = prices.drafts_0[owed], prices.drafts_1[owed]
+        drafts_s = (known[0] + known[1] * context).tolist()
+        if way.watched:
+            before = [times.launch_s, 0.0, times.completion_s, *before]
+        elif min(drafts_s) < times.launch_s:
+            return None
+        else:  # the host launches the verify while the draft runs
+            before = [times.launch_s, 0.0]
+    if gpu.time_s > begin_s or not _is_calm(gpu, prices, context.item(0), context.item(-1)):
+        return None
+    verifies_s = (prices.verify.solo_0 + prices.verify.solo_1 * context).tolist()
+    verify_at = len(before)
+    spans = [*before, 0.0, *after]
+    width = len(spans)
+    spans *= len(verifies_s)
+    spans[verify_at::width] = verifies_s
+    if drafting:
+        spans[1::width] = drafts_s
+    at_s = list(accumulate(spans, initial=begin_s))  # when each span begins; the last one's end
+    count = bisect_left(at_s[width::width], horizon_s)
+    stop = count * width
+
+    def column(first: int) -> list[float]:
+        return at_s[first : first + stop : width]
+
+    cached = context[:count].tolist()
+    starts_s, ends_s = column(verify_at), column(verify_at + 1)
+    size = 10 if drafting else 5
+    launches: list[float] = [0.0, way.depth, 0.0, 0.0, 0.0] * (count * size // 5)
+    launches[size - 5 :: size] = [prices.verify_number] * count
+    launches[size - 3 :: size], launches[size - 2 :: size], launches[size - 1 :: size] = cached, starts_s, ends_s
+    if drafting:
+        launches[::10] = [prices.draft_numbers[behind] for behind in owed[:count].tolist()]
+        launches[2::10], launches[3::10], launches[4::10] = cached, column(1), column(2)
+        draft_s = _total_s(column(1), column(2))
+    if way.handed:
+        handed_at = 3 if drafting else 0
+        wait_s = _total_s(column(handed_at), column(handed_at + 2))
+    passed = Passed(
+        column(verify_at + 2), at_s[stop], at_s[stop - 1] if way.handed else at_s[stop], ends_s[-1] if count else 0.0,
+        gpu.mean_w, launches, (draft_s, wait_s, _total_s(starts_s, ends_s)),
+    )  # fmt: skip
+    return passed._replace(mean_w=_mean_w(gpu, launches)) if count and gpu.power is not None else passed
+
+
+def _total_s(starts_s: list[float], ends_s: list[float]) -> float:
+    return sum(map(sub, ends_s, starts_s))
+
+
+def _is_calm(gpu: SimulatedGPU, prices: Prices, first: int, last: int) -> bool:
+    """Whether no launch is throttled; what launches of one shape draw rises or falls all the way with the context."""
+    if gpu.power is None:
+        return True
+    fit = gpu.power.fit
+    most_w = fit.limit_w - fit.rest_w
+    shapes = ((prices.verify, prices.verify_joules), *zip(prices.drafts, prices.draft_joules, strict=True))
+    return gpu.mean_w <= fit.limit_w and all(
+        joules[0] + joules[1] * context <= most_w * (shape.solo_0 + shape.solo_1 * context)
+        for shape, joules in shapes
+        for context in (first, last)
+    )
+
+
+def _mean_w(gpu: SimulatedGPU, launches: list[float]) -> float:
+    """The mean draw after these launches; what lies further back than `FORGOTTEN` times its memory does not count."""
+    assert gpu.power is not None
+    fit, kinds = gpu.power.fit, gpu.books.joules_of
+    since_s, more_w = gpu.time_s, gpu.mean_w - fit.rest_w
+    first = 5 * bisect_left(launches[4::5], launches[-1] - FORGOTTEN * fit.settle_s)
+    if first:
+        since_s, more_w = launches[first - 1], 0.0
+    rows = zip(
+        launches[first::5], launches[first + 2 :: 5], launches[first + 3 :: 5], launches[first + 4 :: 5], strict=True
+    )
+    for number, context, start_s, end_s in rows:
+        constant, per_token = kinds[number]
+        watts = (constant + per_token * context) / (end_s - start_s)
+        more_w = watts + (more_w * exp((since_s - start_s) / fit.settle_s) - watts) * exp(
+            (start_s - end_s) / fit.settle_s
+        )
+        since_s = end_s
+    return fit.rest_w + more_w
+
+
+def _one_by_one(
+    gpu: SimulatedGPU, way: Way, k: int, prices: Prices, contexts: list[int], owed: list[int], horizon_s: float
+) -> Passed:
+    """Launch by launch, as the host and the GPU take them."""
+    host, power, times = gpu.host, gpu.power, gpu.host.times
+    now_s, at_s, free_s, ended_s, mean_w = gpu.env._now, gpu.env._now, host.free_at, gpu.time_s, gpu.mean_w
+    launch_s, completion_s, handoff_s, notify_s = times.launch_s, times.completion_s, times.handoff_s, times.notify_s
+    _, _, watched, handed, depth = way
+    verify_number = prices.verify_number
+    solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = prices.verify
+    target_bytes, draft_bytes = gpu.kv_bytes["target"], k * gpu.kv_bytes.get("draft", 0)
     launches: list[float] = []
     over_s: list[float] = []
-    draft_ns = wait_ns = verify_ns = 0
+    draft_s = wait_s = verify_s = 0.0
     for context, behind in zip(contexts, owed, strict=True):
-        now_w, free_before_s, row = mean_w, free_s, len(launches)
-        drafted_ns = waited_ns = 0
-        end_s = ended_s
+        now_w, free_before_s, row, end_s = mean_w, free_s, len(launches), ended_s
+        drafted_s = waited_s = 0.0
         if k:
-            number, shape = drafts[behind]
+            shape = prices.drafts[behind]
             free_s = (at_s if at_s > free_s else free_s) + launch_s
             start_s = free_s if free_s > end_s else end_s
             solo_s = shape[0] + shape[1] * context
@@ -69,15 +233,15 @@ def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
                     now_w, start_s - end_s, start_s, solo_s, shape[2] + shape[3] * context,
                     float(draft_bytes * context), shape[4] + shape[5] * context,
                 )  # fmt: skip
-            launches += (number, depth, context, start_s, end_s)
-            drafted_ns = int((end_s - start_s) * 1e9)
+            launches += (prices.draft_numbers[behind], depth, context, start_s, end_s)
+            drafted_s = end_s - start_s
             if watched:
                 at_s = free_s = (end_s if end_s > free_s else free_s) + completion_s
         if handed:
             made_s = at_s
             free_s = (at_s if at_s > free_s else free_s) + handoff_s
             at_s = free_s + notify_s
-            waited_ns = int((at_s - made_s) * 1e9)
+            waited_s = at_s - made_s
         free_s = (at_s if at_s > free_s else free_s) + launch_s
         start_s = free_s if free_s > end_s else end_s
         solo_s = solo_0 + solo_1 * context
@@ -100,12 +264,6 @@ def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
             break
         over_s.append(seen_s)
         ended_s, mean_w, now_s = end_s, now_w, at_s
-        draft_ns, wait_ns = draft_ns + drafted_ns, wait_ns + waited_ns
-        verify_ns += int((end_s - start_s) * 1e9)
-    if over_s:
-        env._now, host.free_at, gpu.time_s, gpu.mean_w = now_s, free_s, ended_s, mean_w
-        books.extend_short(launches)
-        batch.draft_ns, batch.verify_ns = batch.draft_ns + draft_ns, batch.verify_ns + verify_ns
-        batch.wait_ns += wait_ns
-        batch.pass_rounds(over_s)
-    return len(over_s)
+        draft_s, wait_s = draft_s + drafted_s, wait_s + waited_s
+        verify_s += end_s - start_s
+    return Passed(over_s, now_s, free_s, ended_s, mean_w, launches, (draft_s, wait_s, verify_s))

@@ -54,7 +54,7 @@ class Ahead(PDV):
 
     def decode_worker(self) -> Process:
         while True:
-            if self.decode.queue:
+            if len(self.decode):
                 rows = self.decode.take(self.settings.draft_batch)
                 self.open_door()
                 yield from self.decode_batch(rows)
@@ -119,7 +119,7 @@ class Ahead(PDV):
 
     def verify_worker(self) -> Process:
         while True:
-            while not self.verify_queue.queue or self.gathers():
+            while not len(self.verify_queue) or self.gathers():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
             self.waited(rows)

@@ -67,7 +67,7 @@ class Policy:
         self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
         # rounds pass without asking the policy, unless it has a say of its own in one
-        parts = ("hold", "draft", "verify", "draft_and_verify", "settle", "preempt", "room")
+        parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
         self.foresees = context.device.foresees and not self.controller.learns and not self._has_own(*parts)
         self.admits_by_itself = self._has_own("admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
@@ -235,6 +235,8 @@ class Policy:
 
     def preempt(self, request: Request) -> None:
         """Take away all that a request holds: it goes to the front of the waiting line, to be read again."""
+        for lane in self.lanes:
+            lane.dissolve()
         for queue in self.queues:
             if request in queue:
                 queue.remove(request)
@@ -263,12 +265,12 @@ class Policy:
             "draft", "draft", lane, rows, tokens, k, (), self.priority(lane, rows), self.backlog(lane), watched, context
         )  # fmt: skip
 
-    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
+    def verify(self, rows: list[Request], k: int, drafted: Work | None = None, lane: str | None = None) -> Work:
         """The target model's verdict on each row's drafts; with k=0, one plain token each.
 
-        `drafted` is the draft right before it, where that was of the same rows.
+        `drafted` is the draft right before it, where that was of the same rows. It runs on the verify lane by default.
         """
-        lane, packed = self.verify_lane, 0
+        lane, packed = lane or self.verify_lane, 0
         if isinstance(rows, Batch):
             context = rows.context
         else:
@@ -290,23 +292,23 @@ class Policy:
         )  # fmt: skip
 
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
-        """Both, one behind the other on one lane: the stream keeps the order. The verdict."""
+        """Both, one after the other on the draft lane: the stream keeps the order. The verdict."""
         drafting = self.draft(rows, k) if k else None
         if drafting is not None:
+            drafting.watched = False
             self.device.launch(drafting)
-        return self.device.launch(self.verify(rows, k, drafting))
+        return self.device.launch(self.verify(rows, k, drafting, self.draft_lane))
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
-        """Draft and verify `rows` on one lane, round after round, until something changes; return who goes on.
+        """Draft and verify `rows` on the draft lane, round after round, until something changes; return who goes on.
 
         That is when a row finishes, a request arrives, room runs out or the controller wants another k. A policy may be
         asked sooner: after every round, where the device does not foresee the next.
         """
         if self.stands():
-            if not isinstance(rows, Batch):
-                rows = self.batch(rows, k)
-            way = Way(self.verify_lane, self.verify_lane, False, False, self.backlog(self.verify_lane))
-            if self.device.pass_rounds(rows, way):
+            rows = self.batch(rows, k)
+            lane = self.draft_lane
+            if self.device.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
                 if rows.round == rows.end:
                     self.leave(rows.leave())
                     return rows
@@ -321,6 +323,8 @@ class Policy:
 
     def batch(self, rows: list[Request], k: int) -> Batch:
         """`rows`, which have room for a round, as one batch."""
+        if isinstance(rows, Batch):
+            return rows
         batch = Batch(rows, k, self.kv, self.deliveries, self.rereads)
         batch.hold()
         return batch

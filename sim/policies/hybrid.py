@@ -10,7 +10,7 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Request
 from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
 from pdvsim.sim.policies.pdv import PDV
@@ -27,11 +27,8 @@ class Hybrid(PDV):
             return
         rows = self.hold(rows, k)
         if rows:
-            if k:
-                self.device.launch(self.draft_here(rows, k))
-            verdict = yield self.device.launch(self.verify_here(rows, k))
-            going = self.settle(rows, verdict)
-            self.decode.queue.extendleft(reversed(going))
+            going = yield from self.rounds(rows, k)
+            self.decode.put_first(going)
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""
@@ -39,16 +36,6 @@ class Hybrid(PDV):
         if self.in_flight > self.settings.hybrid_threshold or len(self.verify_queue):
             return None
         return self.controller.draft_length(rows, 0, self.env.now)
-
-    def draft_here(self, rows: list[Request], k: int) -> Work:
-        work = self.draft(rows, k)
-        work.watched = False
-        return work
-
-    def verify_here(self, rows: list[Request], k: int) -> Work:
-        work = self.verify(rows, k)
-        work.lane, work.priority, work.queue_depth = "decode", self.priority("decode", rows), len(self.decode)
-        return work
 
 
 class Adaptive(Hybrid):
@@ -72,7 +59,7 @@ class Adaptive(Hybrid):
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         if len(rows) > self.LARGE and self.mode == "plain" and (self.plain_batches + 1) % self.PROBE == 0:
             rows, rest = rows[: self.PROBE_ROWS], rows[self.PROBE_ROWS :]
-            self.decode.queue.extendleft(reversed(rest))
+            self.decode.put_first(rest)
         yield from super().decode_batch(rows)
 
     def atomic_length(self, rows: list[Request]) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch, Way
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pd import PrefillDecode
 
@@ -51,6 +52,11 @@ class PDV(PrefillDecode):
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
         rows = self.hold(rows, k)
+        if len(rows) == self.in_flight <= self.settings.verify_batch and self.stands():
+            # nobody is elsewhere: round after round they are drafted for, handed over, verified and handed back
+            rows = self.batch(rows, k)
+            if self.device.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
+                rows = self.hold(rows, k)
         if not rows:
             return
         if k:
@@ -90,28 +96,32 @@ class PDV(PrefillDecode):
     def hand_over(self, rows: list[Request], k: int) -> None:
         self.drafting = []
         now = self.env.now
-        for row in rows:
-            row.ready_s = now
-            if not k:
-                row.k = 0
+        if isinstance(rows, Batch):
+            rows.ready_s = now
+        else:
+            for row in rows:
+                row.ready_s = now
+                if not k:
+                    row.k = 0
         self.verify_queue.put(rows)
 
     def waited(self, rows: list[Request]) -> None:
         """Enter the time that `rows` were in the queue for verification."""
-        now, since_s, waited_ns = self.env.now, -1.0, 0
-        for row in rows:
-            if row.ready_s != since_s:  # those of one draft have waited alike
-                since_s = row.ready_s
-                waited_ns = int((now - since_s) * 1e9)
-            row.wait_ns += waited_ns
+        now = self.env.now
+        if isinstance(rows, Batch):
+            rows.wait_s += now - rows.ready_s
+        else:
+            for row in rows:
+                row.wait_s += now - row.ready_s
 
     def verify_worker(self) -> Process:
         while True:
-            while not self.verify_queue.queue or self.gathers():
+            while not len(self.verify_queue) or self.gathers():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
             self.waited(rows)
-            verdict = yield self.device.launch(self.verify(rows, max([row.k for row in rows])))
+            k = rows.k if isinstance(rows, Batch) else max([row.k for row in rows])
+            verdict = yield self.device.launch(self.verify(rows, k))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)
