@@ -176,11 +176,12 @@ class Deliveries:
         self._tokens.fromlist(tokens)
         self._times_s.extend(array("d", (time_s,)) * len(requests))
 
-    def extend_one(self, request: int, tokens: Array, times_s: list[float]) -> None:
-        """One request's tokens at several times."""
+    def extend_one(self, request: int, tokens: bytes, over: int, times_s: list[float]) -> None:
+        """One request's tokens at several times, the last less what is `over`."""
         self._requests.extend(array("i", (request,)) * len(times_s))
-        self._tokens.frombytes(tokens.astype(np.int16).tobytes())
-        self._times_s.extend(times_s)
+        self._tokens.extend(tokens)
+        self._tokens[-1] -= over
+        self._times_s.fromlist(times_s)
 
     def __len__(self) -> int:
         return len(self._requests)

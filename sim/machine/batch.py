@@ -8,14 +8,16 @@ requests like any other.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+from operator import add
 from typing import Any, NamedTuple, Self, overload
-
-import numpy as np
 
 from pdvsim.sim.core import Request, packed_tally
 from pdvsim.sim.machine.kv import KvCache
-from pdvsim.sim.records import Array, Deliveries
+from pdvsim.sim.records import Deliveries
 
 ROUNDS = 4096  # after so many a batch starts its arrays again
 
@@ -31,30 +33,39 @@ class Way(NamedTuple):
 
 
 class Path:
-    """The rounds of one request in a batch."""
+    """The rounds of one request in a batch: what each gains it, were it not for the request's end."""
 
-    __slots__ = ("accepted", "draft_s", "emitted", "first", "verify_s", "wait_s")
+    __slots__ = ("draft_s", "first", "gains", "verify_s", "wait_s")
 
     def __init__(self, request: Request, k: int, first: int) -> None:
         at, end = request.emitted, request.output_tokens
-        emitted, accepted = [at], []
         if k:
-            runs = request.runs
+            gains = []
+            runs = request.runs.translate(_gains(k))
             while at < end:
-                run = runs[at]
-                if run > k:
-                    run = k
-                accepted.append(run)
-                at += run + 1
-                emitted.append(at)
-            emitted[-1] = end
-            self.emitted = np.array(emitted)
+                gained = runs[at]
+                gains.append(gained)
+                at += gained
+            self.gains = bytes(gains)
         else:
-            self.emitted = np.arange(at, end + 1)
-            accepted = [0] * (end - at)
-        self.accepted: list[int] = accepted  # draft tokens, by round
+            self.gains = bytes((1,)) * (end - at)
         self.first = first  # the batch's round in which it takes part first
         self.draft_s = self.wait_s = self.verify_s = 0.0  # of the batch, when it joined
+
+
+_accepted = bytes((0, *range(255)))  # draft tokens, by what a round gains
+
+
+@cache
+def _gains(k: int) -> bytes:
+    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
+    return bytes(min(run, k) + 1 for run in range(256))
+
+
+@cache
+def _whole(k: int) -> bytes:
+    """Whether all k draft tokens were accepted, by what the round gained."""
+    return bytes(gained > k for gained in range(256))
 
 
 class Verdict(Sequence[int]):
@@ -64,7 +75,7 @@ class Verdict(Sequence[int]):
         self._batch, self._round = batch, batch.round
 
     def _of(self, path: Path) -> int:
-        return path.accepted[self._round - path.first]
+        return path.gains[self._round - path.first] - 1
 
     def __iter__(self) -> Iterator[int]:
         return map(self._of, self._batch.paths.values())
@@ -97,9 +108,12 @@ class Batch(list[Request]):
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
         self.granted = -1  # the last round that there is room for
-        self._context = np.zeros(ROUNDS, np.int64)
-        self._owed = np.zeros(ROUNDS, np.int64)
-        self._held = np.zeros(ROUNDS, np.int64)
+        self._synced: Any = None  # when the rows were last written to
+        self._prompts = 0  # cached tokens of all rows, less what they have emitted
+        self._emitted: list[int] = []
+        self._owed: list[int] = []  # rows that owe the drafter a token; of a head, the most that any does
+        self._late = -1, 0  # a round before which a row joined that owes more than one, and how many
+        self._held: list[int] = []
 
     # rounds ----------------------------------------------------------------------------------------------------
 
@@ -120,24 +134,31 @@ class Batch(list[Request]):
         first, k = self.round, self.k
         path = self.paths[row] = Path(row, k, first)
         path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
-        end = first + len(path.accepted)
-        if end > len(self._context):
-            more = np.zeros(end, np.int64)
-            self._context, self._owed, self._held = (
-                np.concatenate((sums, more)) for sums in (self._context, self._owed, self._held)
-            )
-        emitted = path.emitted
-        context = emitted[:-1] + (row.context - row.emitted)
-        self._context[first:end] += context
+        if self.busy:  # it has waited for the verify since its own draft
+            row.wait_s += self.ready_s - row.ready_s
+        gains = path.gains
+        end = first + len(gains)
+        if end > len(self._emitted):
+            more = [0] * (end - len(self._emitted))
+            for sums in (self._emitted, self._owed, self._held):
+                sums += more
+        prompt = row.context - row.emitted
+        self._prompts += prompt
+        emitted = list(accumulate(gains, initial=row.emitted))
+        emitted.pop()
+        self._emitted[first:end] = map(add, self._emitted[first:end], emitted)
         if k:
-            self._owed[first] = max(self._owed.item(first), row.owed)
-            gained = emitted[1:-1] - emitted[:-2]
-            owed = gained - 1 if self.rereads else gained > k
-            later = self._owed[first + 1 : end]
-            np.maximum(later, owed, out=later)
+            if self.rereads:
+                self._owed[first:end] = map(max, self._owed[first:end], (row.owed, *gains.translate(_accepted)))
+            else:
+                owed = bytes((row.owed > 0,)) + gains.translate(_whole(k))
+                self._owed[first:end] = map(add, self._owed[first:end], owed)
+                if row.owed > 1:
+                    self._late = first, max(row.owed, self._late[1] if self._late[0] == first else 0)
         if self.kv.paged:
-            self._held[first:end] += np.maximum(self.kv.blocks(context + (k + 1)), row.held_tokens)
             self.held_tokens += row.held_tokens
+            held = self.kv.all_blocks(emitted, prompt + k + 1)
+            self._held[first:end] = map(add, self._held[first:end], held)
         self.ends.setdefault(end, []).append(row)
         self.end = min(self.end, end) if self else end
         super().append(row)
@@ -145,22 +166,29 @@ class Batch(list[Request]):
     @property
     def context(self) -> int:
         """Cached tokens of all rows, before the next round."""
-        return self._context.item(self.round)
+        return self._emitted[self.round] + self._prompts if self else 0
 
     @property
     def owed(self) -> int:
         """The most that any row's drafter has yet to catch up with."""
-        return self._owed.item(self.round) if self.k else 0
+        owed = self._owed[self.round] if self.k else 0
+        if owed and not self.rereads:
+            return self._late[1] if self._late[0] == self.round else 1
+        return owed
 
-    def sums(self, rounds: int) -> tuple[Array, Array]:
+    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
         """Both, of the next rounds."""
-        here = slice(self.round, self.round + rounds)
-        return self._context[here], self._owed[here]
+        here, prompts = slice(self.round, self.round + rounds), self._prompts
+        owed = self._owed[here]
+        if not self.rereads:
+            owed = [1 if rows else 0 for rows in owed]
+        owed[0] = self.owed
+        return [emitted + prompts for emitted in self._emitted[here]], owed
 
     def hold(self) -> bool:
         """Room in the KV cache for the next round, if there is."""
-        if self.kv.paged:
-            need = self._held.item(self.round)
+        if self.kv.paged and self:
+            need = self._held[self.round]
             if need > self.held_tokens:
                 if not self.kv.take(need - self.held_tokens):
                     return False
@@ -174,7 +202,7 @@ class Batch(list[Request]):
         if not self.kv.paged:
             return rounds
         free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
-        return int(np.searchsorted(self._held[self.round : self.round + rounds], free, "right"))
+        return bisect_right(self._held, free, self.round, self.round + rounds) - self.round
 
     def pass_rounds(self, times_s: list[float], spent_s: tuple[float, float, float]) -> None:
         """So many rounds are over, at these times, of which parts took so long; there was room for them."""
@@ -185,7 +213,7 @@ class Batch(list[Request]):
         self.round += len(times_s)
         if self.kv.paged:
             self.granted = self.round - 1
-            need = self._held.item(self.granted)
+            need = self._held[self.granted]
             self.kv.take(need - self.held_tokens)
             self.held_tokens = need
 
@@ -209,6 +237,7 @@ class Batch(list[Request]):
             self._write(row, self.paths.pop(row))
             super().remove(row)
             self.held_tokens -= row.held_tokens
+            self._prompts -= row.context - row.emitted
         self.end = min(self.ends, default=0)
         if not self:
             self.dissolve()
@@ -219,9 +248,12 @@ class Batch(list[Request]):
 
     def sync(self) -> None:
         """Write to all rows what became of them so far."""
-        for row, path in self.paths.items():
-            self._write(row, path)
-            row.pinned = self.busy and self.kv.paged
+        state = self.round, self.granted, self.busy, self.draft_s, self.wait_s, self.verify_s, len(self)
+        if state != self._synced:
+            self._synced = state
+            for row, path in self.paths.items():
+                self._write(row, path)
+                row.pinned = self.busy and self.kv.paged
 
     def dissolve(self) -> list[Request]:
         """The rows as a plain list, up to date."""
@@ -233,8 +265,8 @@ class Batch(list[Request]):
     def _write(self, row: Request, path: Path) -> None:
         k, here = self.k, self.round - path.first
         if self.kv.paged and self.granted >= path.first:
-            last = path.emitted.item(self.granted - path.first) + row.context - row.emitted
-            row.held_tokens = max(row.held_tokens, self.kv.blocks(last + k + 1))
+            last = row.context + sum(path.gains[: self.granted - path.first])
+            row.held_tokens = self.kv.blocks(last + k + 1)
         row.k, row.ready_s = k, self.ready_s
         row.draft_s += self.draft_s - path.draft_s
         row.wait_s += self.wait_s - path.wait_s
@@ -242,19 +274,17 @@ class Batch(list[Request]):
         path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
         if not here:
             return
-        emitted = path.emitted[: here + 1]
-        accepted = path.accepted[:here]
-        self.deliveries.extend_one(row.id, emitted[1:] - emitted[:-1], self.times_s[path.first : self.round])
-        gained = emitted.item(here) - row.emitted
-        row.emitted += gained
-        row.context += gained
-        drafted = here if k else 0
-        refused = drafted - accepted.count(k) if k else 0
-        row.tally += packed_tally(here, drafted, k * here, sum(accepted), refused)
-        row.owed = row.owed + gained if not k else accepted[-1] if self.rereads else int(accepted[-1] == k)
+        gains = path.gains[:here]
+        gained, full = sum(gains), gains.count(k + 1)
+        over = max(0, row.emitted + gained - row.output_tokens)  # of its last round, beyond its end
+        self.deliveries.extend_one(row.id, gains, over, self.times_s[path.first : self.round])
+        drafting = k > 0
+        row.tally += packed_tally(here, drafting * here, k * here, gained - here, drafting * (here - full))
+        row.emitted += gained - over
+        row.context += gained - over
+        row.owed = row.owed + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
         row.turn_s = self.times_s[-1]
-        path.first = self.round
-        path.emitted, path.accepted = path.emitted[here:], path.accepted[here:]
+        path.first, path.gains = self.round, path.gains[here:]
 
     def __iter__(self) -> Iterator[Request]:
         self.sync()
@@ -284,3 +314,13 @@ class Batch(list[Request]):
     def takes(self, rows: list[Request]) -> bool:
         """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
         return not self.busy or all(row.k == self.k for row in rows)
+
+
+def context_of(rows: list[Request]) -> int:
+    """Cached tokens of all rows."""
+    return rows.context if isinstance(rows, Batch) else sum([row.context for row in rows])
+
+
+def drafted_for(rows: list[Request]) -> int:
+    """The most draft tokens of any row."""
+    return rows.k if isinstance(rows, Batch) else max([row.k for row in rows], default=0)

@@ -9,18 +9,14 @@ Not modelled: prefix sharing, and swapping to the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 
 if TYPE_CHECKING:
     from pdvsim.sim.machine.batch import Batch
 
-BLOCK = 16  # tokens, vLLM's default
-
-Tokens = TypeVar("Tokens", int, NDArray[Any])
+BLOCK = 16  # tokens, vLLM's default; a power of two
 
 
 class KvCache:
@@ -101,9 +97,14 @@ class KvCache:
         for batch in self.batches:
             batch.sync()
 
-    def blocks(self, tokens: Tokens) -> Tokens:
+    def blocks(self, tokens: int) -> int:
         """So many tokens, in whole blocks."""
-        return -(-tokens // self._block) * self._block
+        return (tokens + self._block - 1) & -self._block
+
+    def all_blocks(self, tokens: list[int], more: int) -> list[int]:
+        """Each of `tokens` and `more`, in whole blocks."""
+        more, block = more + self._block - 1, -self._block
+        return [number + more & block for number in tokens]
 
     def take(self, tokens: int) -> bool:
         """So many more tokens, if they fit."""

@@ -35,6 +35,12 @@ class Lane:
         self.dissolve()
         return self._queue
 
+    def groups(self) -> list[list[Request]]:
+        """Who waits: those who came as a batch, and the others."""
+        if self._batch is None:
+            return [list(self._queue)]
+        return [self._batch, list(islice(self._queue, len(self._batch), None))]
+
     def dissolve(self) -> None:
         """Whoever came as a batch waits one by one from now on."""
         if self._batch is not None:

@@ -17,16 +17,11 @@ from math import exp, inf
 from operator import sub
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from pdvsim.sim.machine.batch import Batch, Way
 
 if TYPE_CHECKING:
     from pdvsim.sim.hardware.latency import Shape
     from pdvsim.sim.machine.device import SimulatedGPU
-
-Array = NDArray[Any]
 
 FEW = 3  # rounds, for which sums do not pay
 FORGOTTEN = 40  # times the memory of the mean draw, of which e**-40 is left
@@ -41,8 +36,6 @@ class Prices(NamedTuple):
     drafts: list[Shape]
     verify_number: int
     verify: Shape
-    drafts_0: Array  # seconds of the drafts, a constant and per cached token
-    drafts_1: Array
     draft_joules: list[Joules]
     verify_joules: Joules
 
@@ -75,13 +68,13 @@ def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
     if most < 1 or (most := batch.roomy(most)) < 1:
         return 0
     context, owed = batch.sums(most)
-    if batch.k and owed.max() >= len(prices.drafts):
+    if batch.k and max(owed) >= len(prices.drafts):
         return 0
     passed = None
     if most > FEW:
         passed = _in_one(gpu, way, prices, context, owed, horizon_s)
     if passed is None:
-        passed = _one_by_one(gpu, way, batch.k, prices, context.tolist(), owed.tolist(), horizon_s)
+        passed = _one_by_one(gpu, way, batch.k, prices, context, owed, horizon_s)
     if passed.over_s:
         env._now, host.free_at, gpu.time_s, gpu.mean_w = passed.now_s, passed.free_s, passed.ended_s, passed.mean_w
         gpu.books.extend_short(passed.launches)
@@ -101,16 +94,15 @@ def prices_of(gpu: SimulatedGPU, way: Way, rows: int, k: int) -> Prices:
             numbers.append(number)
             drafts.append(shape)
         number, verify = books.kind(way.verify_lane, "verify" if k else "decode", "target", rows, k + 1, 1)
-        seconds = (np.array([shape[at] for shape in drafts]) for at in (0, 1))
         draft_joules, joules = [gpu.joules("draft", k, shape) for shape in drafts], gpu.joules("target", 1, verify)
-        prices = Prices(numbers, drafts, number, verify, *seconds, draft_joules, joules)
+        prices = Prices(numbers, drafts, number, verify, draft_joules, joules)
         books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
         gpu.round_prices[key] = prices
     return prices
 
 
 def _in_one(
-    gpu: SimulatedGPU, way: Way, prices: Prices, context: Array, owed: Array, horizon_s: float
+    gpu: SimulatedGPU, way: Way, prices: Prices, contexts: list[int], owed: list[int], horizon_s: float
 ) -> Passed | None:
     """All rounds by one running sum; None where launches do not simply follow each other, or may be throttled."""
     times, drafting = gpu.host.times, bool(prices.drafts)
@@ -120,17 +112,20 @@ def _in_one(
         before, after = [times.handoff_s, times.notify_s, *before], [*after, times.handoff_s, times.notify_s]
     drafts_s, draft_s, wait_s = [], 0.0, 0.0
     if drafting:
-        known = prices.drafts_0[owed], prices.drafts_1[owed]
-        drafts_s = (known[0] + known[1] * context).tolist()
+        lines = [shape[:2] for shape in prices.drafts]
+        drafts_s = [
+            lines[behind][0] + lines[behind][1] * context for context, behind in zip(contexts, owed, strict=True)
+        ]
         if way.watched:
             before = [times.launch_s, 0.0, times.completion_s, *before]
         elif min(drafts_s) < times.launch_s:
             return None
         else:  # the host launches the verify while the draft runs
             before = [times.launch_s, 0.0]
-    if gpu.time_s > begin_s or not _is_calm(gpu, prices, context.item(0), context.item(-1)):
+    if gpu.time_s > begin_s or not _is_calm(gpu, prices, contexts[0], contexts[-1]):
         return None
-    verifies_s = (prices.verify.solo_0 + prices.verify.solo_1 * context).tolist()
+    solo_0, solo_1 = prices.verify[:2]
+    verifies_s = [solo_0 + solo_1 * context for context in contexts]
     verify_at = len(before)
     spans = [*before, 0.0, *after]
     width = len(spans)
@@ -145,14 +140,14 @@ def _in_one(
     def column(first: int) -> list[float]:
         return at_s[first : first + stop : width]
 
-    cached = context[:count].tolist()
+    cached = contexts[:count]
     starts_s, ends_s = column(verify_at), column(verify_at + 1)
     size = 10 if drafting else 5
     launches: list[float] = [0.0, way.depth, 0.0, 0.0, 0.0] * (count * size // 5)
     launches[size - 5 :: size] = [prices.verify_number] * count
     launches[size - 3 :: size], launches[size - 2 :: size], launches[size - 1 :: size] = cached, starts_s, ends_s
     if drafting:
-        launches[::10] = [prices.draft_numbers[behind] for behind in owed[:count].tolist()]
+        launches[::10] = [prices.draft_numbers[behind] for behind in owed[:count]]
         launches[2::10], launches[3::10], launches[4::10] = cached, column(1), column(2)
         draft_s = _total_s(column(1), column(2))
     if way.handed:

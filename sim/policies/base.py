@@ -14,12 +14,12 @@ from simpy.events import Event
 
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
-from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.batch import Batch, Way, context_of, drafted_for
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.lane import Lane
-from pdvsim.sim.machine.node import Device, Way
+from pdvsim.sim.machine.node import Device
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
@@ -271,12 +271,10 @@ class Policy:
         `drafted` is the draft right before it, where that was of the same rows. It runs on the verify lane by default.
         """
         lane, packed = lane or self.verify_lane, 0
-        if isinstance(rows, Batch):
-            context = rows.context
-        else:
-            if k and self.looks_up:
-                k = max([row.k for row in rows])
-                packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
+        if k and self.looks_up:
+            k = drafted_for(rows)
+            packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
+        if not isinstance(rows, Batch):
             if not k:
                 packed = 0
                 for row in rows:
@@ -285,7 +283,7 @@ class Policy:
                 for row in rows:
                     if not row.k:
                         row.bare += 1
-            context = sum([row.context for row in rows]) if drafted is None else drafted.context
+        context = context_of(rows) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
             self.backlog(lane), True, context, packed=packed,

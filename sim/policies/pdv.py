@@ -13,7 +13,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import Batch, Way
+from pdvsim.sim.machine.batch import Batch, Way, context_of, drafted_for
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pd import PrefillDecode
 
@@ -71,16 +71,16 @@ class PDV(PrefillDecode):
         batch in turn; `auto` asks the profile which it is.
         """
         rule, most = self.settings.verify_gather, self.settings.verify_batch
-        coming = [*self.drafting, *self.decode.queue]
+        coming = len(self.drafting) + len(self.decode)
         if not coming or rule == "never" or len(self.verify_queue) >= most:
             return False
         if rule == "always":
             return True
-        there = len(self.verify_queue) + len(coming)
+        there = len(self.verify_queue) + coming
         rows = min(there, most)
-        context = sum(row.context for row in coming) + sum(row.context for row in self.verify_queue.queue)
-        context = context * rows // there
-        k = max(row.k for row in [*self.verify_queue.queue, *self.drafting])
+        drafted = [*self.verify_queue.groups(), self.drafting]
+        context = sum(map(context_of, [*drafted, *self.decode.groups()])) * rows // there
+        k = max(map(drafted_for, drafted))
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
         if found is None:
@@ -120,8 +120,7 @@ class PDV(PrefillDecode):
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
             self.waited(rows)
-            k = rows.k if isinstance(rows, Batch) else max([row.k for row in rows])
-            verdict = yield self.device.launch(self.verify(rows, k))
+            verdict = yield self.device.launch(self.verify(rows, drafted_for(rows)))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)
