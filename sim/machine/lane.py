@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import islice
 
 from simpy.events import Event
 
@@ -22,7 +21,7 @@ class Lane:
         self.host = host
         self.name = name
         self._queue: deque[Request] = deque()
-        self._batch: Batch | None = None  # the first in the queue, if they came as one and none has left
+        self._batch: Batch | None = None  # of those who wait, some that came as one
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
@@ -37,9 +36,10 @@ class Lane:
 
     def groups(self) -> list[list[Request]]:
         """Who waits: those who came as a batch, and the others."""
-        if self._batch is None:
+        batch = self._batch
+        if batch is None:
             return [list(self._queue)]
-        return [self._batch, list(islice(self._queue, len(self._batch), None))]
+        return [batch, [request for request in self._queue if request not in batch.paths]]
 
     def dissolve(self) -> None:
         """Whoever came as a batch waits one by one from now on."""
@@ -54,30 +54,32 @@ class Lane:
 
     def put(self, requests: Iterable[Request]) -> float:
         """Hand requests over from another lane, at the host's cost; returns when that is done."""
-        self.put_first(requests) if not self._queue else self._queue.extend(requests)
+        self._queue.extend(self._rows(requests))
         done = self.host.spend(self.env.now, self.host.times.handoff_s)
         self.wake(done)
         return done
 
     def put_first(self, requests: Iterable[Request]) -> None:
         """Put requests before those who wait, at no cost: their worker goes on with them."""
-        if isinstance(requests, Batch) and self._batch is None:
-            self._batch = requests
-            requests = requests.raw()
-        else:
-            self.dissolve()
-            requests = list(requests)
-        self._queue.extendleft(reversed(requests))
+        self._queue.extendleft(reversed(self._rows(requests)))
+
+    def _rows(self, requests: Iterable[Request]) -> list[Request]:
+        if isinstance(requests, Batch) and requests:
+            if self._batch is None:
+                self._batch = requests
+                return requests.raw()
+            return requests.dissolve()
+        return list(requests)
 
     def take(self, limit: int) -> list[Request]:
         """The first `limit` requests."""
         queue, batch = self._queue, self._batch
         if batch is not None:
-            later = list(islice(queue, len(batch), None))
-            if len(queue) <= limit and batch.takes(later):
+            _, others = self.groups()
+            if len(queue) <= limit and batch.takes(others):
                 self._batch = None
                 queue.clear()
-                batch += later
+                batch += others
                 return batch
             self.dissolve()
         if len(queue) <= limit:
