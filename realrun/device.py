@@ -45,6 +45,7 @@ from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.node import Device
 
 Pins = Callable[[Work], "list[int] | None"]
 Found = Callable[[Request], bool]
@@ -182,7 +183,7 @@ class Lookups:
         self.offers.pop(request.id, None)
 
 
-class CudaGPU:
+class CudaGPU(Device):
     """One device that runs what a policy launches; on the CPU a launch runs at once."""
 
     def __init__(

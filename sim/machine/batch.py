@@ -78,7 +78,7 @@ class Verdict(Sequence[int]):
         return path.gains[self._round - path.first] - 1
 
     def __iter__(self) -> Iterator[int]:
-        return map(self._of, self._batch.paths.values())
+        return (self._of(self._batch.paths[row]) for row in self._batch.raw())
 
     def __len__(self) -> int:
         return len(self._batch)
@@ -102,7 +102,7 @@ class Batch(list[Request]):
     def _clear(self) -> None:
         self.round = 0
         self.times_s: list[float] = []  # when each round was over
-        self.paths: dict[Request, Path] = {}  # in the order of the rows
+        self.paths: dict[Request, Path] = {}
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
         self.end = 0  # the first of these
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
@@ -309,7 +309,12 @@ class Batch(list[Request]):
 
     def raw(self) -> list[Request]:
         """The rows as they were last written to."""
-        return list(self.paths)
+        return list(super().__iter__())
+
+    def in_order(self, rows: list[Request]) -> Batch:
+        """The same rows, in this order."""
+        super().__setitem__(slice(None), rows)
+        return self
 
     def takes(self, rows: list[Request]) -> bool:
         """Whether rows may join: in the midst of a round only those for whom as much was drafted."""

@@ -77,10 +77,10 @@ class Lane:
         if batch is not None:
             _, others = self.groups()
             if len(queue) <= limit and batch.takes(others):
-                self._batch = None
+                self._batch, order = None, list(queue)
                 queue.clear()
                 batch += others
-                return batch
+                return batch.in_order(order)
             self.dissolve()
         if len(queue) <= limit:
             taken = list(queue)

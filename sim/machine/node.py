@@ -25,19 +25,18 @@ class Device(Protocol):
     """What a policy may ask of its hardware, simulated or real."""
 
     host: SimulatedHost
-    foresees: bool  # what becomes of a batch is known when its rows join
+    foresees: bool = False  # what becomes of a batch is known when its rows join
 
     def launch(self, work: Work) -> Event:
         """Submit a work; the event's value is, for a verify, how many drafts of each row were accepted."""
 
     def pass_rounds(self, batch: Batch, way: Way) -> int:
         """Where it foresees: go through the rounds that are over before anything else happens; returns how many."""
+        return 0
 
 
-class Node:
+class Node(Device):
     """The simulated GPUs of one server, driven by one host thread, as one device."""
-
-    foresees = False
 
     def __init__(
         self, env: Clock, host: SimulatedHost, gpus: list[SimulatedGPU], seats: Seats, fabric: Fabric, cargo: Cargo
@@ -52,9 +51,6 @@ class Node:
         self._free_s: dict[tuple[int, str], float] = {}  # when the last work launched on a stream could start
         self._kv_there_s: dict[Request, float] = {}  # of prompts that were read elsewhere, until they are decoded
         self._turn = 0  # of the GPUs that draft, whose turn it is to get a request
-
-    def pass_rounds(self, batch: Batch, way: Way) -> int:
-        return 0
 
     def launch(self, work: Work) -> Event:
         """A verify waits for the draft of its rows on other GPUs, which the host sees through."""

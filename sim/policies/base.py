@@ -68,8 +68,8 @@ class Policy:
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
         # rounds pass without asking the policy, unless it has a say of its own in one
         parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
-        self.foresees = context.device.foresees and not self.controller.learns and not self._has_own(*parts)
-        self.admits_by_itself = self._has_own("admits", "admit", "next_chunks", "most_prompts")
+        self.foresees = context.device.foresees and not self.controller.learns and not self.has_own(Policy, *parts)
+        self.admits_by_itself = self.has_own(Policy, "admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
@@ -89,9 +89,9 @@ class Policy:
         """The policy's processes."""
         raise NotImplementedError
 
-    def _has_own(self, *parts: str) -> bool:
-        """Whether it has methods of its own in place of this class's."""
-        return any(getattr(type(self), part) is not getattr(Policy, part) for part in parts)
+    def has_own(self, base: type[Policy], *parts: str) -> bool:
+        """Whether it has methods of its own in place of a class's."""
+        return any(getattr(type(self), part) is not getattr(base, part) for part in parts)
 
     def lane(self, name: str) -> Lane:
         """A new lane; its name is the stream that its works run on."""

@@ -20,6 +20,8 @@ from pdvsim.sim.workload.acceptance import expected_tokens
 class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
+    own_parts = ()  # in a round between lanes its own choice stays the same
+
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
         if k is None:

@@ -23,11 +23,14 @@ class PDV(PrefillDecode):
 
     verify_lane = "verify"
     hands_over = True
+    own_parts: tuple[str, ...] = ("decode_batch",)  # further ones that a round goes through
 
     def processes(self) -> Sequence[Process]:
         self.verify_queue = self.lane("verify")
         self.drafting: list[Request] = []
         self._gathering: dict[tuple[int, int, int], bool] = {}
+        lanes = ("decode_worker", "verify_worker", "gathers", "hand_over", "waited", *self.own_parts)
+        self.goes_round = not self.has_own(PDV, *lanes)  # between its lanes as written here
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
@@ -52,7 +55,7 @@ class PDV(PrefillDecode):
         """Draft for `rows` and hand them to the verify lane."""
         k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
         rows = self.hold(rows, k)
-        if len(rows) == self.in_flight <= self.settings.verify_batch and self.stands():
+        if len(rows) == self.in_flight <= self.settings.verify_batch and self.goes_round and self.stands():
             # nobody is elsewhere: round after round they are drafted for, handed over, verified and handed back
             rows = self.batch(rows, k)
             if self.device.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
