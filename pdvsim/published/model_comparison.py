@@ -67,13 +67,17 @@ class ComparisonModel:
         """A row as published, once for every order of its requests."""
         return self._scores(row, self.setting, runs, seed)
 
-    def ratios(self, row: Row, runs: int, seed: int) -> list[float]:
-        """Simulated over published latency of a row, geometric mean of mean and P95, after each difference."""
-        return [self._ratio(row, self._scores(row, setting, runs, seed)) for setting in self.differences.values()]
+    def ratios(self, row: Row, scores: list[Score], runs: int, seed: int) -> list[float]:
+        """Simulated over published latency of a row, geometric mean of mean and P95, after each difference.
 
-    def _ratio(self, row: Row, scores: list[Score]) -> float:
-        told = [self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES]
-        return math.sqrt(math.prod(_mean(scores, metric) / ms for metric, ms in zip(LATENCIES, told, strict=True)))
+        After the last one the row is as explained: its `scores` are given.
+        """
+        *before, _ = self.differences.values()
+        told_ms = {metric: self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES}
+        return [
+            math.sqrt(math.prod(_mean(found, metric) / ms for metric, ms in told_ms.items()))
+            for found in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
+        ]
 
     def _differences(self) -> dict[str, Setting]:
         """From the rules and constants of three_way to those of this table, one difference after another."""

@@ -137,9 +137,10 @@ def reproduce(
     interrupted = False
     try:
         for row in published.rows(name):
-            by_row[row[:3]] = model.scores(row, runs, seed)
+            scores = model.scores(row, runs, seed)
             if isinstance(model, ComparisonModel):
-                ratios.setdefault(row[1], []).append(model.ratios(row, min(runs, DIFFERENCE_RUNS), seed))
+                ratios.setdefault(row[1], []).append(model.ratios(row, scores, min(runs, DIFFERENCE_RUNS), seed))
+            by_row[row[:3]] = scores
             if progress:
                 progress(len(by_row))
     except KeyboardInterrupt:

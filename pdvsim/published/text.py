@@ -77,9 +77,9 @@ def _differences(reproduction: Reproduction) -> str:
     worst, error = max(((pair, fmean(of)) for pair, of in errors.items()), key=lambda each: abs(each[1]))
     note = (
         "In bf16 the host sets the pace and the GPU waits, so a forward over four requests takes hardly longer than "
-        "over one. That explains pdv's gain over baseline without any figure of this table: both are then too fast by about "
-        "the same factor. The factor is the host's time per layer, fitted on one figure. Not explained: why this host "
-        f"was slower (the machine is not stated), and {worst}, {error:+.0%} on average."
+        "over one. That explains pdv's gain over baseline without any figure of this table: both are then too fast by "
+        "about the same factor. The factor is the host's time per layer, fitted on one figure. Not explained: why this "
+        f"host was slower (the machine is not stated), and {worst}, {error:+.0%} on average."
     )
     return f"{title}\n\n{rows_table(rows)}\n\n{textwrap.fill(note, 118)}"
 
