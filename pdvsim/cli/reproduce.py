@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pdvsim.published.fair import Fair
     from pdvsim.published.reproduce import Reproduction
 
-DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16, "model-comparison": 40}
+DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16, "model-comparison": 20}
 FAIR_RUNS = 4
 
 
@@ -27,11 +27,11 @@ class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
     table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison", "engines", "overlap"]]
-    """The published table; model-comparison is predicted blind, engines are vLLM and SGLang; overlap: systems
-    that draft on cards of their own."""
+    """The published table. model-comparison: the three-way programs on three pairs; engines: vLLM and SGLang; overlap:
+    systems that draft on a GPU of their own."""
     num_runs: int | None = None
-    """Replications (three-way: orders of the requests; poisson-30s: draws of what is accepted; model-comparison: of
-    what is assumed); default 20, 16 and 40."""
+    """Replications (three-way and model-comparison: orders of the requests; poisson-30s: draws of what is accepted);
+    default 20, 20 and 16."""
     seed: int = 0
     """Of the replications; the arrivals of poisson-30s are the published ones."""
     fair: bool = False
@@ -50,8 +50,8 @@ class ReproduceCommand:
         figures = self.table in ("engines", "overlap")
         if figures and (self.num_runs or self.seed or self.fair or self.gpu or self.all_metrics):
             raise ValueError(f"{self.table} has its settings from its sources: only --output and --json go with it")
-        if self.table == "model-comparison" and (self.fair or self.all_metrics):
-            raise ValueError(f"{self.table} has no {'--fair' if self.fair else '--all-metrics'}: it is a prediction")
+        if self.table == "model-comparison" and self.fair:
+            raise ValueError("--fair goes with three-way and poisson-30s")
         if self.gpu is not None:
             gpu(self.gpu)
             if not self.fair:
@@ -72,8 +72,6 @@ def main(argv: list[str]) -> int:
     from pdvsim.study import output
 
     folder = output.check_folder(Path(args.output or f"results/reproduce-{args.table}-{output.now()}"))
-    if args.table == "model-comparison":
-        return _compare(args, folder)
     names = ("cells.parquet", "reproduce.json", "reproduce.png", *(("fair.png",) if args.fair else ()))
     files = [output.check_file(folder / name) for name in names]
     runs = args.num_runs or DEFAULT_RUNS[args.table]
@@ -145,38 +143,6 @@ def _set_beside(args: ReproduceCommand, parts: dict[str, Any], text: str) -> int
     return output.save({output.check_folder(Path(args.output)) / f"{args.table}.json": (document + "\n").encode()})
 
 
-def _compare(args: ReproduceCommand, folder: Path) -> int:
-    """Predict the model comparison."""
-    from pdvsim.published.model_comparison import ROWS, compare_models
-    from pdvsim.published.tables import load_published
-    from pdvsim.study import output
-
-    files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json", "reproduce.png")]
-    runs = args.num_runs or DEFAULT_RUNS[args.table]
-    with Progress(len(ROWS), "rows", args.json) as progress:
-        comparison = compare_models(load_published(), runs, args.seed, progress.update)
-
-    import pandas as pd
-
-    from pdvsim.published.figures import comparison_figure
-    from pdvsim.published.text import comparison_text
-
-    document = {
-        "table": args.table,
-        "pdvsim_version": __version__,
-        "replications": comparison.replications,
-        "seed": args.seed,
-        "constants": [asdict(constant) for constant in comparison.constants],
-        "model_error": comparison.model_error,
-        "cells": [cell.document() for cell in comparison.cells],
-    }
-    cells = output.parquet(pd.DataFrame([cell.document() for cell in comparison.cells]))
-    text = output.dumps(document)
-    print(text if args.json else comparison_text(comparison))
-    picture = output.picture(comparison_figure(comparison), files[2])
-    return output.save(dict(zip(files, (cells, (text + "\n").encode(), picture), strict=True)))
-
-
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:
     """What was simulated, and from what."""
     from pdvsim.published.explain import explain
@@ -193,6 +159,8 @@ def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | N
         "cells": [cell.document() for cell in reproduction.cells],
         "missed": [cell.document() for cell in reproduction.missed()],
     }
+    if reproduction.differences:
+        document["differences"] = [asdict(difference) for difference in reproduction.differences]
     if fair is not None:
         rows = [row.document() for row in fair.rows]
         document["fair"] = {"gpu": fair.gpu, "foundation": fair.foundation, "rows": rows, "meaning": explain(fair)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from pdvsim.published.fair import HEADLINE, Fair
-from pdvsim.published.model_comparison import ModelComparison
 from pdvsim.published.reproduce import Reproduction, TableCell
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour, arch_marker
@@ -18,7 +17,8 @@ if TYPE_CHECKING:
 @styled()
 def reproduction_figure(reproduction: Reproduction) -> Figure:
     """Published against simulated."""
-    return _three_way(reproduction) if reproduction.table == "three-way" else _poisson(reproduction)
+    draw = {"three-way": _three_way, "poisson-30s": _poisson, "model-comparison": _comparison}
+    return draw[reproduction.table](reproduction)
 
 
 def _figure(panels: int, width_inches: float, caption: str) -> tuple[Figure, list[Axes]]:
@@ -169,14 +169,13 @@ def fair_figure(fair: Fair) -> Figure:
     return figure
 
 
-@styled()
-def comparison_figure(comparison: ModelComparison) -> Figure:
-    """Predicted mean, P95 and requests/s: a line a pair, load and program, with its interval."""
+def _comparison(reproduction: Reproduction) -> Figure:
+    """Mean, P95 and requests/s: a line per pair, load and program; published, explained and predicted blind."""
     figure = new_figure(
-        14, 4.5, "Predicted, A100, fp32, no KV cache. Bars: nine in ten replications, with the calibrated pair's own "
-        "error. Only the first pair was calibrated.",
+        14, 5.0, "A100, no KV cache. Predicted blind: as three-way, in fp32, with 90% intervals. "
+        "Explained: bf16, Poisson arrivals, one fitted constant.",
     )  # fmt: skip
-    rows = list(dict.fromkeys((c.pair, c.requests, c.system) for c in comparison.cells))
+    rows = list(dict.fromkeys((c.pair, c.requests, c.arch) for c in reproduction.cells))
     metrics = (
         ("request_latency_mean", "Mean latency (seconds)", 1e-3),
         ("request_latency_p95", "P95 latency (seconds)", 1e-3),
@@ -184,19 +183,27 @@ def comparison_figure(comparison: ModelComparison) -> Figure:
     )
     panels = list(figure.subplots(1, len(metrics), squeeze=False, sharey=True).flat)
     for axes, (metric, title, scale) in zip(panels, metrics, strict=True):
-        for y, (pair, requests, system) in enumerate(rows):
-            found = comparison.cell(pair, system, requests, metric)
-            colour = arch_colour(system)
-            axes.plot([scale * end for end in found.interval], [y, y], color=colour, linewidth=2)
-            axes.plot(scale * found.simulated, y, arch_marker(system), color=colour, markersize=8)
+        of_row = {(c.pair, c.requests, c.arch): c for c in reproduction.cells if c.metric == metric}
+        for y, row in enumerate(rows):
+            cell, colour, marker = of_row[row], arch_colour(row[2]), arch_marker(row[2])
+            if blind := cell.predicted:
+                axes.plot([scale * blind.low, scale * blind.high], [y, y], color="0.7", linewidth=2, zorder=1)
+                axes.plot(scale * blind.value, y, marker, color="0.7", markerfacecolor="white", markersize=7, zorder=2)
+            axes.plot(scale * cell.published, y, marker, color=colour, markersize=10, zorder=3)
+            axes.plot(scale * cell.simulated, y, "D", color="black", markersize=4.5, zorder=4)
         axes.set_xlim(left=0)
         axes.set_title(title, fontweight="bold", loc="left")
         for border in range(4, len(rows), 4):
             axes.axhline(border - 0.5, color="0.6", linewidth=1)
     names = [
-        f"{pair}:  {requests} requests, {system}" if i % 4 == 0 else f"{requests} requests, {system}"
-        for i, (pair, requests, system) in enumerate(rows)
+        f"{pair}:  {requests} requests, {arch}" if i % 4 == 0 else f"{requests} requests, {arch}"
+        for i, (pair, requests, arch) in enumerate(rows)
     ]
     panels[0].set_yticks(range(len(rows)), names, fontsize=9)
     panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    for arch in dict.fromkeys(row[2] for row in rows):
+        panels[0].plot([], [], arch_marker(arch), color=arch_colour(arch), label=f"{arch}, published")
+    panels[0].plot([], [], "D", color="black", label="explained")
+    panels[0].plot([], [], "o-", color="0.7", markerfacecolor="white", label="predicted blind")
+    figure.legend(loc="outside upper center", ncols=4, frameon=False)
     return figure

@@ -1,8 +1,5 @@
 """How long a forward of the published programs takes, and the one stream it runs on.
 
-Without a KV cache there are two readings of the one calibrated pair, `WholeSequence` and `Overlapped`, which its table
-cannot tell apart; they part only for pairs of other shapes.
-
 Not modelled: attention, and the spread of repeated forwards.
 """
 
@@ -14,7 +11,7 @@ from typing import Protocol
 import simpy
 
 from pdvsim.published.job import K
-from pdvsim.sim.core import ModelSpec, Pair
+from pdvsim.sim.core import Pair
 
 
 class Forwards(Protocol):
@@ -46,49 +43,6 @@ class WholeSequence:
         target = self.pair.target
         flops = 2 * (target.layer_params + target.head_params) * rows / self.flops_per_s
         return [target.layers * self.layer_s + flops * (length + K)]
-
-
-@dataclass(frozen=True, slots=True)
-class Overlapped:
-    """As `WholeSequence`, but the host launches while the GPU computes, and the slower of the two sets the time.
-
-    The fixed cost goes with the weights: reading them, and the tiles that few tokens leave half empty.
-    """
-
-    pair: Pair
-    layer_s: float  # host time to launch one layer
-    weight_s: float  # GPU time a weight, however few the tokens
-    flops_per_s: float
-
-    def draft(self, rows: int, length: int) -> list[float]:
-        """One forward a draft token, each over one token more."""
-        return [self._forward(self.pair.draft, rows * (length + i)) for i in range(K)]
-
-    def verify(self, rows: int, length: int) -> list[float]:
-        """One forward over the sequence and its drafts."""
-        return [self._forward(self.pair.target, rows * (length + K))]
-
-    def _forward(self, model: ModelSpec, tokens: int) -> float:
-        weights = model.layer_params + model.head_params
-        return max(model.layers * self.layer_s, weights * (self.weight_s + 2 * tokens / self.flops_per_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Forwards that lie a `share` of the way from one reading to another."""
-
-    one: Forwards
-    other: Forwards
-    share: float
-
-    def draft(self, rows: int, length: int) -> list[float]:
-        return self._mix(self.one.draft(rows, length), self.other.draft(rows, length))
-
-    def verify(self, rows: int, length: int) -> list[float]:
-        return self._mix(self.one.verify(rows, length), self.other.verify(rows, length))
-
-    def _mix(self, one: list[float], other: list[float]) -> list[float]:
-        return [(1 - self.share) * a + self.share * b for a, b in zip(one, other, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -118,9 +119,9 @@ def _shown(output_tokens: int) -> tuple[Floats, Floats]:
     return coins, mean_acceptance(coins, output_tokens)
 
 
-def legacy_arrivals(rate_per_s: float, window_s: float, seed: int = 42) -> list[float]:
-    """Arrival times as `np.random.seed(seed)` and `np.random.exponential(1 / rate)` gave them, up to `window_s`."""
-    return list(_gaps(np.random.RandomState(seed), rate_per_s, window_s))
+def legacy_arrivals(rate_per_s: float, window_s: float = math.inf, requests: int | None = None) -> list[float]:
+    """Arrival times as `np.random.seed(42)` and `np.random.exponential(1 / rate)` gave them, up to either limit."""
+    return list(islice(_gaps(np.random.RandomState(42), rate_per_s, window_s), requests))
 
 
 def _gaps(rng: np.random.RandomState, rate_per_s: float, window_s: float) -> Iterator[float]:

@@ -1,199 +1,161 @@
-"""The `three_way` programs on pairs of models that no published table gives: predicted, with an error bar.
+"""Two of the `three_way` programs on three pairs of models, as the published `model_comparison` ran them.
 
-What is carried over from the calibrated pair: the programs, the host's time a layer, the card's fp32 rate, what four
-threads gain, and the prompts. What is assumed of the others is drawn anew in every replication:
+The programs say what differs from `three_way`: bf16 instead of fp32, and requests that arrive at 2 and 5 per second
+instead of all at once. They do not say which machine they ran on, so the host's time per layer is calibrated again, on
+one figure. Nothing else is fitted: with bf16 the GPU waits for the host, so four requests in one forward cost about as
+much as one, and four threads, which share the interpreter lock, gain nothing over one.
 
-- forwards lie anywhere between `WholeSequence` and `Overlapped`, which the calibrated pair cannot tell apart;
-- a request is accepted as the calibrated pair's request in its place or, as likely, as any of its program's fifty;
-- then all requests of a pair move together: its draft and target are one maker's and nearer in size, so a little up.
-
-An interval also holds how far the predictions of the calibrated pair missed, as a factor on every time.
-
-Not modelled: requests that end before their length, and kernels that one family launches and another does not.
+Not modelled: a cost per forward that does not go with its layers, and threads that slow each other down.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from itertools import product
-from statistics import NormalDist
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import permutations
+from typing import cast
 
 import numpy as np
 
-from pdvsim.published.forwards import Between, Forwards, Overlapped, WholeSequence
-from pdvsim.published.job import K
-from pdvsim.published.poisson_fit import PoissonModel
+from pdvsim.published.forwards import WholeSequence
+from pdvsim.published.job import legacy_arrivals
 from pdvsim.published.scoring import Score, score_three_way
-from pdvsim.published.tables import THREE_WAY_PAIR, Constant, Key, Mix, Published, many_requests, tokens_and_rounds
+from pdvsim.published.tables import THREE_WAY_PAIR, Constant, Key, Mix, Published, Row, five_requests, many_requests
 from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
-from pdvsim.published.three_way_fit import FP32_FLOPS_PER_S, OUTPUT_TOKENS, SINGLE, ThreeWayModel, jobs_of
-from pdvsim.sim.core import Pair
+from pdvsim.published.three_way_fit import (
+    FIVE,
+    FP32_FLOPS_PER_S,
+    OUTPUT_TOKENS,
+    ThreeWayModel,
+    jobs_of,
+    random_orders,
+)
 from pdvsim.sim.hardware.models import pair
 
+TABLE = "model_comparison"
 PAIRS = {
     THREE_WAY_PAIR: "tinyllama-1.1b:llama-2-7b",
     "Qwen2-1.5B->Qwen2-7B": "qwen2-1.5b:qwen2-7b",
-    "Gemma-2B->Gemma-7B": "gemma-2b:gemma-7b",
+    "gemma-2b->gemma-7b": "gemma-2b:gemma-7b",
 }
-SYSTEMS: tuple[ThreeWay, ...] = ("baseline", "pdv")
-LOADS = ((3, 5), (10, 20))  # concurrency and requests
-ROWS = tuple(product(PAIRS, LOADS, SYSTEMS))
-METRICS = {"request_latency_mean": "ms", "request_latency_p95": "ms", "throughput": "req/s"}
-MANY = 25, 50  # the row whose requests are the pool
-SHIFT, SHIFT_SPREAD = 0.2, 0.35  # of a pair's acceptance, in log odds
-INTERVAL = 5.0, 95.0  # percentiles of the replications
-MEASURED: tuple[ThreeWay, ...] = ("baseline", "pd", "pdv")
-BISECTIONS = 40
-FACTORS = 101  # by which a replication may miss
-ERROR_RUNS = 8  # orders of the requests behind the model's own error
+BF16_FLOPS_PER_S = 312e12  # A100's data sheet, tensor cores
+RATES_PER_S = {5: 2.0, 20: 5.0}  # of arrivals, by the number of requests
+SAME_PROMPT = 0, 3  # of five requests: the programs' seed gives these two the same prompt
+LATENCIES = ("request_latency_mean", "request_latency_p95")
 
 
 @dataclass(frozen=True)
-class PredictedCell:
-    """One figure that is not known, predicted."""
+class Setting:
+    """What may differ between the two tables."""
 
-    pair: str
-    system: str
-    concurrency: int
-    requests: int
-    metric: str
-    unit: str
-    simulated: float  # mean over replications
-    interval: tuple[float, float]  # nine in ten replications, with the model's own error
-
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-@dataclass(frozen=True)
-class ModelComparison:
-    """Every pair, program and load."""
-
-    constants: tuple[Constant, ...]
-    cells: tuple[PredictedCell, ...]
-    model_error: float  # root mean square of the calibrated pair's errors, latencies not calibrated on
-    replications: int
-
-    def cell(self, pair: str, system: str, requests: int, metric: str) -> PredictedCell:
-        wanted = (pair, system, requests, metric)
-        return next(c for c in self.cells if (c.pair, c.system, c.requests, c.metric) == wanted)
+    layer_s: float  # host time to launch one layer
+    flops_per_s: float
+    overlap_s: float  # of a forward, hidden behind another worker's
+    spaced: bool  # requests arrive one by one, not all at 0
 
 
 class ComparisonModel:
-    """The three_way programs, for any pair."""
+    """The programs of the model comparison, calibrated."""
 
     def __init__(self, published: Published) -> None:
         self.published = published
-        self.given = ThreeWayModel(published)
-        self.constants = list(self.given.constants)
-        self.launch_s = self._launch_s()
-        self.weight_s = self._weight_s()
+        self.constants: list[Constant] = []
+        self.setting = Setting(self._layer_s(), BF16_FLOPS_PER_S, overlap_s=0.0, spaced=True)
+        self.differences = self._differences()
 
-    def forwards(self, models: Pair, share: float) -> Forwards:
-        """Of a pair: 0 adds launches and arithmetic, 1 overlaps them."""
-        added = WholeSequence(models, self.given.layer_s, FP32_FLOPS_PER_S)
-        return Between(added, self._overlapped(models, self.weight_s), share)
+    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
+        """A row as published, once for every order of its requests."""
+        return self._scores(row, self.setting, runs, seed)
 
-    def scores(self, name: str, system: ThreeWay, load: tuple[int, int], runs: int, seed: int) -> list[Score]:
-        """A row, once for every replication; the calibrated pair's as `three_way` has them."""
-        concurrency, requests = load
-        if name == THREE_WAY_PAIR:
-            scores = self.given.scores(system, concurrency, requests, runs, seed)
-            return scores * (runs // len(scores))  # the order of the five is known: one outcome
-        models = pair(PAIRS[name])
-        found = []
-        for run, mix in enumerate(self.mixes(name, system, load, runs, seed)):
-            share = _assumed(name, seed, run).random()
+    def ratios(self, row: Row, scores: list[Score], runs: int, seed: int) -> list[float]:
+        """Simulated over published latency of a row, geometric mean of mean and P95, after each difference.
+
+        After the last one the row is as explained: its `scores` are given.
+        """
+        *before, _ = self.differences.values()
+        told_ms = {metric: self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES}
+        return [
+            math.sqrt(math.prod(_mean(found, metric) / ms for metric, ms in told_ms.items()))
+            for found in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
+        ]
+
+    def _differences(self) -> dict[str, Setting]:
+        """From the rules and constants of three_way to those of this table, one difference after another."""
+        given = ThreeWayModel(Published(self.published.figures.values()))  # keeps its own record of what it reads
+        same = Setting(given.layer_s, FP32_FLOPS_PER_S, given.overlap_s, spaced=False)
+        spaced = replace(same, spaced=True)
+        return {
+            "three-way's program and constants, this table's acceptance": same,
+            "requests arrive at 2 and 5 per second": spaced,
+            "bf16: arithmetic 16 times as fast, nothing to overlap": replace(
+                spaced, flops_per_s=BF16_FLOPS_PER_S, overlap_s=0.0
+            ),
+            f"host: {1e3 * self.setting.layer_s:.2f} ms per layer instead of {1e3 * given.layer_s:.2f}": self.setting,
+        }
+
+    def mixes(self, row: Row, runs: int, seed: int) -> list[Mix]:
+        """The requests of a row, in at most `runs` orders: of five, those they can have had; of more, random ones."""
+        name, arch, concurrency, requests = row
+        if requests != 5:
+            acceptance = self.published.acceptance((name, arch, concurrency), TABLE)
+            return random_orders(many_requests(acceptance, requests, OUTPUT_TOKENS), runs, seed)
+        baseline, pdv = (
+            five_requests(self.published.acceptance((name, each, concurrency), TABLE), OUTPUT_TOKENS)
+            for each in ("baseline", "pdv")
+        )
+        orders = possible_orders(baseline, pdv)[0 if arch == "baseline" else 1]
+        return orders[:: math.ceil(len(orders) / runs)]
+
+    def _scores(self, row: Row, setting: Setting, runs: int, seed: int) -> list[Score]:
+        name, arch, _, requests = row
+        forwards = WholeSequence(pair(PAIRS[name]), setting.layer_s, setting.flops_per_s)
+        config = ThreeWayConfig(forwards, setting.overlap_s)
+        arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests)
+        scores = []
+        for mix in self.mixes(row, runs, seed):
             jobs = jobs_of(mix)
-            run_three_way(system, jobs, ThreeWayConfig(self.forwards(models, share), self.given.overlap_s))
-            found.append(score_three_way(jobs))
-        return found
+            if setting.spaced:
+                for job, arrival_s in zip(jobs, arrivals_s, strict=True):
+                    job.arrival_s = arrival_s
+            run_three_way(cast(ThreeWay, arch), jobs, config)
+            scores.append(score_three_way(jobs))
+        return scores
 
-    def mixes(self, name: str, system: ThreeWay, load: tuple[int, int], runs: int, seed: int) -> list[Mix]:
-        """The requests of a row of a pair that was never measured."""
-        concurrency, requests = load
-        pool = many_requests(self.published.acceptance((THREE_WAY_PAIR, system, MANY[0])), MANY[1], OUTPUT_TOKENS)
-        own = self.given.mixes(system, concurrency, requests, runs, seed)
-        found = []
-        for run in range(runs):
-            rng = np.random.default_rng([seed, run, requests])
-            row = own[run % len(own)]
-            mix = [request if rng.random() < 0.5 else pool[rng.integers(len(pool))] for request in row]
-            shift = SHIFT + SHIFT_SPREAD * _assumed(name, seed, run).standard_normal()
-            found.append([shifted(request, shift) for request in mix])
-        return found
+    def _layer_s(self) -> float:
+        """Host time per layer that gives the three_way pair's five requests their mean latency under pdv.
 
-    def model_error(self, runs: int, seed: int) -> float:
-        """Root mean square error of the calibrated pair's latencies, over the rows of several requests."""
-        errors = []
-        for arch, (concurrency, requests) in product(MEASURED, (*LOADS, MANY)):
-            scores = self.given.scores(arch, concurrency, requests, runs, seed)
-            for metric in ("request_latency_mean", "request_latency_p95"):
-                told = self.published.figures[Key("three_way", THREE_WAY_PAIR, arch, concurrency, metric)].value
-                errors.append(math.log(float(np.mean([score[metric] for score in scores])) / told))
-        return float(np.sqrt(np.mean(np.square(errors))))
-
-    def _overlapped(self, models: Pair, weight_s: float) -> Overlapped:
-        return Overlapped(models, self.launch_s, weight_s, FP32_FLOPS_PER_S)
-
-    def _launch_s(self) -> float:
-        """Host time a layer where the host alone decides: the cached draft forwards of poisson_30s."""
-        cached = PoissonModel(self.published)
-        drafts = [forwards.draft_s for forwards in cached.forwards.values()]
-        value = float(np.mean(drafts)) / self.given.pair.draft.layers
-        keys = tuple(key for constant in cached.constants for key in constant.cells)
-        meaning = "host time to launch one layer where nothing else takes as long (poisson_30s' drafts)"
-        self.constants.append(Constant("launch_s", value, "s", meaning, keys))
+        The first request outlasts the arrivals, so batches do not depend on it and latency is linear in it.
+        """
+        row = THREE_WAY_PAIR, "pdv", FIVE, 5
+        key = Key(TABLE, *row[:3], "request_latency_mean")
+        told_ms = self.published.calibrate(key)
+        low_s, high_s = 1e-3, 2e-3
+        low_ms, high_ms = (
+            _mean(self._scores(row, Setting(layer_s, BF16_FLOPS_PER_S, 0.0, spaced=True), 1, 0), key.metric)
+            for layer_s in (low_s, high_s)
+        )
+        value = low_s + (told_ms - low_ms) / (high_ms - low_ms) * (high_s - low_s)
+        meaning = "host time to launch one transformer layer (bf16, eager), on the machine of this table"
+        self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
         return value
 
-    def _weight_s(self) -> float:
-        """GPU time a weight if launches and arithmetic overlap: what gives the single request its latency."""
-        key = Key("three_way", THREE_WAY_PAIR, "pdv", SINGLE, "request_latency_mean")
-        told_s = self.published.calibrate(key) / 1e3
-        acceptance = self.published.input(Key("three_way", THREE_WAY_PAIR, "pdv", SINGLE, "acceptance_mean"))
-        low, high = 0.0, told_s / self.given.pair.target.layer_params
-        for _ in range(BISECTIONS):
-            middle = (low + high) / 2
-            jobs = jobs_of([tokens_and_rounds(acceptance, OUTPUT_TOKENS)])
-            run_three_way("pdv", jobs, ThreeWayConfig(self._overlapped(self.given.pair, middle)))
-            low, high = (low, middle) if jobs[0].finish_s > told_s else (middle, high)
-        meaning = "GPU time of a forward a billion weights, however few the tokens (fp32), if launches overlap it"
-        self.constants.append(Constant("weight_s", low * 1e9, "s", meaning, (key,)))
-        return low
+
+def possible_orders(baseline: Mix, pdv: Mix) -> tuple[list[Mix], list[Mix]]:
+    """The orders that the five requests of both programs can have had.
+
+    pdv serves its first request alone and unpadded, so both programs accept it alike. Where baseline, which pads
+    nothing, accepts two requests alike, they are the two with the same prompt, the first among them.
+    """
+    shared = set(baseline) & set(pdv)
+    twice = {request for request in shared if baseline.count(request) > 1}
+    first = twice or shared
+    one, other = SAME_PROMPT
+    orders = [order for order in dict.fromkeys(permutations(baseline)) if order[one] in first]
+    return (
+        [list(order) for order in orders if not twice or order[one] == order[other]],
+        [list(order) for order in dict.fromkeys(permutations(pdv)) if order[one] in first],
+    )
 
 
-def shifted(request: tuple[int, int], log_odds: float) -> tuple[int, int]:
-    """A request accepted more or less often; emitted over drafted stays between 1 / K and 1."""
-    tokens, rounds = request
-    least = 1 / K
-    part = min(max((tokens / (K * rounds) - least) / (1 - least), 1e-6), 1 - 1e-6)
-    moved = 1 / (1 + math.exp(-math.log(part / (1 - part)) - log_odds))
-    return OUTPUT_TOKENS, math.ceil(OUTPUT_TOKENS / (K * (least + (1 - least) * moved)) - 1e-9)
-
-
-def compare_models(
-    published: Published, runs: int, seed: int = 0, progress: Callable[[int], None] | None = None
-) -> ModelComparison:
-    """Predict every cell; `progress` is called with the rows done."""
-    model = ComparisonModel(published)
-    error = model.model_error(min(runs, ERROR_RUNS), seed)
-    factors = np.exp([error * NormalDist().inv_cdf((i + 0.5) / FACTORS) for i in range(FACTORS)])
-    cells = []
-    for done, (name, load, system) in enumerate(ROWS, 1):
-        scores = model.scores(name, system, load, runs, seed)
-        for metric, unit in METRICS.items():
-            values = np.array([score[metric] for score in scores])
-            missed = np.outer(values, factors)
-            low, high = np.percentile(missed, INTERVAL).tolist()
-            cells.append(PredictedCell(name, system, *load, metric, unit, float(values.mean()), (low, high)))
-        if progress:
-            progress(done)
-    return ModelComparison(tuple(model.constants), tuple(cells), error, runs)
-
-
-def _assumed(name: str, seed: int, run: int) -> np.random.Generator:
-    """What one replication assumes of a pair: the same for every program and load."""
-    return np.random.default_rng([seed, run, list(PAIRS).index(name), 1])
+def _mean(scores: list[Score], metric: str) -> float:
+    return float(np.mean([score[metric] for score in scores]))

@@ -8,13 +8,15 @@ Not modelled: what the prompts were; rounds are drawn with one coin a row.
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 
 from pdvsim.published.forwards import Cached
 from pdvsim.published.job import K, PublishedJob, coin_for, drawn_rounds, legacy_arrivals
 from pdvsim.published.poisson import Poisson, run_poisson
 from pdvsim.published.scoring import Score, score_poisson
-from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, tokens_and_rounds
+from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, Row, tokens_and_rounds
 from pdvsim.sim.hardware.models import model
 
 BANDWIDTH_BYTES_PER_S = 2.039e12  # A100-80GB's data sheet
@@ -40,8 +42,10 @@ class PoissonModel:
         self.forwards = {label: Cached(self._draft_s(label), self.target_s) for label in POISSON_PAIRS}
         self._coins: dict[tuple[str, str, int], float] = {}
 
-    def scores(self, label: str, arch: Poisson, concurrency: int, runs: int, seed: int) -> list[Score]:
+    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
         """A row as published, once a replication."""
+        label, name, concurrency, _ = row
+        arch = cast(Poisson, name)
         coin = self.coin(label, arch, concurrency, runs, seed)
         return poisson_scores(arch, concurrency, coin, self.forwards[label], runs, seed)
 

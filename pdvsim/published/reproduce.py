@@ -8,24 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pdvsim.published.poisson import Poisson
+from pdvsim.published.model_comparison import ComparisonModel
 from pdvsim.published.poisson_fit import PoissonModel
 from pdvsim.published.scoring import Score
-from pdvsim.published.tables import Constant, Published
-from pdvsim.published.three_way import ThreeWay
+from pdvsim.published.tables import Constant, Prediction, Published, Row, load_predicted
 from pdvsim.published.three_way_fit import ThreeWayModel
 
-TableName = Literal["three-way", "poisson-30s"]
+TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 
+
+class TableModel(Protocol):
+    """The programs of a table, calibrated."""
+
+    constants: list[Constant]
+
+    def scores(self, row: Row, runs: int, seed: int) -> list[Score]: ...
+
+
+MODELS: dict[TableName, Callable[[Published], TableModel]] = {
+    "three-way": ThreeWayModel,
+    "poisson-30s": PoissonModel,
+    "model-comparison": ComparisonModel,
+}
+LATENCY_TARGETS = {"request_latency_p95": 0.15, "request_latency_mean": 0.15}
 TARGETS = {  # metric: largest error aimed at
-    "three-way": {"request_latency_p95": 0.15, "request_latency_mean": 0.15},
+    "three-way": LATENCY_TARGETS,
     "poisson-30s": {"throughput_completed_only": 0.12},
+    "model-comparison": LATENCY_TARGETS,
 }
 ENOUGH = 10  # completions from which a throughput is worth comparing
+DIFFERENCE_RUNS = 4  # replications behind each difference
 
 
 @dataclass(frozen=True)
@@ -43,6 +59,7 @@ class TableCell:
     spread: float  # standard deviation over replications; a published figure is one of them
     completions: float  # requests that the simulated figure rests on, mean over replications
     used_for_calibration: bool
+    predicted: Prediction | None = None  # before the figure was known
 
     @property
     def error(self) -> float:
@@ -50,7 +67,18 @@ class TableCell:
         return self.simulated / self.published - 1
 
     def document(self) -> dict[str, Any]:
-        return asdict(self) | {"error": self.error}
+        document = asdict(self) | {"error": self.error}
+        if self.predicted is None:
+            del document["predicted"]
+        return document
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One difference between two tables, added to those before it."""
+
+    what: str
+    ratios: dict[str, float]  # by architecture: simulated over published latency, geometric mean over its rows
 
 
 @dataclass(frozen=True)
@@ -62,6 +90,7 @@ class Reproduction:
     cells: tuple[TableCell, ...]
     replications: int
     interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
+    differences: tuple[Difference, ...] = ()  # model-comparison: from three_way to this table
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
@@ -80,14 +109,16 @@ class Reproduction:
         """One metric of one program, over the loads."""
         return [cell for cell in self.cells if (cell.pair, cell.arch, cell.metric) == (pair, arch, metric)]
 
-    def winners(self, metric: str) -> dict[int, tuple[str, str]]:
-        """By concurrency: the architecture with the least published and the least simulated `metric`."""
-        found = {}
-        for concurrency in dict.fromkeys(cell.concurrency for cell in self.cells):
-            row = [cell for cell in self.cells if (cell.metric, cell.concurrency) == (metric, concurrency)]
-            told, ours = min(row, key=lambda c: c.published), min(row, key=lambda c: c.simulated)
-            found[concurrency] = (told.arch, ours.arch)
-        return found
+    def winners(self, metric: str) -> dict[tuple[str, int], tuple[str, str]]:
+        """By pair and concurrency: the architecture with the least published and the least simulated `metric`."""
+        scenarios: dict[tuple[str, int], list[TableCell]] = {}
+        for cell in self.cells:
+            if cell.metric == metric:
+                scenarios.setdefault((cell.pair, cell.concurrency), []).append(cell)
+        return {
+            scenario: (min(row, key=lambda c: c.published).arch, min(row, key=lambda c: c.simulated).arch)
+            for scenario, row in scenarios.items()
+        }
 
 
 def reproduce(
@@ -98,24 +129,25 @@ def reproduce(
     progress: Callable[[int], None] | None = None,
 ) -> Reproduction:
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
-    rows = published.rows(table.replace("-", "_"))
-    model: ThreeWayModel | PoissonModel = ThreeWayModel(published) if table == "three-way" else PoissonModel(published)
+    name = table.replace("-", "_")
+    model = MODELS[table](published)
+    predicted = load_predicted()
     by_row: dict[tuple[str, str, int], list[Score]] = {}
+    ratios: dict[str, list[list[float]]] = {}  # by architecture: after each difference, for each row
     interrupted = False
     try:
-        for pair, arch, concurrency, requests in rows:
-            if isinstance(model, ThreeWayModel):
-                scores = model.scores(cast(ThreeWay, arch), concurrency, requests, runs, seed)
-            else:
-                scores = model.scores(pair, cast(Poisson, arch), concurrency, runs, seed)
-            by_row[pair, arch, concurrency] = scores
+        for row in published.rows(name):
+            scores = model.scores(row, runs, seed)
+            if isinstance(model, ComparisonModel):
+                ratios.setdefault(row[1], []).append(model.ratios(row, scores, min(runs, DIFFERENCE_RUNS), seed))
+            by_row[row[:3]] = scores
             if progress:
                 progress(len(by_row))
     except KeyboardInterrupt:
         interrupted = True
     cells = []
     for key, figure in published.figures.items():
-        of_row = by_row.get((key.pair, key.arch, key.concurrency)) if key.table == table.replace("-", "_") else None
+        of_row = by_row.get((key.pair, key.arch, key.concurrency)) if key.table == name else None
         if of_row is None or key.metric not in of_row[0]:
             continue
         values = [score[key.metric] for score in of_row]
@@ -131,6 +163,14 @@ def reproduce(
                 float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
                 completions,
                 key in published.calibrated_on or same_figure,
+                predicted.get(key),
             )
         )  # fmt: skip
-    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)
+    differences = []
+    if isinstance(model, ComparisonModel) and not interrupted:
+        means = {arch: np.exp(np.mean(np.log(values), axis=0)).tolist() for arch, values in ratios.items()}
+        differences = [
+            Difference(what, {arch: values[i] for arch, values in means.items()})
+            for i, what in enumerate(model.differences)
+        ]
+    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted, tuple(differences))

@@ -18,13 +18,14 @@ import numpy as np
 
 from pdvsim.published.job import K
 
-PATH = Path(str(files("pdvsim.calibration"))) / "data" / "published" / "pdverify_tables.csv"
+FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "published"
 SOURCE = "figures of the public repository therealnaveenkamal/pdverify"
 
 THREE_WAY_PAIR = "TinyLlama-1.1B->Llama-2-7b"
 POISSON_PAIRS = ("TinyLlama-TinyLlama", "TinyLlama-Llama7B", "TinyLlama-CodeLlama34B")
 
 Mix = list[tuple[int, int]]  # tokens and rounds of each request
+Row = tuple[str, str, int, int]  # pair, arch, concurrency and requests
 
 
 @dataclass(frozen=True, order=True)
@@ -59,8 +60,17 @@ class Constant:
     cells: tuple[Key, ...]  # the published figures it was calibrated on
 
 
+@dataclass(frozen=True)
+class Prediction:
+    """What was predicted of a figure before it was known, and the interval that was to hold it nine times in ten."""
+
+    value: float
+    low: float
+    high: float
+
+
 class Published:
-    """The figures of both tables, with a record of what they were read for."""
+    """The figures of all tables, with a record of what they were read for."""
 
     def __init__(self, figures: Iterable[Figure]) -> None:
         self.figures = {figure.key: figure for figure in figures}
@@ -77,30 +87,39 @@ class Published:
         self.inputs.add(key)
         return self.figures[key].value
 
-    def rows(self, table: str) -> list[tuple[str, str, int, int]]:
-        """Pair, arch, concurrency and requests of every row of a table, in its order."""
+    def rows(self, table: str) -> list[Row]:
+        """The rows of a table, in its order."""
         of_table = (f for f in self.figures.values() if f.key.table == table)
         return list(dict.fromkeys((f.key.pair, f.key.arch, f.key.concurrency, f.requests) for f in of_table))
 
-    def acceptance(self, row: tuple[str, str, int]) -> dict[str, float]:
-        """Mean, median, least and largest acceptance of a three_way row."""
-        return {
-            name: self.input(Key("three_way", *row, f"acceptance_{name}")) for name in ("mean", "median", "min", "max")
-        }
+    def acceptance(self, row: tuple[str, str, int], table: str = "three_way") -> dict[str, float]:
+        """Mean, median, least and largest acceptance of a row."""
+        return {name: self.input(Key(table, *row, f"acceptance_{name}")) for name in ("mean", "median", "min", "max")}
 
 
-def load_published(path: Path = PATH) -> Published:
+def load_published() -> Published:
     """The figures in the file that comes with pdvsim."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return Published(
-            Figure(
-                Key(row["table"], row["pair"], row["arch"], int(row["concurrency"]), row["metric"]),
-                int(row["requests"]),
-                float(row["value"]),
-                row["unit"],
-            )
-            for row in csv.DictReader(file)
-        )
+    return Published(
+        Figure(_key(row), int(row["requests"]), float(row["value"]), row["unit"])
+        for row in _rows("pdverify_tables.csv")
+    )
+
+
+def load_predicted() -> dict[Key, Prediction]:
+    """What was predicted of the model comparison before its figures were known: a record, not computed again."""
+    return {
+        _key(row): Prediction(*(float(row[name]) for name in ("predicted", "low", "high")))
+        for row in _rows("predicted.csv")
+    }
+
+
+def _rows(name: str) -> list[dict[str, str]]:
+    with (FOLDER / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def _key(row: dict[str, str]) -> Key:
+    return Key(row["table"], row["pair"], row["arch"], int(row["concurrency"]), row["metric"])
 
 
 def tokens_and_rounds(acceptance: float, output_tokens: int) -> tuple[int, int]:

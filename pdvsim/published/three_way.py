@@ -1,4 +1,4 @@
-"""The three programs of the `three_way` table: all requests at once, whole sequences computed again and again.
+"""The three programs of the `three_way` and `model_comparison` tables: whole sequences computed again and again.
 
 "Prefill" is tokenisation and takes no time here. Not modelled: the threads' own scheduling, other than that one forward
 runs at a time.
@@ -34,7 +34,7 @@ class ThreeWayConfig:
 
 
 def run_three_way(program: ThreeWay, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
-    """Run the jobs, all submitted at 0, to their end."""
+    """Run the jobs, in the order of their arrivals, to their end."""
     env = simpy.Environment()
     {"baseline": ThreeWayBaseline, "pd": ThreeWayPd, "pdv": ThreeWayPdv}[program](env, jobs, config)
     env.run()
@@ -44,15 +44,27 @@ class ThreeWayProgram:
     """What is waiting, the stream, and the forwards."""
 
     threads = 1
+    arrival: Event  # of the next request
 
     def __init__(self, env: simpy.Environment, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
         self.env = env
         self.config = config
         self.stream = Stream(env)
         self.stream.free_s += config.first_use_s
-        self.waiting = deque(jobs)
+        self.waiting: deque[PublishedJob] = deque()
+        env.process(self.arrivals(jobs))  # before the loops: what arrives at 0 waits when they start
         for _ in range(self.threads):
             env.process(self.loop())
+
+    def arrivals(self, jobs: list[PublishedJob]) -> Process:
+        """Submit each job when it arrives; a loop with nothing to do waits for `arrival`."""
+        self.arrival = self.env.event()
+        for job in jobs:
+            if job.arrival_s > self.env.now:
+                yield self.env.timeout(job.arrival_s - self.env.now)
+            self.waiting.append(job)
+            self.arrival.succeed()
+            self.arrival = self.env.event()
 
     def loop(self) -> Process:
         raise NotImplementedError
@@ -72,7 +84,10 @@ class ThreeWayBaseline(ThreeWayProgram):
 
     def loop(self) -> Process:
         forwards = self.config.forwards
-        while self.waiting:
+        while True:
+            if not self.waiting:
+                yield self.arrival
+                continue
             job = self.waiting.popleft()
             self.busy += 1
             while not job.over:
@@ -88,9 +103,12 @@ class ThreeWayPd(ThreeWayProgram):
     def loop(self) -> Process:
         forwards = self.config.forwards
         decoding: deque[PublishedJob] = deque()
-        while decoding or self.waiting:
+        while True:
             if not decoding:
-                decoding.append(self.waiting.popleft())
+                if self.waiting:
+                    decoding.append(self.waiting.popleft())
+                else:
+                    yield self.arrival
                 continue
             job = decoding[0]
             yield self.stream.run(sum(forwards.draft(1, job.length) + forwards.verify(1, job.length)))
@@ -106,7 +124,7 @@ class ThreeWayPdv(ThreeWayProgram):
         forwards = self.config.forwards
         decoding: deque[PublishedJob] = deque()
         verifying: deque[PublishedJob] = deque()
-        while decoding or verifying or self.waiting:
+        while True:
             if decoding:
                 batch = _take(decoding)
                 yield self.stream.run(sum(forwards.draft(len(batch), max(job.length for job in batch))))
@@ -117,8 +135,10 @@ class ThreeWayPdv(ThreeWayProgram):
                 for job in batch:
                     self.settle(job)
                 decoding.extend(job for job in batch if not job.over)
-            else:
+            elif self.waiting:
                 decoding.extend(_take(self.waiting))
+            else:
+                yield self.arrival
 
 
 def _take(queue: deque[PublishedJob]) -> list[PublishedJob]:

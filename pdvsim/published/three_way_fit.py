@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from itertools import permutations
+from typing import cast
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from pdvsim.published.tables import (
     Key,
     Mix,
     Published,
+    Row,
     common,
     five_requests,
     many_requests,
@@ -39,6 +41,11 @@ SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 def jobs_of(mix: Mix) -> list[PublishedJob]:
     """Requests of so many tokens and rounds, all submitted at 0."""
     return [PublishedJob(0.0, even_rounds(*request), PROMPT_TOKENS) for request in mix]
+
+
+def random_orders(mix: Mix, runs: int, seed: int) -> list[Mix]:
+    """The same requests in `runs` random orders."""
+    return [[mix[i] for i in np.random.default_rng([seed, run]).permutation(len(mix)).tolist()] for run in range(runs)]
 
 
 class ThreeWayModel:
@@ -67,9 +74,7 @@ class ThreeWayModel:
         if requests == 5:
             return [self.five[arch]]
         mix = many_requests(acceptance, requests, OUTPUT_TOKENS)
-        return [
-            [mix[i] for i in np.random.default_rng([seed, run]).permutation(requests).tolist()] for run in range(runs)
-        ]
+        return random_orders(mix, runs, seed)
 
     def _key(self, arch: str, concurrency: int, metric: str) -> Key:
         return Key("three_way", THREE_WAY_PAIR, arch, concurrency, metric)
@@ -142,8 +147,10 @@ class ThreeWayModel:
         self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
         return value
 
-    def scores(self, arch: ThreeWay, concurrency: int, requests: int, runs: int, seed: int) -> list[Score]:
+    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
         """A row as published, once for every order of its requests."""
+        _, name, concurrency, requests = row
+        arch = cast(ThreeWay, name)
         scores = []
         for mix in self.mixes(arch, concurrency, requests, runs, seed):
             jobs = jobs_of(mix)

@@ -97,6 +97,18 @@ def test_pdv_of_three_way_admits_only_when_its_batch_is_done() -> None:
     assert finishes("pdv", [3, 1, 1, 1, 1]) == [18, 6, 6, 6, 24]
 
 
+def test_a_program_of_three_way_waits_for_arrivals() -> None:
+    def served_at(program: ThreeWay, *arrivals_s: float) -> list[float]:
+        jobs = [PublishedJob(arrival_s, (1,)) for arrival_s in arrivals_s]
+        run_three_way(program, jobs, ThreeWayConfig(Unit()))
+        return [job.finish_s for job in jobs]
+
+    assert served_at("pd", 1, 2.5, 3, 30) == [7, 13, 19, 36]
+    assert served_at("pdv", 1, 2.5, 3, 30) == [7, 13, 13, 36]  # two wait for the first and share a batch
+    # the second worker's forwards start at 3, 5, 7, 10 and 11, between those of the first (1, 2, 4, 6 and 8)
+    assert served_at("baseline", 1, 2.5, 30) == [10, 13, 36]
+
+
 def test_four_workers_take_turns_on_the_stream_forward_by_forward() -> None:
     # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues behind them
     assert finishes("baseline", [1, 1, 1, 1, 1]) == [18, 20, 22, 24, 30]

@@ -13,11 +13,10 @@ from pdvsim.published.explain import explain
 from pdvsim.published.fair import Fair, score_both
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.scoring import Score
-from pdvsim.published.tables import Figure, Key, Published, load_published
-from pdvsim.published.three_way import ThreeWay
+from pdvsim.published.tables import Figure, Key, Published, Row, load_published
 from pdvsim.published.three_way_fit import ThreeWayModel
 
-TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s")
+TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s", "model-comparison")
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +43,7 @@ def test_every_p95_and_mean_latency_within_15_percent(three_way: Reproduction) -
 def test_the_winner_of_each_scenario(three_way: Reproduction, metric: str) -> None:
     winners = three_way.winners(metric)
     assert len(winners) == 4
-    assert {c: pair for c, pair in winners.items() if pair[0] != pair[1]} == {}
+    assert {scenario: archs for scenario, archs in winners.items() if archs[0] != archs[1]} == {}
 
 
 def test_every_throughput_on_ten_completions_within_12_percent(poisson: Reproduction) -> None:
@@ -74,11 +73,13 @@ def test_pd_peaks_at_16_and_collapses_from_64_on(poisson: Reproduction) -> None:
 
 @pytest.mark.parametrize("table", TABLES)
 def test_only_the_named_cells_are_used(table: TableName) -> None:
-    """Every figure that is neither an input nor calibrated on may be anything: nothing simulated moves."""
+    """Every figure of the table that is neither an input nor calibrated on may be anything: nothing simulated moves."""
     first = load_published()
     before = reproduce(table, first, runs=1)
     used = first.inputs | first.calibrated_on
-    changed = Published(f if f.key in used else replace(f, value=1.37 * f.value) for f in first.figures.values())
+    assert {key.table for key in used} == {table.replace("-", "_")}
+    free = {key for key in first.figures if key.table == table.replace("-", "_")} - used
+    changed = Published(replace(f, value=1.37 * f.value) if f.key in free else f for f in first.figures.values())
     after = reproduce(table, changed, runs=1)
     assert [c.simulated for c in after.cells] == pytest.approx([c.simulated for c in before.cells], nan_ok=True, rel=0)
     assert all(key.metric.startswith("acceptance") for key in first.inputs)
@@ -167,6 +168,7 @@ def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.C
         (["three-way", "--seed", "-1"], "seed must be 0 to"),
         (["three-way", "--fair", "--gpu", "z80"], "unknown gpu 'z80'"),
         (["three-way", "--gpu", "h200"], "--gpu needs --fair"),
+        (["model-comparison", "--fair"], "--fair goes with three-way and poisson-30s"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,10 +184,10 @@ def test_ctrl_c_keeps_the_rows_that_are_finished(
 ) -> None:
     whole = ThreeWayModel.scores
 
-    def stopped(self: ThreeWayModel, arch: ThreeWay, concurrency: int, *rest: int) -> list[Score]:
-        if concurrency > 3:
+    def stopped(self: ThreeWayModel, row: Row, runs: int, seed: int) -> list[Score]:
+        if row[2] > 3:
             raise KeyboardInterrupt
-        return whole(self, arch, concurrency, *rest)
+        return whole(self, row, runs, seed)
 
     monkeypatch.setattr(ThreeWayModel, "scores", stopped)
     assert main(["reproduce", "three-way", "--num-runs", "1", "--json", "-o", str(tmp_path)]) == 130
