@@ -24,6 +24,7 @@ from pdvsim.common.outcomes import DIED, Item, Outcome, Task, attempt
 from pdvsim.common.version import __version__
 
 T = TypeVar("T")
+Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
 
 
 def cores() -> int:
@@ -90,15 +91,13 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
         raise
 
 
-def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Call]:
     for index, point in items:
         started.add(index)
         yield attempt, (task, index, point, __version__)
 
 
-def _started(
-    calls: Iterable[tuple[Callable[..., Any], tuple[Any, ...]]], jobs: int, return_as: str
-) -> Generator[Any, None, None]:
+def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
     """The results of the calls, whose workers have been started: Ctrl-C waits for that, and never reaches them."""
     from multiprocessing.resource_tracker import ensure_running
 
