@@ -84,10 +84,10 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
                 for index in sorted(started & set(left)):
                     yield attempt_alone(task, index, left.pop(index), __version__)
             finally:
-                with warnings.catch_warnings(action="ignore"):  # joblib warns of the points given up
-                    outcomes.close()
+                outcomes.close()
     except (KeyboardInterrupt, GeneratorExit):
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+        # joblib's own: asked for without `reuse`, loky would first wait until all that it has begun is done
+        get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
         raise
 
 
@@ -108,6 +108,7 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
 
     resource_tracker.main = tracker.main
     warnings.filterwarnings("ignore", "resource_tracker: process died")
+    warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns of the points given up
     if hasattr(signal, "pthread_sigmask"):
         ensure_running()  # which ends with SIGINT unblocked, so not in the block below
     pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)

@@ -20,6 +20,7 @@ import logging
 import os
 import queue
 import socket
+import sys
 import threading
 import time
 from collections import Counter, deque
@@ -68,6 +69,8 @@ class Watch:
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
     """What `ask` returns or raises, or a TimeoutError: a library's own deadline may not be one."""
+    if sys.is_finalizing():  # a new thread would never begin
+        raise TimeoutError
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
