@@ -7,7 +7,6 @@ as its worker process lives: there is no other limit.
 from __future__ import annotations
 
 import os
-import pickle
 import signal
 import subprocess
 import sys
@@ -17,9 +16,11 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing.resource_tracker import ensure_running
 from types import FrameType
 from typing import Any, TypeVar
 
+from pdvsim.common import tracker
 from pdvsim.common.outcomes import DIED, Item, Outcome, Task, attempt
 from pdvsim.common.version import __version__
 
@@ -99,12 +100,8 @@ def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Cal
 
 def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
     """The results of the calls, whose workers have been started: Ctrl-C waits for that, and never reaches them."""
-    from multiprocessing.resource_tracker import ensure_running
-
     from joblib import Parallel, delayed
     from joblib.externals.loky.backend import resource_tracker
-
-    from pdvsim.common import tracker
 
     resource_tracker.main = tracker.main
     warnings.filterwarnings("ignore", "resource_tracker: process died")
@@ -136,7 +133,7 @@ def _die_with(parent: int) -> None:
 
 def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
     """Run a point in a new process, whose death is this point's own. For a point whose worker has died before."""
-    from joblib.externals.loky.backend.reduction import dumps
+    from joblib.externals.loky.backend.reduction import dumps, loads
 
     command = [sys.executable, "-c", "from pdvsim.common.workers import _answer; _answer()"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -146,15 +143,17 @@ def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
     )
     if child.returncode:
         return Outcome(index, None, DIED)
-    outcome: Outcome = pickle.loads(child.stdout)
+    outcome: Outcome = loads(child.stdout)
     return outcome
 
 
 def _answer() -> None:
     """The process of one point: the call comes in on standard input, and its result goes out on standard output."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
+
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # whatever the point prints is not its result
-        out.write(pickle.dumps(_in_child(*pickle.load(sys.stdin.buffer))))
+        out.write(dumps(_in_child(*loads(sys.stdin.buffer.read()))))
 
 
 @contextmanager

@@ -155,7 +155,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
 
     with _quiet("distributed"):
         try:
-            client = within(2 * PATIENCE_S, lambda: Client(address, timeout=PATIENCE_S, set_as_default=False))
+            client: Any = within(2 * PATIENCE_S, lambda: Client(address, timeout=PATIENCE_S, set_as_default=False))
         except (OSError, ValueError):
             raise lost from None
         try:
@@ -215,8 +215,7 @@ def ray_connected(address: str | None) -> Any:
             raise ValueError(f"{where}: {what.format(at)}")
         try:
             with _quiet("ray"):
-                init = {"log_to_driver": False, "configure_logging": False}
-                within(ANSWER_S, lambda: ray.init(address=at or "auto", **init))
+                within(ANSWER_S, lambda: ray.init(address=at or "auto", log_to_driver=False, configure_logging=False))
         except Exception as error:  # what a cluster that starts or ends makes of it is not foreseen
             raise ValueError(f"{where}: {what.format(type(error).__name__)}") from None
     return ray
@@ -254,7 +253,7 @@ def _is_rays(address: str) -> bool:
     """Whether the gRPC server at an address is the head of a Ray cluster; of a ray:// proxy only `ray.init` knows."""
     if address.startswith("ray://"):
         return True
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined,unused-ignore]
 
     try:
         within(PATIENCE_S, lambda: GcsClient(address=address))
