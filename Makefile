@@ -1,6 +1,7 @@
 # pdvsim: everything runs in .venv, which is made on first use. A second make finds its stamp and installs nothing.
 PYTHON ?= python3
 PIP_FLAGS ?=
+PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 # Bytecode is kept, whatever the environment says: the tests start hundreds of processes.
@@ -23,7 +24,7 @@ test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_FLAGS)
 
 # The report is tested in a real browser. Without one those tests are skipped, or fail where CI is set.
 chromium:

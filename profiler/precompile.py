@@ -71,10 +71,10 @@ def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: floa
 def _start(name: str, points: list[GridPoint]) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
     errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the worker)
     command = [sys.executable, "-m", "pdvsim.profiler.precompile", name]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=errors)
-    assert process.stdin is not None
-    with process.stdin as pipe:
-        pipe.write(json.dumps([p.as_dict() for p in points]).encode())
+    with tempfile.TemporaryFile() as given:  # no pipe: writing to one waits for a worker that may never read
+        given.write(json.dumps([p.as_dict() for p in points]).encode())
+        given.seek(0)
+        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=errors)
     return name, process, errors
 
 

@@ -194,7 +194,8 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
     if {"-h", "--help", "--help-all"} & set(argv):
         sys.stdout.write(help_text(command, prog, "--help-all" in argv))
         raise SystemExit(0)
-    known = {name: hint for name, hint in flags(command).items() if name in visible(command)}
+    offered = visible(command)
+    known = {name: hint for name, hint in flags(command).items() if name in offered}
     hints, placed = get_type_hints(command), positionals(command)
     tokens = _tokens(argv, known, math.inf if any(_is_list(hints[name]) for name in placed) else len(placed))
     path = next((value for flag, value in pairwise(tokens) if flag == "--config"), None)

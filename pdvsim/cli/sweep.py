@@ -59,6 +59,11 @@ def main(argv: list[str]) -> int:
         except (ValueError, OSError):
             _notice(f"stopped: {_kept(folder, len(rows), total)}")
             raise
+        if interrupted:  # the user is waiting: no plot and no tables
+            if rows:
+                folder.summarise(rows, None)
+            _notice(f"interrupted: {_kept(folder, len(rows), total)}")
+            return 130
         frame, saved = folder.summarise(rows, partial(_draw, sweep))
         config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
     if len(frame):
@@ -68,9 +73,7 @@ def main(argv: list[str]) -> int:
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
     if failures:
         say("pdvsim", f"{failures} of {total} points failed: the reasons are in {folder.path / 'failed'}")
-    if interrupted:
-        say("pdvsim", f"interrupted: {_kept(folder, len(rows), total)}")
-    return 130 if interrupted else 1 if failures else 0
+    return 1 if failures else 0
 
 
 def _notice(text: str) -> None:

@@ -36,4 +36,9 @@ def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
     except ValueError as error:
         return Outcome(index, None, " ".join(str(error).split()))
     except Exception as error:
-        return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", traceback.format_exc())
+        return failure(index, error, traceback.format_exc())
+
+
+def failure(index: int, error: BaseException, details: str = "") -> Outcome:
+    """The outcome of a point that an error nobody foresaw has ended."""
+    return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", details)

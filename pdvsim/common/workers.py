@@ -1,24 +1,31 @@
 """Tasks side by side on this machine's cores, by joblib's loky.
 
-An item that raises, or whose worker dies twice, has an outcome that says so; the others go on.
+An item that raises, or whose worker dies twice, has an outcome that says so; the others go on. An item may take as long
+as its worker process lives: there is no other limit.
 """
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from multiprocessing.resource_tracker import ensure_running
+from types import FrameType
 from typing import Any, TypeVar
 
+from pdvsim.common import tracker
 from pdvsim.common.outcomes import DIED, Item, Outcome, Task, attempt
 from pdvsim.common.version import __version__
 
 T = TypeVar("T")
+Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
 
 
 def cores() -> int:
@@ -39,17 +46,17 @@ def parallel_map(
 
     More threads would only wait for each other, and may round differently.
     """
-    from joblib import Parallel, delayed, parallel_config
+    from joblib import parallel_config
 
-    calls = [delayed(function)(*given) for given in arguments]
-    found: list[T] = []
+    given = list(arguments)
+    results: list[T] = []
     with parallel_config(backend="loky", inner_max_num_threads=1):
         # two at least: a single one would run in this process, with its threads
-        pool = Parallel(n_jobs=max(2, min(cores(), len(calls))), return_as="generator", batch_size=1)
-        for result in pool(calls):
-            found.append(result)
+        jobs, calls = max(2, min(cores(), len(given))), ((function, one) for one in given)
+        for result in _started(calls, jobs, "generator"):
+            results.append(result)
             progress()
-    return found
+    return results
 
 
 def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, None]:
@@ -69,39 +76,47 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
     try:
         while left:
             started: set[int] = set()
-            outcomes = _pool(task, list(left.items()), jobs, started)
+            outcomes = _started(_calls(task, list(left.items()), started), jobs, "generator_unordered")
             try:
                 for outcome in outcomes:
                     del left[outcome.index]
                     yield outcome
             except BrokenProcessPool:  # joblib's TerminatedWorkerError is one
                 for index in sorted(started & set(left)):
-                    yield _alone(task, index, left.pop(index))
+                    yield attempt_alone(task, index, left.pop(index), __version__)
             finally:
-                with warnings.catch_warnings(action="ignore"):  # joblib warns of the points given up
-                    outcomes.close()
+                outcomes.close()
     except (KeyboardInterrupt, GeneratorExit):
-        get_reusable_executor().shutdown(wait=False, kill_workers=True)
+        # joblib's own: asked for without `reuse`, loky would first wait until all that it has begun is done
+        get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
         raise
 
 
-def _pool(task: Task, items: Sequence[Item], jobs: int, started: set[int]) -> Generator[Outcome, None, None]:
+def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Call]:
+    for index, point in items:
+        started.add(index)
+        yield attempt, (task, index, point, __version__)
+
+
+def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
+    """The results of the calls, whose workers have been started: Ctrl-C waits for that, and never reaches them."""
     from joblib import Parallel, delayed
+    from joblib.externals.loky.backend import resource_tracker
 
-    def calls() -> Iterator[Any]:
-        for index, point in items:
-            started.add(index)
-            yield delayed(_in_child)(os.getpid(), task, index, point, __version__)
+    resource_tracker.main = tracker.main
+    warnings.filterwarnings("ignore", "resource_tracker: process died")
+    warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns of the points given up
+    if hasattr(signal, "pthread_sigmask"):
+        ensure_running()  # which ends with SIGINT unblocked, so not in the block below
+    pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)
+    with ctrl_c_deferred():
+        results: Generator[Any, None, None] = pool(delayed(_in_child)(os.getpid(), *call) for call in calls)
+    return results
 
-    pool = Parallel(n_jobs=jobs, return_as="generator_unordered", batch_size=1)
-    with _deaf_to_ctrl_c():  # workers inherit it: a terminal's Ctrl-C reaches every process, the parent answers it
-        outcomes = pool(calls())
-    yield from outcomes
 
-
-def _in_child(parent: int, task: Task, index: int, point: Any, version: str) -> Outcome:
+def _in_child(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
     _die_with(parent)
-    return attempt(task, index, point, version)
+    return function(*arguments)
 
 
 @cache
@@ -116,29 +131,52 @@ def _die_with(parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _alone(task: Task, index: int, point: Any) -> Outcome:
-    from joblib.externals.loky import ProcessPoolExecutor
-    from joblib.externals.loky.process_executor import BrokenProcessPool
+def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
+    """Run a point in a new process, whose death is this point's own. For a point whose worker has died before."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
 
-    pool = ProcessPoolExecutor(max_workers=1)
-    try:
-        with _deaf_to_ctrl_c():
-            running = pool.submit(_in_child, os.getpid(), task, index, point, __version__)
-        outcome: Outcome = running.result()
-    except BrokenProcessPool:
+    command = [sys.executable, "-c", "from pdvsim.common.workers import _answer; _answer()"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    given = dumps((os.getpid(), attempt, (task, index, point, version)))
+    child = subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, env=environment, start_new_session=True, check=False
+    )
+    if child.returncode:
         return Outcome(index, None, DIED)
-    finally:
-        pool.shutdown(kill_workers=True)
+    outcome: Outcome = loads(child.stdout)
     return outcome
 
 
+def _answer() -> None:
+    """The process of one point: the call comes in on standard input, and its result goes out on standard output."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
+
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # whatever the point prints is not its result
+        out.write(dumps(_in_child(*loads(sys.stdin.buffer.read()))))
+
+
 @contextmanager
-def _deaf_to_ctrl_c() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread may set handlers
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+def ctrl_c_deferred() -> Iterator[None]:
+    """Hold back a Ctrl-C until the end of the block. Threads and processes that are started in it never receive one.
+
+    A terminal sends Ctrl-C to every process at once; the parent answers it, and ends its workers.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    main = threading.current_thread() is threading.main_thread()  # no other may set handlers
+    handler = signal.signal(signal.SIGINT, note) if main else None
+    # On Windows there are no masks, and each process looks after itself.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a signal that is pending arrives here
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if received:
+            signal.raise_signal(signal.SIGINT)

@@ -25,6 +25,7 @@ from pdvsim.live.session import Session
 from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
 
+START_S = 120.0  # until a session has begun
 TICK_S = 0.12  # from one picture to the next
 MOST_S = 2.0  # is made up for: after a longer pause of the machine, time has stood still
 SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
@@ -201,10 +202,12 @@ class Feed:
         theirs.close()
         self.pictures = self.ordered = 0
         try:
+            if not self._pipe.poll(START_S):
+                raise ValueError(f"the session could not begin: nothing came from its process in {START_S:g} s")
             self.latest: Shown = self._pipe.recv()  # a page is never without
         except EOFError:
             raise ValueError("the session could not begin: its process has ended") from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, ValueError):
             self.close()
             raise
         Thread(target=self._listen, daemon=True).start()
@@ -223,8 +226,7 @@ class Feed:
         with suppress(OSError):
             self.order("end")
         self._process.join(2)
-        if self._process.is_alive():
-            self._process.terminate()
+        self._process.kill()  # if it is still there
 
     def _listen(self) -> None:
         try:

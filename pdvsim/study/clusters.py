@@ -1,11 +1,15 @@
 """The points of a sweep on the workers of a running Dask or Ray cluster.
 
 Both are asked directly, not through joblib: a death is then one point's, not the whole call's, and joblib's Ray backend
-has no results to give before all are there. A cluster that does not answer, or goes away in the middle, is a ValueError
-within PATIENCE_S; one without workers is waited for, and said to be.
+has no results to give before all are there.
+
+Every wait has an end. A cluster that does not answer, or goes away in the middle, is a ValueError within PATIENCE_S or
+ANSWER_S. One without workers is waited for, which is said, for WORKERS_S. A point whose worker died is begun again in a
+process of its own, so that its death is known from its neighbour's; a point whose result is lost is begun again.
 
 Not modelled here: shared files. The workers of a cluster need pdvsim, in the same version, and every file that the
-points name, under the same path.
+points name, under the same path. A worker that stops without a word is left to the cluster, which gives it up after
+five minutes (Dask's worker-ttl) or some fifteen seconds (Ray's health check).
 """
 
 from __future__ import annotations
@@ -16,20 +20,28 @@ import logging
 import os
 import queue
 import socket
+import sys
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt
+from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt, failure
 from pdvsim.common.version import __version__
+from pdvsim.common.workers import attempt_alone
 
 T = TypeVar("T")
 
-PATIENCE_S = 6.0  # with a cluster that does not answer
-FETCH_S = 15.0  # for the result of a finished point: its worker may have died with it, and Dask goes on asking
+PATIENCE_S = 6.0  # until a cluster answers at the start
+ANSWER_S = 30.0  # until it answers a question later on, when it may be busy
+WORKERS_S = 600.0  # until a cluster without workers has some
+FETCH_S = 15.0  # until the result of a finished point is here
 TICK_S = 1.0  # between looks at a cluster from which nothing comes
+POLL_S = 0.02
+TRIES = 3  # of a point, of which the second and third run in a process of their own
+UNDER_WAY = ("released", "waiting", "no-worker", "queued", "processing")  # Dask's states of a task without a result
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
@@ -38,20 +50,27 @@ class ClusterLost(ValueError):
 
 
 class Watch:
-    """Looks after a cluster from which nothing comes: without workers it is said, once, that they are waited for."""
+    """Looks after a cluster from which nothing comes: says that it has no workers, and in the end stops waiting."""
 
     def __init__(self, cluster: str, notice: Notice) -> None:
         self.cluster, self.notice = cluster, notice
-        self._waiting = False
+        self._since_s: float | None = None
 
     def look(self, workers: int) -> None:
-        if not workers and not self._waiting:
+        now_s = time.monotonic()
+        if workers:
+            self._since_s = None
+        elif self._since_s is None:
+            self._since_s = now_s
             self.notice(f"{self.cluster} has no workers: waiting for some; Ctrl-C stops, and keeps what is done")
-        self._waiting = not workers
+        elif now_s - self._since_s > WORKERS_S:
+            raise ClusterLost(f"{self.cluster} has had no workers for {WORKERS_S:g} s")
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
     """What `ask` returns or raises, or a TimeoutError: a library's own deadline may not be one."""
+    if sys.is_finalizing():  # a new thread would never begin
+        raise TimeoutError
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
     def run() -> None:
@@ -107,64 +126,72 @@ def check_dask(address: str) -> None:
 def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> Generator[Outcome, None, None]:
     """Every item's outcome, as the workers finish them."""
     check_dask(address)
-    from distributed import Client
+    from distributed import CancelledError, Client, KilledWorker, as_completed
 
     lost = ClusterLost(f"--scheduler {address}: the Dask scheduler went away")
     points, watch = dict(items), Watch(f"the Dask cluster at {address}", notice)
-    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    tries: Counter[int] = Counter()
+    running: dict[Any, int] = {}
+    missing_s: dict[Any, float] = {}  # since when a result that should be here is not
+
+    def submit(index: int, function: Callable[..., Outcome]) -> None:
+        tries[index] += 1
+        future = client.submit(function, task, index, points[index], __version__, pure=False, retries=1)
+        running[future] = index
+        done.add(future)
+
+    def look() -> list[int]:
+        """Ask after what is running; returns the points whose results are lost."""
+        if client.status != "running":
+            raise lost
+        watch.look(len(within(ANSWER_S, client.scheduler_info)["workers"]))
+        keys, ask = [future.key for future in running], client.scheduler.get_task_status
+        states, now_s = within(ANSWER_S, lambda: client.sync(ask, keys=keys)), time.monotonic()
+        here = [future for future in running if states[future.key] not in UNDER_WAY]
+        for future in set(missing_s) - set(here):
+            del missing_s[future]
+        late = [future for future in here if now_s - missing_s.setdefault(future, now_s) > FETCH_S]
+        return [running.pop(future) for future in late]
+
     with _quiet("distributed"):
         try:
-            client = Client(address, timeout=PATIENCE_S, set_as_default=False)
+            client: Any = within(2 * PATIENCE_S, lambda: Client(address, timeout=PATIENCE_S, set_as_default=False))
         except (OSError, ValueError):
             raise lost from None
-        running: dict[Any, int] = {}
-
-        def submit(index: int) -> None:
-            future = client.submit(attempt, task, index, points[index], __version__, pure=False)
-            running[future] = index
-            future.add_done_callback(ready.put)
-
-        def fetched(future: Any) -> Outcome | None:
-            """What a finished one gave; None if it failed, or its worker died before the result was fetched."""
-            if future.status != "finished":
-                return None
-            try:
-                outcome: Outcome = within(FETCH_S, future.result)
-            except TimeoutError:
-                return None
-            return outcome
-
-        def next_done() -> tuple[int, Any]:
-            while True:
-                try:
-                    future = ready.get(timeout=TICK_S)
-                except queue.Empty:
-                    if client.status != "running":
-                        raise lost from None
-                    watch.look(len(client.scheduler_info()["workers"]))
-                    continue
-                if future.status == "cancelled":  # what Dask does with all of them when it loses its scheduler
-                    raise lost
-                return running.pop(future), future  # lets the scheduler forget it
-
         try:
-            dead = []
+            done = as_completed(loop=client.loop, with_results=True, raise_errors=False)
             for index in points:
-                submit(index)
+                submit(index, attempt)
+            looked_s = time.monotonic()
             while running:
-                index, future = next_done()
-                outcome = fetched(future)
-                if outcome is None:
-                    dead.append(index)
-                else:
-                    yield outcome
-            # Dask blames everything that was on a worker when it died: each again, with nothing beside it
-            for index in dead:
-                submit(index)
-                index, future = next_done()
-                why = type(future.exception()).__name__ if future.status == "error" else "its result is lost"
-                yield fetched(future) or Outcome(index, None, f"{DIED} ({why})")
-        except OSError:  # of a connection that broke
+                if not done.has_ready():
+                    time.sleep(POLL_S)
+                    if time.monotonic() - looked_s > TICK_S:
+                        for index in look():
+                            if tries[index] < TRIES:
+                                submit(index, attempt)
+                            else:
+                                yield Outcome(index, None, f"its result was lost {TRIES} times")
+                        looked_s = time.monotonic()
+                    continue
+                for future, result in done.next_batch(block=False):
+                    index = running.pop(future, -1)  # lets the scheduler forget it
+                    if index < 0:  # given up before
+                        continue
+                    if isinstance(result, Outcome):
+                        yield result
+                        continue
+                    error = result if isinstance(result, BaseException) else result[1]
+                    if client.status != "running":  # Dask cancels everything when it loses its scheduler
+                        raise lost
+                    if not isinstance(error, KilledWorker | CancelledError):  # it could not be begun
+                        yield failure(index, error)
+                    elif tries[index] < TRIES:  # Dask blames everything that was on a worker when it died
+                        submit(index, attempt_alone if isinstance(error, KilledWorker) else attempt)
+                    else:
+                        yield Outcome(index, None, f"{DIED} ({type(error).__name__})")
+                looked_s = time.monotonic()
+        except OSError:  # of a connection that broke, or no answer
             raise lost from None
         finally:
             with contextlib.suppress(Exception):  # a scheduler that is gone cannot be told
@@ -175,6 +202,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
 
 def ray_connected(address: str | None) -> Any:
     """Ray, connected; it has one connection a process, which ends with that."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what its C++ logs of a server that is not Ray's
     try:
         import ray
     except ImportError:
@@ -183,11 +211,12 @@ def ray_connected(address: str | None) -> Any:
         where = f"--scheduler {address}" if address else "--backend ray"
         what = "no Ray cluster answers ({}); start one with `ray start --head`"
         at = address or _local_ray()
-        if at is not None and not _ray_alive(at):
+        if at is not None and not (_ray_alive(at) and _is_rays(at)):
             raise ValueError(f"{where}: {what.format(at)}")
         try:
-            ray.init(address=at or "auto", log_to_driver=False, configure_logging=False)
-        except (OSError, ValueError, RuntimeError) as error:
+            with _quiet("ray"):
+                within(ANSWER_S, lambda: ray.init(address=at or "auto", log_to_driver=False, configure_logging=False))
+        except Exception as error:  # what a cluster that starts or ends makes of it is not foreseen
             raise ValueError(f"{where}: {what.format(type(error).__name__)}") from None
     return ray
 
@@ -220,34 +249,67 @@ def _ray_alive(address: str) -> bool:
         return False
 
 
+def _is_rays(address: str) -> bool:
+    """Whether the gRPC server at an address is the head of a Ray cluster; of a ray:// proxy only `ray.init` knows."""
+    if address.startswith("ray://"):
+        return True
+    from ray._raylet import GcsClient  # type: ignore[attr-defined,unused-ignore]
+
+    try:
+        within(PATIENCE_S, lambda: GcsClient(address=address))
+    except Exception:
+        return False
+    return True
+
+
 def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notice) -> Generator[Outcome, None, None]:
     """Every item's outcome, as the workers finish them."""
     ray = ray_connected(address)
     head = address if address and address.startswith("ray://") else ray.get_runtime_context().gcs_address
     lost = ClusterLost(f"--backend ray: the cluster at {head} went away")
-    waiting, watch = deque(items), Watch("the Ray cluster", notice)
+    points, watch = dict(items), Watch("the Ray cluster", notice)
+    tries: Counter[int] = Counter()
     running: dict[Any, int] = {}
+
+    def look() -> int:
+        """Ask after the cluster; returns its cores."""
+        if not _ray_alive(head):
+            raise lost
+        cores = int(within(ANSWER_S, ray.cluster_resources).get("CPU", 0))
+        watch.look(cores)
+        return cores
+
     try:
-        remote = ray.remote(max_retries=1)(attempt)
-        most = 4 * max(1, int(ray.cluster_resources().get("CPU", 1)))  # enough to keep every worker busy
+        # a worker's death is for us to judge: Ray would begin the point again as it was
+        first, again = (ray.remote(max_retries=0)(function) for function in (attempt, attempt_alone))
+        waiting = deque(points)
+        most = 4 * max(1, look())  # enough to keep every worker busy
         while waiting or running:
             while waiting and len(running) < most:
-                index, point = waiting.popleft()
-                running[remote.remote(task, index, point, __version__)] = index
+                index = waiting.popleft()
+                tries[index] += 1
+                run = again if tries[index] > 1 else first
+                running[run.remote(task, index, points[index], __version__)] = index
             done, _ = ray.wait(list(running), num_returns=1, timeout=TICK_S)
             if not done:
-                if not _ray_alive(head):
-                    raise lost
-                watch.look(int(ray.cluster_resources().get("CPU", 0)))
+                look()
                 continue
             index = running.pop(done[0])
             try:
-                outcome: Outcome = ray.get(done[0])
+                outcome: Outcome = ray.get(done[0], timeout=FETCH_S)
+            except ray.exceptions.LocalRayletDiedError:  # this machine's connection to the cluster
+                raise lost from None
+            except ray.exceptions.RayTaskError as error:  # it could not be begun
+                outcome = failure(index, error.cause or error)
             except ray.exceptions.RayError as error:
-                if not _ray_alive(head):
-                    raise lost from None
+                look()
+                if tries[index] < TRIES:
+                    waiting.append(index)
+                    continue
                 outcome = Outcome(index, None, f"{DIED} ({type(error).__name__})")
             yield outcome
+    except OSError:  # no answer
+        raise lost from None
     finally:
-        for reference in running:
-            ray.cancel(reference, force=True)
+        with contextlib.suppress(Exception):
+            within(PATIENCE_S, lambda: [ray.cancel(reference, force=True) for reference in running])

@@ -17,7 +17,7 @@ from pdvsim.sim.reading import memory_bytes
 from pdvsim.study.sweep import with_settings
 
 SAMPLE = 50  # requests of a point that are timed
-MOST_STEPS = 50_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
+MOST_STEPS = 2_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
 MOST_TIMED = 8  # points that are
 HELD = 3.0  # memory of a run that writes its records, over theirs; without it takes a third
 SMALL_STEPS = 5_000_000  # that never take long

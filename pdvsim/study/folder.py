@@ -164,6 +164,9 @@ class SweepDir:
         outcomes = finished(partial(run_and_save, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, done + 1):
+                import pandas as pd  # noqa: F401  the summary needs them: now, while workers work, not after Ctrl-C
+                import pyarrow.parquet as pq  # noqa: F401
+
                 row = self.keep(outcome, points[outcome.index])
                 if row is not None:
                     rows[outcome.index] = row
@@ -188,8 +191,13 @@ class SweepDir:
         row: Row = part["row"]
         return row
 
-    def summarise(self, rows: dict[int, Row], draw: Callable[[pd.DataFrame], bytes]) -> tuple[pd.DataFrame, list[Path]]:
-        """All rows in the order of the points, and the files there are; what was made of the same rows is kept."""
+    def summarise(
+        self, rows: dict[int, Row], draw: Callable[[pd.DataFrame], bytes] | None
+    ) -> tuple[pd.DataFrame, list[Path]]:
+        """All rows in the order of the points, and the files there are; what was made of the same rows is kept.
+
+        Without `draw` there is no plot, which takes longer than the rest: of a sweep that was interrupted.
+        """
         frame = frame_of(rows[index] for index in sorted(rows))
         if not len(frame):
             return frame, [self.config_file]
@@ -199,10 +207,11 @@ class SweepDir:
         files = {path.name: digest(path) for path in (self.summary_file, self.plot_file)}
         if stored.get("made") == {"of": of, "files": files}:
             return frame, saved
-        content = {self.summary_file: parquet(frame), self.plot_file: draw(frame)}
+        content = {self.summary_file: parquet(frame)} | ({self.plot_file: draw(frame)} if draw else {})
         made_of = {"of": of, "files": {path.name: sha256(data) for path, data in content.items()}}
-        write_all({**content, self.config_file: self._config_bytes(stored["date"], made=made_of)})
-        return frame, saved
+        config = {self.config_file: self._config_bytes(stored["date"], made=made_of)}
+        write_all({self.plot_file: None, **content, **config})
+        return frame, [path for path in saved if path in content or path in config]
 
 
 def run_and_save(folder: Path | None, index: int, point: Point) -> Row:

@@ -93,7 +93,12 @@ class Sweep:
 
     @cached_property
     def _points(self) -> list[Point]:
-        return [replace(point, experiment=suited(point.experiment)) for point in self._given]
+        points, idle = [], False
+        for point in self._given:
+            if point.run == 0:  # the seed of the others makes no option idle
+                idle = suited(point.experiment) is not point.experiment
+            points.append(replace(point, experiment=suited(point.experiment)) if idle else point)
+        return points
 
     @cached_property
     def _given(self) -> list[Point]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
+from pdvsim.live.pace import Feed
 from pdvsim.live.session import GaugedStations, Session, replay
 from pdvsim.live.station import Station
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
@@ -219,3 +222,14 @@ def test_a_crew_is_as_one() -> None:
     first = Session(setup)
     first.advance(0.5)
     np.testing.assert_equal(again.figures(10.0), first.figures(10.0))
+
+
+def silent(pipe: Connection) -> None:
+    """A session that never begins."""
+    time.sleep(600)
+
+
+def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pdvsim.live.pace.START_S", 0.1)
+    with pytest.raises(ValueError, match=r"nothing came from its process in 0\.1 s"):
+        Feed(silent)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deadly import deadly, deadly_once
+from deadly import deadly, deadly_once, held_once
 
 from pdvsim.cli import main
 from pdvsim.common.outcomes import DIED, Outcome, attempt
@@ -21,7 +23,7 @@ from pdvsim.study.backends import Backend, finished
 SWEEP = ["--arch", "pdv,colocated", "--concurrency", "2,8", "--num-runs", "2", "--vary", "num-speculative-tokens=2,4"]
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6"]
 
-PATIENCE_S = 600  # with what has to start or to end, on a busy machine
+PATIENCE_S = 60  # with what has to start or to end, on a busy machine
 
 pytestmark = pytest.mark.usefixtures("quick_plots")
 
@@ -41,10 +43,15 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def dask() -> Iterator[Any]:
-    """A scheduler and two worker processes."""
+    """A scheduler and two worker processes.
+
+    One death is enough for a verdict: Dask's own three restarts would have the worker killed as soon as it is up, and a
+    nanny gives up on a worker that dies before it has heard of it. Real points take longer than that.
+    """
     distributed, config = pytest.importorskip("distributed"), pytest.importorskip("dask.config")
     patience = {f"distributed.comm.timeouts.{which}": f"{PATIENCE_S}s" for which in ("connect", "tcp")}
-    with config.set(patience), pytest.MonkeyPatch.context() as patch:
+    settings = {**patience, "distributed.scheduler.allowed-failures": 0}
+    with config.set(settings), pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdvsim.study.clusters.PATIENCE_S", PATIENCE_S)
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             yield cluster
@@ -87,12 +94,49 @@ def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
     return sorted(found, key=lambda outcome: outcome.index)
 
 
-def test_a_point_that_kills_its_worker_is_found_out(dask: Any) -> None:
+@pytest.mark.parametrize("name", ["loky", "dask"])
+def test_a_point_that_kills_its_worker_is_found_out(name: str, request: pytest.FixtureRequest) -> None:
     """Only it fails, not those that ran beside it; and the others are not lost."""
-    for backend in (Backend(jobs=2), Backend("dask", scheduler=dask.scheduler_address)):
-        found = outcomes(deadly, 3, backend)
-        assert [outcome.index for outcome in found if outcome.row is None] == [3]
-        assert found[3].reason.startswith(DIED)
+    where = Backend("dask", scheduler=request.getfixturevalue("dask").scheduler_address)
+    found = outcomes(deadly, 3, Backend(jobs=2) if name == "loky" else where)
+    assert [outcome.index for outcome in found if outcome.row is None] == [3]
+    assert found[3].reason.startswith(DIED)
+
+
+def test_a_point_that_somebody_else_cancels_is_begun_again(tmp_path: Path, dask: Any) -> None:
+    """Its future stays without a result for ever; the first run of the point is held until it has been cancelled."""
+    import distributed
+
+    running = finished(held_once, [(0, str(tmp_path))], Backend("dask", scheduler=dask.scheduler_address))
+    found: list[Outcome] = []
+    thread = threading.Thread(target=lambda: found.extend(running), daemon=True)
+    thread.start()
+    wait_for(lambda: (tmp_path / "begun").exists())
+    with distributed.Client(dask.scheduler_address, set_as_default=False, timeout=PATIENCE_S) as other:
+        [key] = dask.scheduler.tasks
+        other.cancel([distributed.Future(key, other)], force=True)
+        wait_for(lambda: key not in dask.scheduler.tasks)
+    (tmp_path / "go").touch()
+    thread.join(PATIENCE_S)
+    assert [outcome.row for outcome in found] == [{"index": 0}]
+
+
+def test_a_cluster_without_workers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    distributed, heard = pytest.importorskip("distributed"), []
+    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("pdvsim.study.clusters.WORKERS_S", 0.5)
+    with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
+        where = Backend("dask", scheduler=empty.scheduler_address)
+        with pytest.raises(ValueError, match=r"has had no workers for 0\.5 s"):
+            list(finished(deadly, [(0, -1)], where, heard.append))
+    assert [text.rpartition(" has no workers")[0] for text in heard] == [f"the Dask cluster at {where.scheduler}"]
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + PATIENCE_S
+    while not holds():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
 
 
 def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
@@ -172,6 +216,63 @@ def test_a_port_that_says_nothing_is_not_waited_for(
     err = capsys.readouterr().err
     assert err.startswith(f"pdvsim: error: --scheduler {where}: no ")
     assert err.count("\n") == 1
+
+
+def test_a_server_that_is_not_rays_is_not_waited_for(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It speaks HTTP/2, as Ray's head does, and never answers a request. Ray itself waits for it for 90 s."""
+    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", None)  # never asked
+    settings, acknowledged = (b"\0\0\0\4" + flags + b"\0\0\0\0" for flags in (b"\0", b"\1"))
+
+    def serve() -> None:
+        lines = []  # held open
+        with contextlib.suppress(OSError):  # until the server is closed
+            while True:
+                lines.append(server.accept()[0])
+                lines[-1].sendall(settings + acknowledged)
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, daemon=True).start()
+        where = f"127.0.0.1:{server.getsockname()[1]}"
+        begin_s = time.monotonic()
+        assert main(["sweep", *SMALL, "--backend", "ray", "--scheduler", where, "-o", str(tmp_path / "s")]) == 2
+        assert time.monotonic() - begin_s < 15
+        server.shutdown(socket.SHUT_RDWR)
+    assert capfd.readouterr().err.startswith(f"pdvsim: error: --scheduler {where}: no Ray cluster answers ({where})")
+
+
+RAYLET_KILLED = """
+import ray, sys
+from deadly import deadly
+from pdvsim.study.backends import Backend, finished
+often = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 2}
+options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False, "_system_config": often}
+ray.init(num_cpus=1, **options)
+running = finished(deadly, [(index, -1) for index in range(5000)], Backend("ray"))
+found = [next(running)]
+ray._private.worker._global_node.kill_raylet()
+try:
+    found += running
+except ValueError as error:
+    print("ended", len(found), sum(outcome.row is None for outcome in found), error, flush=True)
+"""
+
+
+def test_a_killed_raylet_is_not_blamed_on_a_point() -> None:
+    """The driver's way to the cluster is gone, and that is what is said; what was finished is kept."""
+    pytest.importorskip("ray")
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-c", RAYLET_KILLED]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("ended ")] or [done.stderr]
+    _, count, failed, *words = line.split()
+    assert 0 < int(count) < 5000
+    assert int(failed) == 0
+    assert " ".join(words).startswith("--backend ray: the cluster at ")
+    assert words[-2:] == ["went", "away"]
 
 
 def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:

@@ -1,0 +1,116 @@
+"""Workers of this machine: Ctrl-C is answered whenever it comes, and what happens to helpers of theirs is no news."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from pdvsim.common.outcomes import Outcome
+from pdvsim.common.version import __version__
+from pdvsim.common.workers import attempt_alone, ctrl_c_deferred, finished_here
+
+PATIENCE_S = 60  # on a busy machine
+LONG = [
+    "--dataset-name", "random", "--input-len", "32", "--output-len", "64", "--num-prompts", "1000", "--arch", "pdv",
+    "--concurrency", "8", "--num-runs", "300", "--jobs", "2",
+]  # fmt: skip
+
+
+def blocked(index: int, point: None) -> dict[str, bool]:
+    """Whether the process of this point never hears of a Ctrl-C."""
+    return {"blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
+
+
+def talkative(index: int, point: int) -> dict[str, int]:
+    print("a point may print")
+    return {"point": point}
+
+
+def test_ctrl_c_is_deferred_not_lost() -> None:
+    steps = []
+
+    def interrupted() -> None:
+        with ctrl_c_deferred():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("the block goes on")
+        steps.append("not what follows it")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert steps == ["the block goes on"]
+    with ctrl_c_deferred():  # and without one nothing is left over
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+
+def test_workers_leave_ctrl_c_to_their_parent() -> None:
+    found = list(finished_here(blocked, [(index, None) for index in range(4)], 2))
+    assert [outcome.row for outcome in found] == [{"blocked": True}] * 4
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
+def test_a_point_in_a_process_of_its_own() -> None:
+    assert attempt_alone(talkative, 7, 3, __version__) == Outcome(7, {"point": 3})
+
+
+def children(pid: int) -> list[str]:
+    """The command lines of a process's children, and their ids."""
+    lines = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        lines.append(f"{child} {command}")
+    return lines
+
+
+@contextmanager
+def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A sweep of many minutes in a process group of its own."""
+    command = [sys.executable, "-m", "pdvsim.cli", "sweep", *LONG, "-o", str(folder)]
+    running = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        yield running
+    finally:
+        running.kill()
+        running.wait()
+
+
+def first_child(running: subprocess.Popen[str], words: str) -> int:
+    end_s = time.monotonic() + PATIENCE_S
+    while not (found := [line for line in children(running.pid) if words in line]):
+        assert running.poll() is None
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+    return int(found[0].split()[0])
+
+
+@pytest.mark.parametrize("words", ["tracker", "popen_loky"])
+def test_ctrl_c_while_workers_start(tmp_path: Path, words: str) -> None:
+    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, or a worker."""
+    with sweeping(tmp_path / "s") as running:
+        first_child(running, words)
+        os.killpg(running.pid, signal.SIGINT)
+        _, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130
+    assert err == f"pdvsim: interrupted: 0 of 300 points are in {tmp_path / 's'}; --resume goes on\n"
+
+
+def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
+    """loky starts another, which has heard of none of the semaphores, and says so of each when they are removed."""
+    with sweeping(tmp_path / "s") as running:
+        first_child(running, "popen_loky")
+        os.kill(first_child(running, "common.tracker"), signal.SIGKILL)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130
+    assert err == f"pdvsim: interrupted: 0 of 300 points are in {tmp_path / 's'}; --resume goes on\n"
