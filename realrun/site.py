@@ -7,7 +7,7 @@ do not end it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -233,6 +233,17 @@ def check_prompts(experiment: Experiment, requests: Sequence[Request]) -> None:
         )
 
 
+def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelArchitecture]) -> None:
+    """Refuse models that are not the run's own; their vocabulary may have been cut to that of the other."""
+    for role, model in models.items():
+        wanted, given = archs[role].spec, model.arch.spec
+        if replace(model.arch, spec=replace(given, vocab=wanted.vocab)) != archs[role]:
+            shape = " of another shape" if given.name == wanted.name else ""
+            raise ValueError(f"models[{role!r}] is {given.name}{shape}; this run needs {wanted.name} as {role}")
+    if isinstance(archs.get("draft", archs["target"]).spec, HeadSpec) and [*models] == ["draft"]:
+        raise ValueError("models has a head without its target: they share weights")
+
+
 def prepare(
     experiment: Experiment,
     machine: Machine,
@@ -252,6 +263,7 @@ def prepare(
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
+        check_models(models, archs)
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
