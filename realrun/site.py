@@ -35,7 +35,7 @@ from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books, TracedBooks
-from pdvsim.sim.policies import policy_of
+from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
@@ -314,7 +314,7 @@ def serve(
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
     gc.collect()
-    with Lines(len(requests), "requests", quiet) as progress, no_collector():
+    with own_errors(experiment.arch), Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
         watcher = None if watched_by is None else watched_by(site, client)

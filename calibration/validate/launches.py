@@ -114,11 +114,11 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
     return frame.assign(start_s=start, end_s=start + span, solo_s=solo).reset_index(drop=True)
 
 
-def saved_run(path: Path) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
+def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
     """Experiment, launches and metrics of a result that `realrun --save-detailed` wrote."""
     try:
         document = read_json(path)
-        experiment = as_served(experiment_from(document["config"]))
+        experiment = as_served(experiment_from(document["config"], own_policies))
         beside = path.with_name(f"{path.stem}.launches.parquet")
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]

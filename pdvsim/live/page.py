@@ -162,7 +162,7 @@ class Dashboard:
             self.saved.text = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
         shown = self.feed.latest
         if not self.feed.alive:
-            self.status.text = "<b>the session has ended</b>"
+            self.status.text = f"<b>the session has ended</b> {html.escape(self.feed.ended)}"
         elif self._save_from is not None and shown.orders >= self._save_from:
             self._saving, self._save_from = self.save(shown), None
         elif self.feed.pictures != self._pictures and not self._behind():
