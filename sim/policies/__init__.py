@@ -21,6 +21,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
 
+from pdvsim.sim.reading import read_bytes, said
+
 
 class Architecture(NamedTuple):
     """A named architecture; its place in the table is its rank, by which it is coloured."""
@@ -100,9 +102,9 @@ def policy_of(arch: str) -> type[Any]:
         guess = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(f"unknown arch {arch!r}{guess}; known: {', '.join(ARCHS)}, or your own as file.py:Class")
     try:
-        source = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"arch {arch}: cannot read {path}: {error.strerror or error}") from None
+        source = read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"arch {arch}: cannot read {path}: {said(error)}") from None
     return _loaded(str(Path(path).resolve()), sha256(source).hexdigest(), name)
 
 
