@@ -41,6 +41,7 @@ FIGURES_END = (
     "completed",
     "_acceptance_rate",
     "_acceptance_length",
+    "_share",
 )
 LARGEST = 10**18  # beyond it, pandas has no integer
 RATES = "spec_decode_per_position_acceptance_rates"
