@@ -130,7 +130,7 @@ class Dashboard:
         return column(*turned.values(), name="knobs", **WHOLE)
 
     def obey(self, what: str, value: Any) -> None:
-        """Do what a browser asks; a ValueError or TypeError if it cannot have come from the page."""
+        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
         if what == "window":
             self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
         elif self.setup is None:

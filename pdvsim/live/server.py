@@ -55,7 +55,7 @@ class Show(Protocol):
         """How often the controls have changed."""
 
     def obey(self, what: str, value: Any) -> None:
-        """Do what a browser asks; a ValueError or TypeError if it cannot have come from the page."""
+        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
 
 
 class _Site(Application):
@@ -130,7 +130,7 @@ class _Listener(_Guarded, WebSocketHandler):
                 self.drawn = max(self.drawn, min(int(value), self.sent))
             else:
                 self.application.show.obey(what, value)
-        except (ValueError, TypeError, OverflowError, RecursionError):
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             self.close(1008, "not an order")
 
     def tell(self) -> None:

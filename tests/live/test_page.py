@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from tornado.httpclient import AsyncHTTPClient
-from tornado.websocket import websocket_connect
+from liveserver import ARCHS, Served, ended, served
 
 from pdvsim.cli import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE_MS = 60_000  # with a browser on a busy machine
-ARCHS = ("pdv", "colocated")
+PATIENCE_MS = 600_000  # with a browser on a busy machine
 QUIET = ("log", "info")
-
-
-@dataclass
-class Served:
-    """A `pdvsim live` under way."""
-
-    process: subprocess.Popen[str]
-    url: str
-    folder: Path
-
-
-def served(folder: Path, *more: str) -> Served:
-    argv = ["-m", "pdvsim.cli", "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.search(r"live at (\S+)", line)
-    assert found, line + process.stderr.read()
-    return Served(process, found[1], folder)
-
-
-def ended(found: Served) -> str:
-    """After Ctrl-C: what it says."""
-    found.process.send_signal(signal.SIGINT)
-    try:
-        return found.process.communicate(timeout=60)[1]
-    finally:
-        found.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -213,160 +171,6 @@ def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> N
         assert json.loads((folder / f"{arch}.trace.json").read_text())["traceEvents"]
     assert main(["check", str(folder / "pdv.json")]) == 0
     assert "report" in (folder / "report.html").read_text()
-
-
-def answer(url: str, path: str, host: str, *more: str) -> str:
-    """The first line that the server answers to a request with these headers."""
-    port = int(re.findall(r":(\d+)/", url)[0])
-    lines = [f"GET {path} HTTP/1.1", f"Host: {host.replace('PORT', str(port))}", *more, "", ""]
-    heard = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall("\r\n".join(lines).encode())
-        while b"\r\n" not in heard and (part := connection.recv(1000)):
-            heard += part
-    return heard.partition(b"\r\n")[0].decode()
-
-
-UPGRADE = (
-    "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
-    "Sec-WebSocket-Version: 13",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize("path", ["/", "/ws", "/static/js/bokeh.min.js"])
-def test_a_foreign_name_that_leads_here_gets_nothing(path: str, live: Served) -> None:
-    """As of a page whose name was bound to this machine after it was loaded (DNS rebinding)."""
-    more = UPGRADE if path == "/ws" else ()
-    good = "HTTP/1.1 101 Switching Protocols" if path == "/ws" else "HTTP/1.1 200 OK"
-    for host in ("127.0.0.1:PORT", "localhost:PORT", "LOCALHOST:8080", "localhost"):  # a tunnel has another port
-        assert answer(live.url, path, host, *more) == good, host
-    foreign = ("evil.com", "evil.com:PORT", "localhost.evil.com", "127.0.0.1.evil.com:PORT", "192.168.0.7:PORT", "[::1")
-    for host in foreign:
-        assert answer(live.url, path, host, *more).split()[1] in ("403", "400"), host
-
-
-def test_foreign_origins_are_refused(live: Served) -> None:
-    def status(origin: str, host: str = "127.0.0.1:PORT") -> str:
-        return answer(live.url, "/ws", host, *UPGRADE, f"Origin: {origin}").split()[1]
-
-    here = live.url.rstrip("/")
-    assert status(here) == "101"
-    assert status(here.replace("127.0.0.1", "localhost"), "localhost:PORT") == "101"
-    assert status("http://evil.example") == "403"
-    assert status("http://127.0.0.1:1") == "403"
-    assert status("null") == "403"
-
-
-ORDERS = (
-    "", "x", "{}", "[]", "[1]", "[1, 2, 3]", "null", '["no such order", 1]', '["turn", 1]', '["turn", ["x", 1]]',
-    '["turn", ["request_rate", "x"]]', '["turn", ["request_rate", NaN]]', '["turn", ["request_rate", [1]]]',
-    '["turn", ["input_len", {}]]', '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["controller", null]]',
-    '["turn", ["__class__", 1]]', '["speed", 99]', '["speed", -1]', '["window", "x"]', '["drawn", "x"]',
-    '["drawn", {}]', '["drawn", Infinity]', "[" * 5000, "x" * 70_000, b"\x00\xff", b"\xff\xfe[]",
-)  # fmt: skip
-
-
-def test_malformed_orders_close_their_connection_and_nothing_else(page: Page, live: Served) -> None:
-    """What they print would show at the end: `live ended` is all that a session says (the fixture's check)."""
-
-    async def refused(order: str | bytes) -> None:
-        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
-        await connection.write_message(order, binary=isinstance(order, bytes))
-        while await asyncio.wait_for(connection.read_message(), 60) is not None:
-            pass
-
-    async def every() -> None:
-        for order in ORDERS:
-            await refused(order)
-        port = int(re.findall(r":(\d+)/", live.url)[0])
-        for junk in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", b"\xc1\xff\xff\xff"):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(junk)
-            writer.write_eof()
-            await asyncio.wait_for(reader.read(), 60)
-            writer.close()
-
-    asyncio.run(every())
-    before_s = now_s(page)
-    until(page, lambda: now_s(page) > before_s + 1)
-    assert "#b00020" not in text(page, "status")
-
-
-def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
-    """One page is made for all: 72 s of processor time were spent on a hundred when each had its own."""
-
-    def spent_s() -> float:
-        words = Path(f"/proc/{live.process.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
-
-    def held_mib() -> float:
-        [kib] = re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{live.process.pid}/status").read_text())
-        return int(kib) / 1024
-
-    async def opened_page() -> Any:
-        found = await AsyncHTTPClient().fetch(live.url, request_timeout=60)
-        assert b"pdvsim live" in found.body
-        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
-        news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
-        assert {"launches", "fast", "slow", "spreads"} <= news["sources"].keys()
-        return connection
-
-    async def hundred() -> float:
-        connections = [await opened_page() for _ in range(100)]
-        open_mib = held_mib()
-        for connection in connections:
-            connection.close()
-        return open_mib
-
-    before_s, before_mib = spent_s(), held_mib()
-    open_mib = asyncio.run(hundred())
-    assert spent_s() - before_s < 15
-    assert open_mib - before_mib < 40
-    assert held_mib() - before_mib < 40
-
-
-def test_a_port_that_is_taken_is_named_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("pdvsim.live.pace.Feed", None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["live", "--no-browser", "--port", str(port)]) == 2
-    said = capsys.readouterr().err
-    assert said == f"pdvsim: error: port {port} is taken: give another --port, or 0 for any that is free\n"
-    assert main(["live", "--no-browser", "--host", "192.0.2.1", "--port", "0"]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is no address of this machine\n"
-
-
-def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
-    found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
-    try:
-        assert found.url.endswith("/?token=a-token-of-mine")
-        port = int(re.findall(r":(\d+)/", found.url)[0])
-        here = f"http://127.0.0.1:{port}/"
-        for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
-            assert _asked(here + query) == code
-            assert _asked(f"{here}static/js/bokeh.min.js{query}") == code
-        cookie = "Cookie: pdvsim-live=a-token-of-mine"
-        for host, more, code in (
-            ("127.0.0.1:PORT", (), "403"),
-            ("127.0.0.1:PORT", (cookie,), "101"),
-            ("192.168.0.7:PORT", (cookie,), "101"),  # another address of this machine
-            (f"{socket.gethostname()}:PORT", (cookie,), "101"),
-            ("evil.com:PORT", (cookie,), "403"),
-        ):
-            assert answer(here, "/ws", host, *UPGRADE, *more).split()[1] == code, (host, more)
-    finally:
-        ended(found)
-    assert found.process.returncode == 0
-
-
-def _asked(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 @pytest.mark.parametrize(
