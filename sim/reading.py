@@ -5,12 +5,13 @@ A pipe or a device would hang or never end. Every refusal is a ValueError of one
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.limits import MAX_CONFIG_BYTES, MAX_DATA_BYTES, MAX_DEPTH, MAX_TABLE_BYTES, MIB, shown
 
@@ -34,7 +35,7 @@ def _check_stat(found: os.stat_result, most_bytes: int) -> None:
         raise ValueError(f"is {found.st_size} bytes; at most {most_bytes // MIB} MiB are read")
 
 
-def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> BinaryIO:
+def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedReader:
     """A regular file of at most so many bytes, to read; a ValueError or an OSError otherwise, and never a wait."""
     if "\0" in str(path):
         raise ValueError("not a file name")

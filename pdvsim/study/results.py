@@ -244,7 +244,7 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     )  # fmt: skip
     stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
     saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
-    digests = [_part_digests(folder, stem) if stem and header.identity else None for stem in saved]
+    digests: list[Any] = [_part_digests(folder, stem) if stem and header.identity else None for stem in saved]
     return source, _filled(table, source).assign(records=saved or "", records_sha256=digests or None)
 
 
@@ -281,7 +281,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
     kind, load = document.load
     row = {"arch": document.arch, "load_kind": kind, "load": load}
     row |= flatten(document.model_dump(exclude={"config", "provenance", "records_sha256", "sha256"}))
-    digests = None if written is None else {name.split(".")[-2]: is_now for name, is_now in written.items()}
+    digests: Any = None if written is None else {name.split(".")[-2]: is_now for name, is_now in written.items()}
     table = _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source)
     return source, table.assign(records=saved, records_sha256=[digests])
 
