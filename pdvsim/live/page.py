@@ -75,10 +75,11 @@ class Dashboard:
         template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
         # charts are drawn anew when their width changes: nothing that is shown may change it
         sizes = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None}
-        return file_html(
+        text: str = file_html(
             self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
             template=template, template_variables=sizes, suppress_callback_warning=True,
         )  # fmt: skip
+        return text
 
     # controls ---------------------------------------------------------------------------------------------------------
 
