@@ -63,9 +63,9 @@ class _Site(Application):
 
     def __init__(self, names: set[str], any_address: bool, token: str | None, show: Show) -> None:
         self.names, self.any_address, self.token, self.show = names, any_address, token, show
-        self.page, self.listeners = show.html(), set[_Listener]()
+        self.page, self.viewers = show.html(), set[_Viewer]()
         super().__init__(
-            [(r"/", _Page), (r"/ws", _Listener), (r"/static/(.*)", _Static, {"path": show.static})],
+            [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", _Static, {"path": show.static})],
             websocket_ping_interval=PING_S, websocket_max_message_size=MOST_BYTES, log_function=lambda handler: None,
         )  # fmt: skip
 
@@ -109,7 +109,7 @@ class _Static(_Guarded, StaticFileHandler):
     pass
 
 
-class _Listener(_Guarded, WebSocketHandler):
+class _Viewer(_Guarded, WebSocketHandler):
     """One browser: what it was told, and what it has drawn. Only pages of this site get here, by tornado's check."""
 
     sent = drawn = 0
@@ -117,11 +117,11 @@ class _Listener(_Guarded, WebSocketHandler):
     sent_s = 0.0
 
     def open(self, *args: str, **more: str) -> None:
-        self.application.listeners.add(self)
+        self.application.viewers.add(self)
         self.tell()
 
     def on_close(self) -> None:
-        self.application.listeners.discard(self)
+        self.application.viewers.discard(self)
 
     def on_message(self, message: str | bytes) -> None:
         try:
@@ -180,8 +180,8 @@ class PageServer:
 
         def tell() -> None:
             if show.look():
-                for listener in [*site.listeners]:
-                    listener.tell()
+                for viewer in [*site.viewers]:
+                    viewer.tell()
 
         def end(number: int, frame: FrameType | None) -> None:
             loop.add_callback_from_signal(loop.stop)
@@ -195,8 +195,8 @@ class PageServer:
         finally:
             telling.stop()
             server.stop()
-            for listener in [*site.listeners]:
-                listener.close(1001, "the session has ended")
+            for viewer in [*site.viewers]:
+                viewer.close(1001, "the session has ended")
             for number, handler in before.items():
                 signal.signal(number, handler)
 
