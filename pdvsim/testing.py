@@ -20,7 +20,7 @@ import numpy as np
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.policies import named
+from pdvsim.sim.policies import PolicyError, named
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -183,7 +183,7 @@ def _under(load: str) -> Iterator[None]:
     """Names the load in whatever goes wrong under it."""
     try:
         yield
-    except (AssertionError, RuntimeError) as error:
+    except (AssertionError, RuntimeError, PolicyError) as error:
         raise AssertionError(f"{load}: {error}") from error
 
 

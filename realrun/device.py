@@ -63,9 +63,7 @@ def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
     if isinstance(model, Head):  # its tokens are its target's
         return Head(model.arch, old, capacity)
     arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
-    found = Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
-    found.passes_on = model.passes_on
-    return found
+    return Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
 
 
 @dataclass
@@ -88,6 +86,7 @@ class ServingRig:
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
         if isinstance(head := models.get("draft"), Head):
+            head.read_from(models["target"])
             sequences.keep_states(states_width(head.arch), chunks[-1], head.dtype)
         engines = {
             role: Engine(

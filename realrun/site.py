@@ -7,7 +7,7 @@ do not end it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books, TracedBooks
-from pdvsim.sim.policies import policy_of
+from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
@@ -232,6 +232,17 @@ def check_prompts(experiment: Experiment, requests: Sequence[Request]) -> None:
         )
 
 
+def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelArchitecture]) -> None:
+    """Refuse models that are not the run's own; their vocabulary may have been cut to that of the other."""
+    for role, model in models.items():
+        wanted, given = archs[role].spec, model.arch.spec
+        if replace(model.arch, spec=replace(given, vocab=wanted.vocab)) != archs[role]:
+            shape = " of another shape" if given.name == wanted.name else ""
+            raise ValueError(f"models[{role!r}] is {given.name}{shape}; this run needs {wanted.name} as {role}")
+    if isinstance(archs.get("draft", archs["target"]).spec, HeadSpec) and [*models] == ["draft"]:
+        raise ValueError("models has a head without its target: they share weights")
+
+
 def prepare(
     experiment: Experiment,
     machine: Machine,
@@ -251,6 +262,7 @@ def prepare(
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
+        check_models(models, archs)
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
@@ -301,7 +313,7 @@ def serve(
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
     gc.collect()
-    with Lines(len(requests), "requests", quiet) as progress, no_collector():
+    with own_errors(experiment.arch), Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
         watcher = None if watched_by is None else watched_by(site, client)

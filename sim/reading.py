@@ -5,6 +5,7 @@ A pipe or a device would hang or never end. Every refusal is a ValueError of one
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
@@ -34,10 +35,22 @@ def _check_stat(found: os.stat_result, most_bytes: int) -> None:
         raise ValueError(f"is {found.st_size} bytes; at most {most_bytes // MIB} MiB are read")
 
 
+def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedReader:
+    """A regular file of at most so many bytes, to read; a ValueError or an OSError otherwise, and never a wait."""
+    if "\0" in str(path):
+        raise ValueError("not a file name")
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe would wait for a writer
+    try:
+        _check_stat(os.fstat(file.fileno()), most_bytes)
+    except ValueError:
+        file.close()
+        raise
+    return file
+
+
 def read_bytes(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> bytes:
     """The content of a regular file of at most so many bytes; a ValueError or an OSError otherwise."""
-    check_file(path, most_bytes)
-    with open(path, "rb") as file:
+    with opened(path, most_bytes) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:  # it grew, or is one of those that have no size beforehand
         raise ValueError(f"is more than {most_bytes // MIB} MiB")

@@ -28,7 +28,7 @@ from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.metrics.streaming import Tally
-from pdvsim.sim.policies import policy_of
+from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
@@ -72,7 +72,7 @@ def simulate(
         bandwidth, reaches = profile.gpu.bandwidth_bytes_per_s, profile.reaches(site.pair)
         tally = Tally(experiment, len(requests), bandwidth, log, site.settled_s, reaches)
     client = Client(env, requests, experiment, Door(site, tally or keeper), progress)
-    with no_collector():
+    with own_errors(experiment.arch), no_collector():
         client.run()
     metrics = None if tally is None else tally.close()
     keeper.take(env.now)
@@ -379,7 +379,8 @@ class Site:
             readers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
-        policy: Policy = policy_of(experiment.arch)(context)
+        with own_errors(experiment.arch):
+            policy: Policy = policy_of(experiment.arch)(context)
         return policy
 
     def check(self, requests: Sequence[Request]) -> None:

@@ -32,14 +32,18 @@ from pdvsim.cli.compare import CompareCommand
 from pdvsim.cli.draft_table import DraftTableCommand
 from pdvsim.cli.frontier import FrontierCommand
 from pdvsim.cli.map import MapCommand
+from pdvsim.common.files import SEAL, sealed
 from pdvsim.profiler import parts, samples
 from pdvsim.sim.hardware.cards import card_file
 from pdvsim.sim.hardware.models import GPUS, model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, datasets
-from pdvsim.study.results import load, records
+from pdvsim.study.resultfiles import read_records
+from pdvsim.study.results import load
 from pdvsim.study.sweepcheck import read_config
+from pdvsim.view.report import page
+from pdvsim.view.report.document import build
 
 MOST_CPU_S = 30.0  # of one case
 DEEP = 3000
@@ -210,7 +214,8 @@ def _structure(rng: random.Random, documents: list[Any]) -> list[bytes]:
             del holder[key]
         else:
             holder[key] = copy.deepcopy(rng.choice(NASTY_VALUES))
-    whole = [json.dumps(document).encode() for document in documents]
+    # a result is sealed again: its reader has to look at what is in it
+    whole = [json.dumps(sealed(d) if isinstance(d, dict) and SEAL in d else d).encode() for d in documents]
     if rng.random() < 0.05:
         whole[0] = b"[" * DEEP + b"]" * DEEP if rng.random() < 0.5 else b'{"a":' * DEEP + b"1" + b"}" * DEEP
     return whole
@@ -250,10 +255,10 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
-    "run.json": lambda path: [records(row) for _, row in load([path]).points.iterrows()],
-    "run.requests.parquet": lambda path: records(load([path.with_name("run.json")]).points.iloc[0]),
-    "run.launches.parquet": lambda path: records(load([path.with_name("run.json")]).points.iloc[0]),
-    "run.deliveries.parquet": lambda path: records(load([path.with_name("run.json")]).points.iloc[0]),
+    "run.json": lambda path: page(build(load([path]))),
+    "run.requests.parquet": lambda path: read_records(str(path.with_name("run"))),
+    "run.launches.parquet": lambda path: read_records(str(path.with_name("run"))),
+    "run.deliveries.parquet": lambda path: read_records(str(path.with_name("run"))),
     "samples/header.json": lambda path: samples.load_header(path.parent),
     "samples/samples.parquet": lambda path: samples.load(path.parent),
     "part.npz": parts.read,

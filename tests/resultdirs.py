@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from pdvsim import Run, __version__
+from pdvsim.common.files import SEAL, sealed
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.run import simulate
 from pdvsim.study.output import DETAILS, dumps, settings
@@ -58,6 +59,7 @@ def sweep_folder(
 
 
 def edited(path: Path, **changes: Any) -> None:
-    """Change fields of a JSON file; None removes one."""
+    """Change fields of a JSON file, sealed again if it was; None removes one."""
     document = json.loads(path.read_text()) | changes
-    path.write_text(json.dumps({k: v for k, v in document.items() if v is not None}))
+    document = {k: v for k, v in document.items() if v is not None}
+    path.write_text(json.dumps(sealed(document) if SEAL in document else document))

@@ -19,7 +19,7 @@ import numpy as np
 
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import experiment_from
-from pdvsim.common.files import whole, write_whole
+from pdvsim.common.files import SEAL, digest, unbroken, whole, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, ModelSpec, Role
@@ -114,12 +114,14 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
     return frame.assign(start_s=start, end_s=start + span, solo_s=solo).reset_index(drop=True)
 
 
-def saved_run(path: Path) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
+def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
     """Experiment, launches and metrics of a result that `realrun --save-detailed` wrote."""
     try:
         document = read_json(path)
-        experiment = as_served(experiment_from(document["config"]))
         beside = path.with_name(f"{path.stem}.launches.parquet")
+        if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
+            raise ValueError("it is not what was written; `pdvsim check` says more")
+        experiment = as_served(experiment_from(document["config"], own_policies))
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]
         return experiment, frame[columns].sort_values("start_s", ignore_index=True), document

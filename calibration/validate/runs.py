@@ -97,7 +97,8 @@ def serve_all(
     plan: Sequence[ServedRun], output: Path, budget_s: float, machine: Machine, say: Callable[[str], None]
 ) -> None:
     """Serve what is planned and not yet in the file, as far as the time goes; each run is written as it ends."""
-    done = read_runs(output) if output.exists() and output.stat().st_size else []
+    trusted = any(run.own_policies for run in plan)
+    done = read_runs(output, own_policies=trusted) if output.exists() and output.stat().st_size else []
     known = {run.id for run in done}
     todo = [run for run in plan if run.id not in known]
     pairs = list(dict.fromkeys(run.experiment.server.pair for run in todo))
@@ -156,6 +157,7 @@ def _main(argv: Sequence[str] | None) -> int:
     parser.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="runs whose command holds all of these")
     parser.add_argument("--drafters", action="store_true", help="plan runs of heads and n-gram drafts instead")
     parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
+    parser.add_argument("--own-policies", action="store_true", help="serve the policy files that the plan names")
     options = parser.parse_args(argv)
     begin = monotonic()
 
@@ -174,7 +176,8 @@ def _main(argv: Sequence[str] | None) -> int:
 
     if not options.tiny and not torch.cuda.is_available():
         raise ValueError("no CUDA device: real runs are measured on one; --tiny tries the command on the CPU")
-    plan = [run for run in read_runs(options.plan, planned=True) if all(text in run.command for text in options.only)]
+    plan = read_runs(options.plan, planned=True, own_policies=options.own_policies)
+    plan = [run for run in plan if all(text in run.command for text in options.only)]
     plan = [tiny(run) for run in plan] if options.tiny else plan
     machine = Machine(device="cpu" if options.tiny else "cuda", tiny=options.tiny)
     try:

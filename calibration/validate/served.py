@@ -33,13 +33,14 @@ class ServedRun:
     metrics: dict[str, Any]
     meta: dict[str, Any]
     folder: Path  # that its files are named from
+    own_policies: bool = False  # policy files that the command names may be run
 
     @cached_property
     def experiment(self) -> Experiment:
         """What was run, as the engine serves it; a ValueError if the command is none."""
         if "--arch" not in self.command:
             raise ValueError(f"{self.command[:80]!r} names no --arch")
-        given = experiment_of(self.command)
+        given = experiment_of(self.command, self.own_policies)
         traffic, acceptance = given.traffic, given.acceptance
         if traffic.dataset_path is not None:
             traffic = replace(traffic, dataset_path=str(self.folder / traffic.dataset_path))
@@ -59,14 +60,17 @@ class ServedRun:
         return json.dumps({name: value for name, value in kept.items() if value != {}}, default=str) + "\n"
 
 
-def read_runs(path: str | Path, planned: bool = False) -> list[ServedRun]:
-    """The runs of a file, or what it plans; a ValueError of one line if it is not one."""
+def read_runs(path: str | Path, planned: bool = False, own_policies: bool = False) -> list[ServedRun]:
+    """The runs of a file, or what it plans; a ValueError of one line if it is not one.
+
+    Policy files that it names are refused unless `own_policies` are trusted: to look at one is to run it.
+    """
     number = 0
     try:
         found = []
         for line in read_text(path, MAX_DATA_BYTES).splitlines():
             number += 1
-            found.append(_read(parse_json(line), Path(path).parent, planned))
+            found.append(_read(parse_json(line), Path(path).parent, planned, own_policies))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         where = f", line {number}" if number else ""
         raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
@@ -75,7 +79,7 @@ def read_runs(path: str | Path, planned: bool = False) -> list[ServedRun]:
     return found
 
 
-def _read(line: dict[str, Any], folder: Path, planned: bool) -> ServedRun:
+def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool) -> ServedRun:
     run = ServedRun(
         command=str(line["command"]),
         repeat=int(line.get("repeat", 0)),
@@ -83,6 +87,7 @@ def _read(line: dict[str, Any], folder: Path, planned: bool) -> ServedRun:
         metrics=dict(line.get("metrics", {}) if planned else line["metrics"]),
         meta=dict(line.get("meta", {})),
         folder=folder,
+        own_policies=own_policies,
     )
     _ = run.experiment
     if not planned and not run.metrics["output_throughput"] > 0:

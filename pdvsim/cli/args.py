@@ -25,7 +25,7 @@ from pdvsim.cli.help import help_text
 from pdvsim.sim.config import OPEN, Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.limits import Range, check_ranges
-from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.policies import USUAL_ARCHS, file_of
 from pdvsim.sim.reading import read_toml, said
 from pdvsim.study.backends import Backend, BackendName
 from pdvsim.study.sweep import DEFAULT_RATES, Sweep
@@ -203,6 +203,9 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
         in_file = {name: hint for name, hint in known.items() if name != "config"}  # a file names no other file
         given = {_name(token).removeprefix("no-") for token in tokens if token.startswith("--")} - {"config"}
         settings = {key: value for key, value in _read_toml(path).items() if _name(key) not in given}
+        for arch in _items(settings.get("arch", ())):
+            if file_of(arch) is not None:  # a file of flags may come from somebody else
+                raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
         tokens = _tokens(from_mapping(settings, in_file, f"{path}: unknown key"), known) + tokens
     if "--num-prompts" not in tokens and _default(command, "num_prompts") == OPEN:
         tokens += ["--num-prompts", str(OPEN)]  # tyro would take what a default traffic has made of it

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import webbrowser
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -15,6 +16,9 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scor
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
+
+if TYPE_CHECKING:
+    from pdvsim.live.server import PageServer
 
 EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
 
@@ -87,12 +91,24 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(LiveCommand, argv, "pdvsim live")
     try:
-        from pdvsim.live.page import Dashboard
         from pdvsim.live.server import PageServer
+
+        import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
+    page = PageServer(args.host, args.port, args.token)  # a port that is taken is refused before anything is made
+    try:
+        _serve(args, page)
+    finally:
+        page.close()
+    say("pdvsim", "live ended")
+    return 0
+
+
+def _serve(args: LiveCommand, page: PageServer) -> None:
     from pdvsim.cli.livefiles import SavedSession
     from pdvsim.live.pace import WINDOW_S, Feed, drive, drive_beside, setup_beside
+    from pdvsim.live.page import Dashboard
     from pdvsim.live.session import Session
 
     setup = setup_beside(*_heard(args)) if args.beside else args.setup()
@@ -106,19 +122,15 @@ def main(argv: list[str]) -> int:
         archs, shown = setup.archs, setup
         feed = Feed(drive, setup, args.speed, WINDOW_S)
 
-    def made(document: Any) -> None:
-        Dashboard(document, feed, archs, names, shown, lambda saved: SavedSession(setup, saved))
-
-    try:
-        page = PageServer(made, args.host, args.port, args.token)
+    def ready() -> None:
         say("pdvsim", f"live at {page.url} (Ctrl-C ends it)")
         if args.browser:
             webbrowser.open(page.url)
-        page.run()
+
+    try:
+        page.run(Dashboard(feed, archs, names, shown, lambda saved: SavedSession(setup, saved)), ready)
     finally:
         feed.close()
-    say("pdvsim", "live ended")
-    return 0
 
 
 def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:

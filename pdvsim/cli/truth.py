@@ -21,6 +21,7 @@ from typing import Any
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line, experiment_of
+from pdvsim.common.console import guarded
 from pdvsim.common.files import write_whole
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
@@ -260,6 +261,10 @@ def table(document: dict[str, Any]) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan, run or report; returns the exit code."""
+    return guarded("truth", lambda: _main(argv))
+
+
+def _main(argv: Sequence[str] | None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pdvsim.cli.truth", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("step", choices=("plan", "run", "report"))
     parser.add_argument("--plan", type=Path, default=Path("truth.json"), help="what is to be served")
@@ -278,8 +283,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         import torch
 
         if not torch.cuda.is_available():
-            print("no CUDA device: the truth is measured on one", file=sys.stderr)
-            return 2
+            raise ValueError("no CUDA device: the truth is measured on one")
         return run(options.plan, options.output, options.budget_s, options.most, options.first)
     print(table(report(options.plan, options.output, options.anew)))
     return 0

@@ -39,6 +39,8 @@ class ValidateCommand:
     """Files of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
     run: str | None = None
     """Only one run, launch by launch: its number, or a result of realrun --save-detailed."""
+    own_policies: bool = False
+    """Run the policy files that the runs name as file.py:Class. A policy is a program: only for files you trust."""
     held_out: bool = False
     """Also show the runs that are set aside. Whoever works on the model does not look at them."""
     profile: str | None = None
@@ -110,7 +112,7 @@ def main(argv: list[str]) -> int:
 
 def _read(args: ValidateCommand) -> list[ServedRun]:
     paths = [Path(path) for path in args.runs] or _shipped()
-    return [run for path in paths for run in read_runs(path)]
+    return [run for path in paths for run in read_runs(path, own_policies=args.own_policies)]
 
 
 def _shipped() -> list[Path]:
@@ -294,7 +296,7 @@ def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[st
 
     assert args.run is not None
     if not args.run.isdecimal():
-        return *saved_run(Path(args.run)), args.run
+        return *saved_run(Path(args.run), args.own_policies), args.run
     runs = _read(args)
     if not 1 <= int(args.run) <= len(runs):
         raise ValueError(f"--run: there are runs 1 to {len(runs)}, got {args.run}")

@@ -9,6 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.policies import file_of
 
 T = TypeVar("T")
 
@@ -23,8 +24,11 @@ def flags_of(experiment: Experiment, leave_out: Collection[str] = ()) -> list[st
     return list(_flags(experiment, Experiment(), ("arch", *leave_out)))
 
 
-def experiment_of(command: str) -> Experiment:
-    """The experiment that a command line as above runs; a ValueError of one line if it is none."""
+def experiment_of(command: str, own_policies: bool = False) -> Experiment:
+    """The experiment that a command line as above runs; a ValueError of one line if it is none.
+
+    The command line comes from a file: it names no policy file, which would be run, unless `own_policies` are trusted.
+    """
     words: dict[str, list[str]] = {}
     given: list[str] | None = None
     for token in shlex.split(command):
@@ -32,16 +36,25 @@ def experiment_of(command: str) -> Experiment:
             given = words[token[2:].replace("-", "_")] = []
         elif given is not None:
             given.append(token)
+    for arch in words.get("arch", ()):
+        check_trusted(arch, own_policies)
     found = _filled(Experiment, words)
     if words:
         raise ValueError(f"unknown option --{next(iter(words)).replace('_', '-')} in {command!r}")
     return found
 
 
-def experiment_from(settings: Mapping[str, Any]) -> Experiment:
-    """The experiment whose settings a result or a message holds; what they lack is as usual."""
+def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
+    """The experiment whose settings a result or a message holds, on the same terms; what they lack is as usual."""
+    check_trusted(settings["arch"], own_policies)
     groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
     return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})
+
+
+def check_trusted(arch: str, own_policies: bool) -> None:
+    """Refuse an architecture that a file names and that is a policy file, unless those are trusted."""
+    if not own_policies and file_of(arch) is not None:
+        raise ValueError(f"arch {arch} is a policy file, which would be run: give --own-policies if you trust it")
 
 
 def _configured(kind: Any, values: Mapping[str, Any]) -> Any:

@@ -19,33 +19,38 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from pdvsim.sim.reading import opened, read_bytes
+
 SEAL = "sha256"
 TEMPORARY = ".pdvsim-*.tmp"  # what a writer that was killed leaves behind
 
 
 @contextmanager
-def whole(path: Path) -> Iterator[BinaryIO]:
+def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
     """A file to write to, put in its place at the end of the block: there whole, or what was there before stays.
 
     Only a regular file is replaced, behind a link if it is one; a device, a pipe or this program's own output is
-    written to. An OSError names the file.
+    written to. `replace` is for files in a folder of our own: whatever has their name there is replaced. An OSError
+    names the file.
     """
     try:
-        if in_place(path):
+        if not replace and in_place(path):
             own = _own_output(path)
             sys.stdout.flush()
             with open(path, "ab") if own is None else os.fdopen(os.dup(own), "wb") as file:
                 yield file
             return
-        target = Path(os.path.realpath(path))
+        target = path if replace else Path(os.path.realpath(path))
         temporary = target.with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
         try:
             with _created(temporary) as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(FileNotFoundError):
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))  # a private file stays private
+            with contextlib.suppress(OSError):
+                mode = target.stat().st_mode
+                if stat.S_ISREG(mode):
+                    temporary.chmod(stat.S_IMODE(mode))  # a private file stays private
             os.replace(temporary, target)
         finally:  # Ctrl-C as well
             with contextlib.suppress(OSError):
@@ -56,20 +61,20 @@ def whole(path: Path) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes, replace: bool = False) -> None:
     """Write one file whole or not at all, even if the machine stops; an OSError names it."""
-    write_all({path: data})
+    write_all({path: data}, replace)
 
 
-def write_all(files: Mapping[Path, bytes | None]) -> None:
+def write_all(files: Mapping[Path, bytes | None], replace: bool = False) -> None:
     """Write files that belong together: none takes its place before all are on the disk. None removes a file."""
     with contextlib.ExitStack() as stack:
         for path, data in files.items():
             if data is not None:
-                file = stack.enter_context(whole(path))
+                file = stack.enter_context(whole(path, replace))
                 file.write(data)
                 file.flush()
-                if len(files) > 1 and not in_place(path):
+                if len(files) > 1 and (replace or not in_place(path)):
                     os.fsync(file.fileno())
     for path, data in files.items():
         if data is None:
@@ -119,11 +124,11 @@ def _created(path: Path) -> BinaryIO:
 
 
 def digest(path: Path | str) -> str | None:
-    """The SHA-256 of a file's content; None where there is no such file."""
+    """The SHA-256 of a file's content; None where there is no regular file."""
     try:
-        with open(path, "rb") as file:
+        with opened(path, sys.maxsize) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError:
+    except (OSError, ValueError):
         return None
 
 
@@ -159,8 +164,8 @@ def unsealed(data: bytes) -> dict[str, Any] | None:
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The same of a file; None where there is no such file."""
+    """The same of a file; None where there is no regular file."""
     try:
-        return unsealed(path.read_bytes())
-    except OSError:
+        return unsealed(read_bytes(path))
+    except (OSError, ValueError):
         return None

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pdvsim.common.version import __version__
+from pdvsim.sim.policies import PolicyError
 
 Row = dict[str, Any]
 Task = Callable[[int, Any], Row]
@@ -19,7 +20,7 @@ DIED = "its worker process died twice; it was killed, or ran out of memory"
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point: its row, or the reason why there is none and, for an unforeseen error, its traceback."""
+    """What became of a point: its row, or the reason why there is none, with a traceback where a program failed."""
 
     index: int
     row: Row | None
@@ -34,7 +35,8 @@ def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
     try:
         return Outcome(index, task(index, point))
     except ValueError as error:
-        return Outcome(index, None, " ".join(str(error).split()))
+        failed = traceback.format_exc() if isinstance(error, PolicyError) else ""
+        return Outcome(index, None, " ".join(str(error).split()), failed)
     except Exception as error:
         return failure(index, error, traceback.format_exc())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -47,11 +47,11 @@ class Charts:
 
     def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
         self.archs, self.names = archs, names
-        # one source for all architectures: each is a message, and each message may draw a chart anew
-        self._fast, self._slow, self._spreads, self._launches, self._errors = (ColumnDataSource() for _ in range(5))
-        self._turn = 0
-        for draw in (self._show_launches, self._show_fast, self._show_slow, self._show_spreads):
-            draw(figures)
+        # one source for all architectures: each message may draw a chart anew
+        sources = {name: ColumnDataSource(name=name, data=make(figures)) for name, make in self._columns().items()}
+        self._launches, self._fast, self._slow = sources["launches"], sources["fast"], sources["slow"]
+        self._spreads, self._errors = sources["spreads"], sources["errors"]
+        self._drawn = [name for name in sources if name != "errors" or figures[-1].get("errors")]
         errors = [name for name in figures[-1].get("errors", ()) if name != "time_s"]
         self.roots: list[Any] = []
         if errors:
@@ -64,29 +64,25 @@ class Charts:
         for at, arch in enumerate(archs):
             self._add(self._queues(at, arch), f"chart_queues_{at}")
 
-    def show(self, figures: Sequence[dict[str, Any]]) -> None:
-        """Draw the latest; what moves slowly is drawn more rarely."""
-        self._turn = (self._turn + 1) % ROUND
-        self._show_launches(figures)
-        if self._turn % 2 == 0:
-            self._show_fast(figures)
-        if self._turn == SLOW_TURN:
-            self._show_slow(figures)
-        if self._turn == SPREADS_TURN:
-            self._show_spreads(figures)
+    def due(self, turn: int) -> list[str]:
+        """The sources to draw anew after so many pictures: the strip each time, what moves slowly more rarely."""
+        turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % ROUND}
+        turns |= {"spreads": (turn - SPREADS_TURN) % ROUND, "errors": (turn - SLOW_TURN) % ROUND}
+        return [name for name in self._drawn if turn == 0 or not turns[name]]
 
-    def _show_launches(self, figures: Sequence[dict[str, Any]]) -> None:
-        self._launches.data = _strip_data(self.names, figures)
+    def data(self, source: str, figures: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+        """The columns of a source as JSON has them; what is not drawn is None."""
+        columns = self._columns()[source](figures)
+        return {name: [None if item != item else item for item in _plain(column)] for name, column in columns.items()}
 
-    def _show_fast(self, figures: Sequence[dict[str, Any]]) -> None:
-        self._fast.data = _joined([_columns(shown, FAST) for shown in figures])
-
-    def _show_slow(self, figures: Sequence[dict[str, Any]]) -> None:
-        self._slow.data = _joined([_columns(shown, SLOW) for shown in figures])
-        self._errors.data = {name: _drawable(column) for name, column in figures[-1].get("errors", {}).items()}
-
-    def _show_spreads(self, figures: Sequence[dict[str, Any]]) -> None:
-        self._spreads.data = _joined([_spread_columns(shown) for shown in figures])
+    def _columns(self) -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]]]:
+        return {
+            "launches": lambda figures: _strip_data(self.names, figures),
+            "fast": lambda figures: _joined([_columns(shown, FAST) for shown in figures]),
+            "slow": lambda figures: _joined([_columns(shown, SLOW) for shown in figures]),
+            "spreads": lambda figures: _joined([_spread_columns(shown) for shown in figures]),
+            "errors": lambda figures: {n: _drawable(column) for n, column in figures[-1].get("errors", {}).items()},
+        }
 
     def _add(self, plot: Any, name: str) -> None:
         plot.name = name
@@ -224,6 +220,10 @@ def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
         for at, part in enumerate(drawn)
         for name, column in part.items()
     }
+
+
+def _plain(column: Sequence[Any] | Array) -> list[Any]:
+    return column.tolist() if isinstance(column, np.ndarray) else list(column)
 
 
 def _drawable(column: Sequence[float] | Array) -> Array:

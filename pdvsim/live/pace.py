@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -18,12 +18,14 @@ from threading import Thread
 from time import perf_counter
 from typing import Any
 
+from pdvsim.common.console import say
 from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
 from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.policies import PolicyError
 
 START_S = 120.0  # until a session has begun
 TICK_S = 0.12  # from one picture to the next
@@ -80,6 +82,8 @@ class Pacer:
                 self.session = Session(self.setup, self._crew)
             elif order in ("running", "speed", "window_s"):
                 setattr(self, order, value)
+        except PolicyError:
+            raise
         except ValueError as error:
             self.refusal = str(error)
 
@@ -112,8 +116,8 @@ class Pacer:
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
     """Pace a session until it is told to end, or the other end of the pipe is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
-    pacer = Pacer(setup, speed, window_s)
-    try:
+    with _last_words(pipe):
+        pacer = Pacer(setup, speed, window_s)
         while True:
             began = perf_counter()
             pacer.tick()
@@ -124,15 +128,13 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
                     return
                 pacer.obey(order, value)
                 began = 0.0  # an order is shown at once
-    except (EOFError, OSError):
-        return
 
 
 def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
     """Show a real run and the same run simulated, in step with the real one's clock, until told to end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    beside = Beside(pair, window_s)
-    with suppress(EOFError, OSError):
+    with _last_words(pipe):
+        beside = Beside(pair, window_s)
         while True:
             began = perf_counter()
             beside.tick()
@@ -144,6 +146,16 @@ def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
                 beside.orders += 1
                 if order == "window_s":
                     beside.window_s = value
+
+
+@contextmanager
+def _last_words(pipe: Connection) -> Iterator[None]:
+    """Tell the page why a session ends by itself; it ends without a word where nobody listens any more."""
+    with suppress(EOFError, OSError):
+        try:
+            yield
+        except ValueError as error:
+            pipe.send(str(error))
 
 
 class Beside:
@@ -201,15 +213,19 @@ class Feed:
         self._process.start()
         theirs.close()
         self.pictures = self.ordered = 0
+        self.ended = ""  # why, where it ended by itself
         try:
             if not self._pipe.poll(START_S):
                 raise ValueError(f"the session could not begin: nothing came from its process in {START_S:g} s")
-            self.latest: Shown = self._pipe.recv()  # a page is never without
+            first: Shown | str = self._pipe.recv()  # a page is never without
         except EOFError:
             raise ValueError("the session could not begin: its process has ended") from None
         except (KeyboardInterrupt, ValueError):
             self.close()
             raise
+        if isinstance(first, str):
+            raise ValueError(first)
+        self.latest = first
         Thread(target=self._listen, daemon=True).start()
 
     def order(self, what: str, value: Any = None) -> None:
@@ -231,7 +247,12 @@ class Feed:
     def _listen(self) -> None:
         try:
             while True:
-                self.latest = self._pipe.recv()
+                shown: Shown | str = self._pipe.recv()
+                if isinstance(shown, str):
+                    self.ended = shown
+                    say("pdvsim", f"error: the session has ended: {shown}")
+                    return
+                self.latest = shown
                 self.pictures += 1
         except (EOFError, OSError):
             return

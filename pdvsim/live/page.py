@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import html
+import json
+import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.resources import files
-from time import monotonic
 from typing import Any, Protocol
 
 from bokeh.core.templates import get_env
-from bokeh.document import Document
+from bokeh.embed import file_html
 from bokeh.layouts import column, row
 from bokeh.models import Button, CustomJS, Div, RadioButtonGroup, Select, Slider
+from bokeh.resources import Resources
+from bokeh.util.paths import static_path
 
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, DROP_S, Setup
@@ -20,16 +23,12 @@ from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 
-UPDATE_MS = 150
 TABLE_EVERY = 2  # updates
 OWN = "data set's"
 BESIDE = "a real run and the same run simulated: the small figures are the simulation's error"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
-AHEAD = 2  # updates that a browser may not have drawn yet: a slow one gets fewer, not later ones
-HIDDEN_S = 2.0  # then it is told again: it draws nothing while nobody sees it
-DRAWN = "requestAnimationFrame(() => setTimeout(() => { drawn.tags = sent.tags }))"
 WHOLE = {"sizing_mode": "stretch_width"}
 
 
@@ -44,79 +43,75 @@ Save = Callable[[Shown], Saving]
 
 
 class Dashboard:
-    """What one browser shows, and its way to the session that all browsers share."""
+    """The page of a session, what browsers are told of it, and their way to it. One for all browsers."""
 
-    def __init__(
-        self,
-        document: Document,
-        feed: Feed,
-        archs: Sequence[str],
-        names: Sequence[str],
-        setup: Setup | None,
-        save: Save,
-    ) -> None:
+    static = str(static_path())
+
+    def __init__(self, feed: Feed, archs: Sequence[str], names: Sequence[str], setup: Setup | None, save: Save) -> None:
         """`setup` is what can be turned; without one a real run is shown, and nothing can."""
-        self.document, self.feed, self.save = document, feed, save
+        self.feed, self.save = feed, save
         self.archs, self.names, self.setup = archs, names, setup
+        self.controls = 0
         self._pictures = self._orders = -1
-        self._updates = 0
-        self._syncing = False
+        self._ended = False
         self._saving: Saving | None = None
         self._save_from: int | None = None  # orders that must have been obeyed before it is saved
+        self._saved = ""
+        self._parts: dict[str, str] = {}  # of the latest picture, as JSON: made once for all browsers
         shown = feed.latest
         self.charts = Charts(self.archs, names, shown.figures)
         self.status = Div(text=self._status(shown), name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
         self.table.text = table_html(archs, names, shown.figures)
-        self._drawn, self._sent_s = 0, 0.0
-        self.status.js_on_change("tags", CustomJS(args={"sent": self.status, "drawn": self.table}, code=DRAWN))
-        self.table.on_change("tags", self._heard)
-        self.saved = Div(visible=False, **WHOLE)
         self.widgets: dict[str, Any] = {}
         self._pace_widgets()
         turned = [] if setup is None else [self._knob_widgets(setup.base)]
-        self._sync(shown)
-        for root in (self.status, self.pace, *turned, self.table, *self.charts.roots):
-            document.add_root(root)
-        document.title = f"pdvsim live: {', '.join(names)}"
-        document.template = get_env().from_string(
-            files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8")
-        )
+        self._roots = (self.status, self.pace, *turned, self.table, *self.charts.roots)
+        for name, settings in self._settings(shown).items():
+            self.widgets[name].update(**settings)
+
+    def html(self) -> str:
+        """The page, the same for every browser."""
+        template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
         # charts are drawn anew when their width changes: nothing that is shown may change it
-        document.template_variables.update(table_px=table_px(len(archs)), turns=setup is not None)
-        document.add_periodic_callback(self.update, UPDATE_MS)
+        sizes = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None}
+        text: str = file_html(
+            self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
+            template=template, template_variables=sizes, suppress_callback_warning=True,
+        )  # fmt: skip
+        return text
 
     # controls ---------------------------------------------------------------------------------------------------------
 
     def _pace_widgets(self) -> None:
-        self.pause = Button(label="Pause", width=90, name="pause")
-        self.pause.on_click(lambda: self.feed.order("running", self.pause.label != "Pause"))
-        self.speed = RadioButtonGroup(labels=[_times(s) for s in SPEEDS], width=290, name="speed")
-        self.speed.on_change("active", lambda attr, old, new: self._order("speed", SPEEDS[new or 0]))
-        self.window = Select(options=[f"{w:g} s" for w in WINDOWS_S], width=110, name="window")
-        self.window.on_change("value", lambda attr, old, new: self._order("window_s", float(new.split()[0])))
-        buttons = {
-            "One second on": ("on", 1.0),
-            "Restart": ("restart", None),
-            f"Burst of {BURST}": ("burst", None),
-            f"Halve acceptance {DROP_S:.0f} s": ("drop", None),
+        labels = {
+            "pause": ("Pause", 90),
+            "on": ("One second on", 0),
+            "restart": ("Restart", 0),
+            "burst": (f"Burst of {BURST}", 0),
+            "drop": (f"Halve acceptance {DROP_S:.0f} s", 0),
+            "save": ("Save", 80),
         }
-        made = []
-        for label, order in buttons.items():
-            made.append(Button(label=label, width=30 + 8 * len(label), name=order[0]))
-            made[-1].on_click(lambda order=order: self.feed.order(*order))
-        self.keep = Button(label="Save", width=80, name="save")
-        self.keep.on_click(self._save)
-        every = (self.pause, self.speed, *made, self.keep, self.window) if self.setup else (self.window,)
-        line = row(*every, styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
-        self.pace = column(line, self.saved, name="pace", **WHOLE)
+        buttons = {n: Button(label=text, width=px or 30 + 8 * len(text)) for n, (text, px) in labels.items()}
+        for name, button in buttons.items():
+            button.js_on_event("button_click", CustomJS(code=f"send('{name}')"))
+        speed = RadioButtonGroup(labels=[_times(s) for s in SPEEDS], width=290)
+        speed.js_on_change("active", CustomJS(code="send('speed', cb_obj.active)"))
+        window = Select(options=[f"{w:g} s" for w in WINDOWS_S], width=110)
+        window.js_on_change("value", CustomJS(code="send('window', cb_obj.value)"))
+        self.widgets |= {**buttons, "speed": speed, "window": window, "saved": Div(visible=False, **WHOLE)}
+        for name, widget in self.widgets.items():
+            widget.name = name
+        line = ("pause", "speed", "on", "restart", "burst", "drop", "save", "window") if self.setup else ("window",)
+        row_of = row(*(self.widgets[n] for n in line), styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
+        self.pace = column(row_of, self.widgets["saved"], name="pace", **WHOLE)
 
     def _knob_widgets(self, knobs: Experiment) -> Any:
         rate, k = knobs.traffic.request_rate, knobs.server.longest_draft
         top = max(64.0, 4 * rate)
         datasets = dict.fromkeys((knobs.traffic.dataset_name, "sharegpt", "random"))
-        self.widgets = {
-            "request_rate": Slider(title="Requests a second", start=0.5, end=top, step=0.5, value=rate),
+        turned: dict[str, Any] = {
+            "request_rate": Slider(title="Requests per second", start=0.5, end=top, step=0.5, value=rate),
             "burstiness": Slider(title="Burstiness (1: Poisson)", start=0.1, end=4, step=0.1, value=1),
             "dataset_name": Select(title="Data set", options=list(datasets)),
             "input_len": Select(title="Prompt tokens"),
@@ -127,63 +122,90 @@ class Dashboard:
             "max_num_seqs": Select(title="Batch limit"),
             "max_num_batched_tokens": Select(title="Prompt chunk"),
         }
-        for name, widget in self.widgets.items():
+        for name, widget in turned.items():
             widget.name = name
             widget.sizing_mode = "stretch_width"
             event = "value_throttled" if isinstance(widget, Slider) else "value"
-            widget.on_change(event, lambda attr, old, new, name=name: self._turn(name, new))
-        return column(*self.widgets.values(), name="knobs", **WHOLE)
+            widget.js_on_change(event, CustomJS(code=f"send('turn', ['{name}', cb_obj.{event}])"))
+        self.widgets |= turned
+        return column(*turned.values(), name="knobs", **WHOLE)
 
-    def _turn(self, name: str, value: Any) -> None:
-        if self._syncing:
-            return
-        if isinstance(value, str) and name not in ("dataset_name", "controller"):
-            value = None if value == OWN else int(value)
-        elif isinstance(value, float | int):  # of a slider, whose steps add up to 5.000000000000001
-            value = int(value) if name == "num_speculative_tokens" else round(value, 6)
-        self.feed.order("turn", replace(self.feed.latest.knobs, **{name: value}))
+    def obey(self, what: str, value: Any) -> None:
+        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
+        if what == "window":
+            self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
+        elif self.setup is None:
+            raise ValueError("a real run cannot be turned")
+        elif what == "turn":
+            name, turned = value
+            self.feed.order("turn", replace(self.feed.latest.knobs, **{name: self._turned(name, turned)}))
+        elif what == "speed":
+            self.feed.order("speed", dict(enumerate(SPEEDS))[value])
+        elif what == "pause":
+            self.feed.order("running", not self.feed.latest.running)
+        elif what == "save":
+            self._ask_to_save()
+        elif what in ("on", "restart", "burst", "drop"):
+            self.feed.order(what, 1.0 if what == "on" else None)
+        else:
+            raise ValueError(f"unknown order {what!r}")
 
-    def _order(self, what: str, value: Any) -> None:
-        if not self._syncing:
-            self.feed.order(what, value)
+    def _turned(self, name: str, value: Any) -> Any:
+        """The value of a knob from that of its widget."""
+        widget = self.widgets[name]
+        if isinstance(widget, Slider):  # its steps add up to 5.000000000000001
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be a number")
+            return int(value) if name == "num_speculative_tokens" else round(float(value), 6)
+        if name in ("dataset_name", "controller"):
+            return widget.options[widget.options.index(value)]
+        return None if value == OWN else int(value)
 
-    def _save(self) -> None:
+    def _ask_to_save(self) -> None:
         if self._saving is None and self._save_from is None:
-            self.keep.disabled, self._save_from = True, self.feed.ordered
-            self.saved.visible = True
-            self.saved.text = "saving: the session is run again, with every record kept …"
+            self._save_from = self.feed.ordered
+            self._saved = "saving: the session is run again, with every record kept …"
+            self.controls += 1
 
     # what is shown ----------------------------------------------------------------------------------------------------
 
-    def update(self) -> None:
-        """Show the latest picture, if it is new to this browser."""
+    def look(self) -> bool:
+        """Take in what is new; whether there is something to tell."""
+        shown, before = self.feed.latest, self.controls
         if self._saving is not None and (said := self._saving.said()) is not None:
-            self._saving, self.keep.disabled = None, False
-            self.saved.text = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
-        shown = self.feed.latest
-        if not self.feed.alive:
-            self.status.text = "<b>the session has ended</b>"
-        elif self._save_from is not None and shown.orders >= self._save_from:
+            self._saving, self.controls = None, self.controls + 1
+            self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
+        if self._save_from is not None and shown.orders >= self._save_from:
             self._saving, self._save_from = self.save(shown), None
-        elif self.feed.pictures != self._pictures and not self._behind():
-            self._pictures, self._updates = self.feed.pictures, self._updates + 1
-            ordered = shown.orders != self._orders
-            if ordered:
-                self._orders = shown.orders
-                self._sync(shown)
-            self.status.text = self._status(shown)
-            if ordered or self._updates % TABLE_EVERY == 0:  # nobody reads numbers faster
-                self.table.text = table_html(self.archs, self.names, shown.figures)
-            self.charts.show(shown.figures)
-            self.status.tags, self._sent_s = [self._updates], monotonic()
+        ends = not self.feed.alive and not self._ended
+        self._ended = self._ended or ends
+        if shown.orders != self._orders:
+            self._orders, self.controls = shown.orders, self.controls + 1
+        if self.feed.pictures == self._pictures and self.controls == before and not ends:
+            return False
+        self._pictures, self._parts = self.feed.pictures, {}
+        return True
 
-    def _behind(self) -> bool:
-        return self._updates - self._drawn >= AHEAD and monotonic() - self._sent_s < HIDDEN_S
+    def message(self, sent: int, known: int) -> str:
+        """The latest for a browser that got so many messages, and knows the controls as they were."""
+        shown, due = self.feed.latest, self.charts.due(sent)
+        settings = [self._part("status", lambda: {"text": self._status(shown)})]
+        if known != self.controls or sent % TABLE_EVERY == 0:  # nobody reads numbers faster
+            figures = shown.figures
+            settings.append(self._part("table", lambda: {"text": table_html(self.archs, self.names, figures)}))
+        if known != self.controls:
+            settings += [self._part(n, lambda v=v: v) for n, v in self._settings(shown).items()]  # type: ignore[misc]
+        sources = [self._part(name, lambda name=name: self.charts.data(name, shown.figures)) for name in due]  # type: ignore[misc]
+        return f'{{"number": {sent + 1}, "settings": {{{", ".join(settings)}}}, "sources": {{{", ".join(sources)}}}}}'
 
-    def _heard(self, attr: str, old: list[int], new: list[int]) -> None:
-        [self._drawn] = new
+    def _part(self, name: str, make: Callable[[], Any]) -> str:
+        if name not in self._parts:
+            self._parts[name] = f"{json.dumps(name)}: {json.dumps(make())}"
+        return self._parts[name]
 
     def _status(self, shown: Shown) -> str:
+        if not self.feed.alive:
+            return f"<b>the session has ended</b> {html.escape(self.feed.ended)}"
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
         parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown), BESIDE]
         parts += [f"figures of the last {shown.window_s:g} s"]
@@ -193,24 +215,29 @@ class Dashboard:
             parts.append(f'<span style="color:#b00020">{html.escape(shown.refusal)}</span>')
         return " · ".join(parts)
 
-    def _sync(self, shown: Shown) -> None:
-        """Let the controls show what is in force, whoever turned it."""
-        self._syncing = True
-        knobs = shown.knobs
-        for name, widget in self.widgets.items():
-            value = getattr(knobs, name)
-            if isinstance(widget, Slider):
-                widget.value = value
+    def _settings(self, shown: Shown) -> dict[str, dict[str, Any]]:
+        """What the controls show: what is in force, whoever turned it."""
+        busy = self._saving is not None or self._save_from is not None
+        window = {"window": {"value": f"{shown.window_s:g} s"}}
+        if self.setup is None:
+            return window
+        settings: dict[str, dict[str, Any]] = window | {
+            "pause": {"label": "Pause" if shown.running else "Go on"},
+            "speed": {"active": SPEEDS.index(shown.speed) if shown.speed in SPEEDS else None},
+            "save": {"disabled": busy},
+            "saved": {"visible": bool(self._saved), "text": self._saved},
+        }
+        for name in asdict(shown.knobs):
+            value = getattr(shown.knobs, name)
+            if isinstance(self.widgets[name], Slider):
+                settings[name] = {"value": value}
                 continue
+            settings[name] = {"value": OWN if value is None else str(value)}
             if name in ("input_len", "output_len"):
-                widget.options = [OWN, *_with(LENGTHS, value)]
+                settings[name]["options"] = [OWN, *_with(LENGTHS, value)]
             elif name in ("max_num_seqs", "max_num_batched_tokens"):
-                widget.options = _with(BATCHES if name == "max_num_seqs" else CHUNKS, value)
-            widget.value = OWN if value is None else str(value)
-        self.pause.label = "Pause" if shown.running else "Go on"
-        self.speed.active = SPEEDS.index(shown.speed) if shown.speed in SPEEDS else None
-        self.window.value = f"{shown.window_s:g} s"
-        self._syncing = False
+                settings[name]["options"] = _with(BATCHES if name == "max_num_seqs" else CHUNKS, value)
+        return settings
 
 
 def _with(choices: Sequence[int], value: int | None) -> list[str]:

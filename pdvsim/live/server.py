@@ -1,113 +1,218 @@
-"""The page's server: on the loopback alone, or elsewhere behind a token; pages of other origins get no connection."""
+"""The page's server: for this machine alone, or elsewhere behind a token; other sites' pages get nothing.
+
+Every browser gets the same page, and over a websocket what is new to it: one message is made for all. A browser that
+does not draw gets fewer messages. Needs tornado alone, so that a port can be tried before anything is made.
+"""
 
 from __future__ import annotations
 
+import errno
+import json
 import logging
+import os
 import secrets
 import signal
 import socket
 from collections.abc import Callable
+from ipaddress import ip_address
+from time import monotonic
 from types import FrameType
-from urllib.parse import urlencode
+from typing import Any, Protocol
+from urllib.parse import urlencode, urlsplit
 
-from bokeh.application import Application
-from bokeh.application.handlers.function import FunctionHandler
-from bokeh.document import Document
-from bokeh.server.auth_provider import AuthProvider
-from bokeh.server.server import Server
-from tornado.web import HTTPError, RequestHandler
+from tornado.httpserver import HTTPServer
+from tornado.httputil import HTTPServerRequest
+from tornado.ioloop import IOLoop, PeriodicCallback
+from tornado.netutil import bind_sockets
+from tornado.web import Application, ErrorHandler, RequestHandler, StaticFileHandler
+from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
+UPDATE_MS = 150
+AHEAD = 2  # updates that a browser may not have drawn yet: a slow one gets fewer, not later ones
+HIDDEN_S = 2.0  # then it is told again: it draws nothing while nobody sees it
+PING_S = 10.0
+MOST_BYTES = 1 << 14  # of an order
 
 
-class TokenOnly(AuthProvider):  # type: ignore[misc]
-    """Lets in whoever has the token: in the address the first time, then in a cookie."""
+class Show(Protocol):
+    """What is served: a page, its news, and what it may order."""
 
-    def __init__(self, token: str) -> None:
-        self._token = token
+    static: str  # folder of the scripts that the page names
 
-    @property
-    def get_user(self) -> Callable[[RequestHandler], str | None]:
-        return self._user
+    def html(self) -> str:
+        """The page, the same for every browser."""
 
-    @property
-    def get_user_async(self) -> None:
-        return None
+    def look(self) -> bool:
+        """Take in what is new; whether there is something to tell."""
 
-    @property
-    def login_url(self) -> None:
-        return None
-
-    @property
-    def get_login_url(self) -> Callable[[RequestHandler], str]:
-        return self._refuse
+    def message(self, sent: int, known: int) -> str:
+        """The latest for a browser that got so many messages, and knows the controls as they were."""
 
     @property
-    def login_handler(self) -> None:
-        return None
+    def controls(self) -> int:
+        """How often the controls have changed."""
 
-    @property
-    def logout_url(self) -> None:
-        return None
+    def obey(self, what: str, value: Any) -> None:
+        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
 
-    @property
-    def logout_handler(self) -> None:
-        return None
 
-    def _user(self, handler: RequestHandler) -> str | None:
-        asked, kept = handler.get_query_argument("token", None), handler.get_cookie(COOKIE)
+class _Site(Application):
+    """Answers to its own names alone: a foreign name that leads here is another site's page (DNS rebinding)."""
+
+    def __init__(self, names: set[str], any_address: bool, token: str | None, show: Show) -> None:
+        self.names, self.any_address, self.token, self.show = names, any_address, token, show
+        self.page, self.viewers = show.html(), set[_Viewer]()
+        super().__init__(
+            [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", _Static, {"path": show.static})],
+            websocket_ping_interval=PING_S, websocket_max_message_size=MOST_BYTES, log_function=lambda handler: None,
+        )  # fmt: skip
+
+    def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
+        if not self._is_ours(request.host):
+            return self.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
+        return super().find_handler(request, **more)
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self.names or (self.any_address and _is_address(name))
+
+
+class _Guarded(RequestHandler):
+    """Lets in whoever has the token, where there is one: in the address the first time, then in a cookie."""
+
+    application: _Site
+
+    def prepare(self) -> None:
+        token = self.application.token
+        asked, kept = self.get_query_argument("token", None), self.get_cookie(COOKIE)
+        if token is None:
+            return
         for given in (asked, kept):
-            if given is not None and secrets.compare_digest(given.encode(), self._token.encode()):
+            if given is not None and secrets.compare_digest(given.encode(), token.encode()):
                 if given is not kept:
-                    handler.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
-                return "a holder of the token"
-        return None
+                    self.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
+                return
+        self.send_error(403, reason="the address needs its token")
 
-    def _refuse(self, handler: RequestHandler) -> str:
-        raise HTTPError(403, "the address needs its token")
+
+class _Page(_Guarded):
+    def get(self) -> None:
+        self.write(self.application.page)
+
+
+class _Static(_Guarded, StaticFileHandler):
+    pass
+
+
+class _Viewer(_Guarded, WebSocketHandler):
+    """One browser: what it was told, and what it has drawn. Only pages of this site get here, by tornado's check."""
+
+    sent = drawn = 0
+    known = -1
+    sent_s = 0.0
+
+    def open(self, *args: str, **more: str) -> None:
+        self.application.viewers.add(self)
+        self.tell()
+
+    def on_close(self) -> None:
+        self.application.viewers.discard(self)
+
+    def on_message(self, message: str | bytes) -> None:
+        try:
+            what, value = json.loads(message)
+            if what == "drawn":
+                self.drawn = max(self.drawn, min(int(value), self.sent))
+            else:
+                self.application.show.obey(what, value)
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+            self.close(1008, "not an order")
+
+    def tell(self) -> None:
+        """Send the latest, unless what was sent is not drawn yet; what was turned is sent at once."""
+        show = self.application.show
+        waits = self.sent - self.drawn >= AHEAD and monotonic() - self.sent_s < HIDDEN_S
+        if waits and self.known == show.controls:
+            return
+        text, self.known = show.message(self.sent, self.known), show.controls
+        self.sent, self.sent_s = self.sent + 1, monotonic()
+        try:
+            self.write_message(text).add_done_callback(lambda written: written.exception())
+        except WebSocketClosedError:
+            self.on_close()
 
 
 class PageServer:
-    """Serves one page, made anew for each browser by `make`."""
+    """A port of its own from the start; what it shows is given when it runs. A ValueError says why there is none."""
 
-    def __init__(self, make: Callable[[Document], None], host: str | None, port: int, token: str | None) -> None:
-        for name in ("bokeh", "tornado.access"):  # who opens and closes the page is no news
-            logging.getLogger(name).setLevel(logging.ERROR)
-        for name in ("bokeh.server.protocol_handler", "bokeh.server.views.ws"):  # a page closed as it spoke; a stranger
-            logging.getLogger(name).setLevel(logging.CRITICAL)
+    def __init__(self, host: str | None, port: int, token: str | None) -> None:
         address = host or LOOPBACK
+        try:
+            self._sockets = bind_sockets(port, address)
+        except OSError as error:
+            raise _no_port(error, address, port) from None
+        bound = {str(one.getsockname()[0]) for one in self._sockets}
+        self.port = int(self._sockets[0].getsockname()[1])
+        self._everywhere = bool(bound & {*EVERY_ADDRESS})
+        shown = socket.gethostname() if self._everywhere else address
+        self._names = {name.lower() for name in (address, shown, "localhost", LOOPBACK, *bound)}
         self.token = (token or secrets.token_urlsafe(24)) if token or address != LOOPBACK else None
-        shown = socket.gethostname() if address in ("0.0.0.0", "::", "") else address
-        hosts = {address, shown, *(("localhost",) if address == LOOPBACK else ())}
-        port = port or _free_port(address)
-        more = {"auth_provider": TokenOnly(self.token)} if self.token else {}
-        self._server = Server(
-            {"/": Application(FunctionHandler(make))}, address=address, port=port,
-            allow_websocket_origin=[f"{name}:{port}" for name in sorted(hosts)], keep_alive_milliseconds=10_000,
-            unused_session_lifetime_milliseconds=10_000, check_unused_sessions_milliseconds=5_000, **more,
-        )  # fmt: skip
-        self.url = f"http://{shown}:{port}/" + (f"?{urlencode({'token': self.token})}" if self.token else "")
+        query = f"?{urlencode({'token': self.token})}" if self.token else ""
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/{query}"
 
-    def run(self) -> None:
-        """Serve until Ctrl-C or a request to end."""
-        loop = self._server.io_loop
+    def close(self) -> None:
+        """Give the port back."""
+        for one in self._sockets:
+            one.close()
+
+    def run(self, show: Show, ready: Callable[[], object] = lambda: None) -> None:
+        """Serve until Ctrl-C or a request to end; `ready` is called when the page can be opened."""
+        logging.getLogger("tornado.general").setLevel(logging.ERROR)  # strangers' malformed requests are no news
+        loop = IOLoop.current()
+        site = _Site(self._names, self._everywhere, self.token, show)
+        server = HTTPServer(site)
+        server.add_sockets(self._sockets)
+
+        def tell() -> None:
+            if show.look():
+                for viewer in [*site.viewers]:
+                    viewer.tell()
 
         def end(number: int, frame: FrameType | None) -> None:
-            loop.add_callback(loop.stop)
+            loop.add_callback_from_signal(loop.stop)
 
+        telling = PeriodicCallback(tell, UPDATE_MS)
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            self._server.start()
+            telling.start()
+            loop.add_callback(ready)
             loop.start()
         finally:
-            self._server.stop()
+            telling.stop()
+            server.stop()
+            for viewer in [*site.viewers]:
+                viewer.close(1001, "the session has ended")
             for number, handler in before.items():
                 signal.signal(number, handler)
 
 
-def _free_port(address: str) -> int:
-    """A port that nobody listens on: which pages may connect is said before the server has one."""
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
+def _is_address(name: str) -> bool:
+    """Whether a name is a number: no other site's page has been led here by its name."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_port(error: OSError, address: str, port: int) -> ValueError:
+    if error.errno == errno.EADDRINUSE:
+        return ValueError(f"port {port} is taken: give another --port, or 0 for any that is free")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return ValueError(f"host {address} is no address of this machine")
+    return ValueError(f"port {port} of {address} cannot be used: {os.strerror(error.errno or 0)}")

@@ -13,6 +13,7 @@ from pdvsim.live.knobs import DROP_S
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.policies.controllers import Learner
 from pdvsim.sim.policies.feedback import Feedback
@@ -52,12 +53,14 @@ class Station:
 
     def run_to(self, time_s: float) -> None:
         """Let everything happen that happens before a time."""
-        self.env.run_to(self.env.at(time_s, Event(self.env)))
+        with own_errors(self.experiment.arch):
+            self.env.run_to(self.env.at(time_s, Event(self.env)))
 
     def finish(self) -> None:
         """Serve all who are inside, and nobody else."""
-        while self.inside or self.held:
-            self.env.step()
+        with own_errors(self.experiment.arch):
+            while self.inside or self.held:
+                self.env.step()
 
     def turn(self, turned: Experiment) -> None:
         """Use other settings from the next round on."""

@@ -192,7 +192,8 @@ class Heard:
         self.over = self._greeted = False
         while (hello := self._message()) is None:
             self._receive()
-        self.experiment = experiment_from(hello[0]["config"])
+        # from a process of this user's, over a socket that nobody else can open
+        self.experiment = experiment_from(hello[0]["config"], own_policies=True)
         self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello[0]["bandwidth"])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)

@@ -132,7 +132,7 @@ class SweepDir:
                 path.unlink()
         for stale in self.path.glob("failed/*.json"):
             stale.unlink()
-        write_whole(self.config_file, self._config_bytes(date))
+        write_whole(self.config_file, self._config_bytes(date), replace=True)
 
     def _config_bytes(self, date: str, **more: Any) -> bytes:
         document = {"date": date, **self.config, "identity": self.identity, **more}
@@ -183,10 +183,10 @@ class SweepDir:
         if outcome.row is None:
             reason = {**identity, **point.labels, "reason": outcome.reason, "traceback": outcome.traceback}
             failure.parent.mkdir(exist_ok=True)
-            write_whole(failure, (dumps(sealed(plain(reason))) + "\n").encode())
+            write_whole(failure, (dumps(sealed(plain(reason))) + "\n").encode(), replace=True)
             return None
         part = json.loads(json.dumps({**identity, **outcome.row}, default=lambda value: value.item()))  # numpy's
-        write_whole(part_file(self.path, outcome.index), (json.dumps(sealed(part)) + "\n").encode())
+        write_whole(part_file(self.path, outcome.index), (json.dumps(sealed(part)) + "\n").encode(), replace=True)
         failure.unlink(missing_ok=True)
         row: Row = part["row"]
         return row
@@ -210,7 +210,7 @@ class SweepDir:
         content = {self.summary_file: parquet(frame)} | ({self.plot_file: draw(frame)} if draw else {})
         made_of = {"of": of, "files": {path.name: sha256(data) for path, data in content.items()}}
         config = {self.config_file: self._config_bytes(stored["date"], made=made_of)}
-        write_all({self.plot_file: None, **content, **config})
+        write_all({self.plot_file: None, **content, **config}, replace=True)
         return frame, [path for path in saved if path in content or path in config]
 
 
@@ -221,7 +221,7 @@ def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
     result = simulate(point.experiment)
     (folder / "details").mkdir(exist_ok=True)
     content = {name: parquet(frame) for name, frame in zip(DETAILS, frames(result), strict=True)}
-    write_all({detail_file(folder, index, name): data for name, data in content.items()})
+    write_all({detail_file(folder, index, name): data for name, data in content.items()}, replace=True)
     digests = {name: sha256(data) for name, data in content.items()}
     return {"row": row_of(index, point, result), "details": digests}
 

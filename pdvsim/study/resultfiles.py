@@ -6,12 +6,17 @@ Each reader returns what it read or raises a ValueError of one line that names t
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from pdvsim.common.files import SEAL, digest, unbroken
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
 from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
@@ -37,6 +42,35 @@ class Config(BaseModel, extra="allow"):
     server: dict[str, Any] = Field(default_factory=dict)
     hardware: dict[str, Any] = Field(default_factory=dict)
     scoring: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("traffic", "acceptance", "server", "hardware", "scoring")
+    @classmethod
+    def _known_settings(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Settings that this version knows are of their type; those of other versions are left alone."""
+        adapters = _adapters(str(info.field_name))
+        for name in values.keys() & adapters.keys():
+            if not _is_of(adapters[name], values[name]):
+                raise ValueError(f"{name} cannot be {quoted(values[name])}")
+        return values
+
+
+@cache
+def _adapters(group: str) -> dict[str, TypeAdapter[Any]]:
+    """What checks each setting of a group of an experiment's. A choice may be one that another version has."""
+    hints = get_type_hints(get_type_hints(Experiment)[group])
+    parts = {name: get_args(hint) if type(None) in get_args(hint) else (hint,) for name, hint in hints.items()}
+    free = {name: [str if get_origin(part) is Literal else part for part in some] for name, some in parts.items()}
+    return {name: TypeAdapter(reduce(or_, some)) for name, some in free.items()}
+
+
+def _is_of(adapter: TypeAdapter[Any], value: Any) -> bool:
+    """Whether a value is of a setting's type; a text is no number, but for "inf"."""
+    try:
+        typed = adapter.validate_python(value)
+    except ValidationError:
+        return False
+    both = zip(value, typed, strict=True) if isinstance(typed, tuple) else [(value, typed)]
+    return all(given == "inf" or isinstance(given, str) == isinstance(found, str) for given, found in both)
 
 
 class ResultHeader(BaseModel, extra="allow"):
@@ -65,6 +99,7 @@ class SweepHeader(ResultHeader):
     """sweep.json."""
 
     sweep: SweepSettings
+    identity: str | None = None  # of the sweep; what an earlier version wrote has none
     num_points: int | None = None  # that were asked for
     made: Derived | None = None
 
@@ -79,7 +114,11 @@ class RunDocument(ResultHeader):
     max_concurrency: int | None = None
     output_throughput: float
     stability: str
+    profile: str = "none"
+    foundation: str = "not said"
+    gpu: str = "?"
     config: Config
+    records_sha256: dict[str, str] | None = None
 
     @property
     def load(self) -> tuple[str, float]:
@@ -108,12 +147,15 @@ def read_header(model: type[H], path: Path, otherwise: str) -> H:
     version = data.get("schema_version", SCHEMA)
     if version != SCHEMA:
         raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
+    if SEAL in data and not unbroken(data):
+        raise ValueError(f"{path}: is not what was written: its content does not match its {SEAL}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(printable(f"{path}: {where}: {first['msg']}: {otherwise}")) from None
+        what = first["msg"].removeprefix("Value error, ")
+        raise ValueError(printable(f"{path}: {where}: {what}: {otherwise}")) from None
 
 
 def read_frame(path: Path) -> pd.DataFrame:
@@ -130,9 +172,16 @@ def read_frame(path: Path) -> pd.DataFrame:
     return table
 
 
-def read_records(stem: str) -> dict[str, Columns]:
-    """Requests, launches and deliveries beside `stem`, with lanes, kinds and roles as numbers."""
-    return {name: _columns(Path(f"{stem}.{name}.parquet"), name) for name in DTYPES}
+def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:
+    """Requests, launches and deliveries beside `stem`, with lanes, kinds and roles as numbers.
+
+    `digests` are of the files as they were written, by table; without any, from an earlier version, nothing is checked.
+    """
+    files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
+    for name, path in files.items():
+        if digests is not None and digest(path) != digests.get(name):
+            raise ValueError(f"{path}: is damaged or missing: it is not what was written")
+    return {name: _columns(path, name) for name, path in files.items()}
 
 
 def _columns(path: Path, table: str) -> Columns:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.common.files import digest
+from pdvsim.common.files import digest, read_sealed
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
@@ -41,6 +41,7 @@ FIGURES_END = (
     "completed",
     "_acceptance_rate",
     "_acceptance_length",
+    "_share",
 )
 LARGEST = 10**18  # beyond it, pandas has no integer
 RATES = "spec_decode_per_position_acceptance_rates"
@@ -58,7 +59,7 @@ class Source:
     config: Config  # of the experiment, or of the one a sweep varies
     vary: tuple[str, ...]  # columns of the sweep's varied flags
     provenance: dict[str, Any] | None
-    incomplete: str = ""  # of a sweep that lacks points: how many it has
+    incomplete: str = ""  # what is missing: points of a sweep, records of a run
 
     @property
     def pair(self) -> str:
@@ -125,7 +126,7 @@ class Results:
 
     @property
     def incomplete(self) -> list[str]:
-        """A line for each sweep that lacks points."""
+        """A line for each sweep that lacks points, and each run that lacks its records."""
         return [source.incomplete for source in self.sources if source.incomplete]
 
     def source(self, row: pd.Series[Any]) -> Source:
@@ -205,7 +206,8 @@ def records(row: pd.Series[Any]) -> Records | None:
     """The records of a point, or None where they were not saved; a ValueError naming the file and column if bad."""
     if not row["records"]:
         return None
-    return Records(**read_records(row["records"]))
+    digests = row["records_sha256"]
+    return Records(**read_records(row["records"], digests if isinstance(digests, dict) else None))
 
 
 def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
@@ -242,7 +244,18 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     )  # fmt: skip
     stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
     saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
-    return source, _filled(table, source).assign(records=saved or "")
+    digests: list[Any] = [_part_digests(folder, stem) if stem and header.identity else None for stem in saved]
+    return source, _filled(table, source).assign(records=saved or "", records_sha256=digests or None)
+
+
+def _part_digests(folder: Path, stem: str) -> dict[str, str]:
+    """The digests of a point's records, as its part has them."""
+    name = Path(stem).name
+    part = read_sealed(folder / "parts" / f"{name}.json")
+    if part is None or not isinstance(part.get("details"), dict):
+        raise ValueError(f"{folder}/parts/{name}.json: is damaged or missing: its records cannot be checked")
+    digests: dict[str, str] = part["details"]
+    return digests
 
 
 def _incomplete(folder: Path, done: int, asked: int | None) -> str:
@@ -259,15 +272,18 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
     import pandas as pd
 
     document = read_header(RunDocument, path, "neither a sweep's folder nor a run's JSON file")
-    stem = path.with_suffix("")
+    stem, written = path.with_suffix(""), document.records_sha256
+    saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
     source = Source(
-        stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance
+        stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance,
+        f"{stem.name}: its records are missing, without which there are no histograms" if written and not saved else "",
     )  # fmt: skip
     kind, load = document.load
     row = {"arch": document.arch, "load_kind": kind, "load": load}
     row |= flatten(document.model_dump(exclude={"config", "provenance", "records_sha256", "sha256"}))
-    saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
-    return source, _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source).assign(records=saved)
+    digests: Any = None if written is None else {name.split(".")[-2]: is_now for name, is_now in written.items()}
+    table = _filled(pd.DataFrame({k: [v] for k, v in row.items()}), source)
+    return source, table.assign(records=saved, records_sha256=[digests])
 
 
 def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
@@ -275,10 +291,10 @@ def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
     for name in map(str, table.columns):
         if name.startswith(FIGURES) or name.endswith(FIGURES_END):
             table[name] = [_number(source.path, name, value) for value in table[name]]
-        elif name == RATES:
-            for rates in table[name]:
-                for rate in rates if isinstance(rates, list) else [rates]:
-                    _number(source.path, name, rate)
+        else:
+            for value in table[name]:
+                for item in value if isinstance(value, list) else [value] if name == RATES else ():
+                    _number(source.path, name, item)
     for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
         if name not in table:
             table[name] = value

@@ -139,7 +139,7 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     if part not in (None, 1, 1.0):
         raise ValueError(f"partial_rotary_factor={part!r} is not supported: rope turns whole heads here")
-    for key in ("attention_bias", "mlp_bias", "quantization_config", "use_bidirectional_attention"):
+    for key in ("attention_bias", "mlp_bias", "use_bidirectional_attention"):
         if config.get(key):
             raise ValueError(f"{key}={config[key]!r} is not supported")
 

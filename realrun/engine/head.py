@@ -38,8 +38,14 @@ class Head(Transformer):
         """A head with random weights that shares the target's embedding, and has it pass on what it reads."""
         arch = headed(target.arch, spec)
         own = random_weights(arch, target.device, target.dtype, seed)
-        target.passes_on = layers_read(spec, target.arch.spec.layers)
-        return cls(arch, shared(own, target.weights, spec), target.capacity)
+        head = cls(arch, shared(own, target.weights, spec), target.capacity)
+        head.read_from(target)
+        return head
+
+    def read_from(self, target: Transformer) -> None:
+        """Have a target pass on the hidden states that this head reads."""
+        assert isinstance(self.arch.spec, HeadSpec)
+        target.passes_on = layers_read(self.arch.spec, target.arch.spec.layers)
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences, states: Tensor | None = None) -> Hidden:
         """Read the batch's tokens beside the target's hidden states before them, or rows beside `states`."""

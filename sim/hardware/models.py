@@ -19,7 +19,7 @@ from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelFamily, ModelS
 from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
-from pdvsim.sim.reading import quoted, read_json, said
+from pdvsim.sim.reading import printable, quoted, read_json, said
 
 __all__ = [
     "FAMILIES",
@@ -106,6 +106,9 @@ SIZES = {  # of a config.json; several times those of the largest models known
     "max_position_embeddings": Range(1, 1_000_000_000),
     "sliding_window": Range(1, 1_000_000_000),
 }
+
+
+WIDE_DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")  # engines serve 32 bits as 16
 
 
 def model(name: str) -> ModelSpec:
@@ -224,9 +227,12 @@ def model_or_shard(name: str) -> ModelSpec:
 
 def read_config(path: Path) -> Mapping[str, Any]:
     """The dictionary in a config.json or in the folder that holds it."""
-    found = read_json(path / "config.json" if path.is_dir() else path)
+    file = path / "config.json" if path.is_dir() else path
+    found = read_json(file)
     if not isinstance(found, dict):
         raise ValueError("expected a JSON object")
+    if file.with_name("hf_quant_config.json").exists():  # where NVIDIA's ModelOpt says it
+        found.setdefault("quantization_config", {"quant_method": "modelopt"})
     return found
 
 
@@ -235,6 +241,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     family = config.get("model_type")
     if reason := _no_dense_decoder(config):
         raise ValueError(f"model family {quoted(family)} is not supported: {reason}; supported: {', '.join(FAMILIES)}")
+    if method := _quantised(config):
+        raise ValueError(
+            f"quantised weights ({method}) are not simulated: give the config.json of the unquantised model, "
+            "whose figures are those of 16-bit weights"
+        )
     sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
     kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
@@ -277,6 +288,18 @@ def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
     if isinstance(config.get("text_config"), dict):
         return "it reads more than text; give the configuration under its text_config"
     return None if family in FAMILIES else "it is not known"
+
+
+def _quantised(config: Mapping[str, Any]) -> str | None:
+    """How a configuration says that weights have fewer than 16 bits; None if it does not."""
+    for key in ("quantization_config", "compression_config"):
+        if given := config.get(key):
+            method = given.get("quant_method") if isinstance(given, dict) else None
+            return printable(method)[:40] if isinstance(method, str) and method else key
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype is None or (isinstance(dtype, str) and dtype.removeprefix("torch.") in WIDE_DTYPES):
+        return None
+    return f"dtype {quoted(dtype)}"
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

@@ -10,12 +10,18 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple, TypeGuard
+
+from pdvsim.sim.reading import read_bytes, said
 
 
 class Architecture(NamedTuple):
@@ -26,6 +32,7 @@ class Architecture(NamedTuple):
 
 
 _PACKAGE = __name__
+_OWN_MODULE = "pdvsim_own_"
 _THREE = ("prefill", "decode", "verify")
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -55,6 +62,10 @@ class OwnArch(str):
 
     def __reduce__(self) -> Any:
         return OwnArch, (self.policy, str(self))
+
+
+class PolicyError(ValueError):
+    """A policy file of the user's failed; the text names its line and the exception, which is the cause."""
 
 
 def named(arch: str | type[Any]) -> str:
@@ -91,16 +102,16 @@ def policy_of(arch: str) -> type[Any]:
         guess = f" (did you mean {close[0]}?)" if close else ""
         raise ValueError(f"unknown arch {arch!r}{guess}; known: {', '.join(ARCHS)}, or your own as file.py:Class")
     try:
-        source = Path(path).read_bytes()
-    except OSError as error:
-        raise ValueError(f"arch {arch}: cannot read {path}: {error.strerror or error}") from None
+        source = read_bytes(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"arch {arch}: cannot read {path}: {said(error)}") from None
     return _loaded(str(Path(path).resolve()), sha256(source).hexdigest(), name)
 
 
 @cache
 def _loaded(path: str, digest: str, name: str) -> type[Any]:
     """A class of a file with that content."""
-    module_name = f"pdvsim_own_{Path(path).stem}_{digest[:12]}"
+    module_name = f"{_OWN_MODULE}{Path(path).stem}_{digest[:12]}"
     spec = spec_from_file_location(module_name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -110,13 +121,62 @@ def _loaded(path: str, digest: str, name: str) -> type[Any]:
         spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[module_name]
-        raise ValueError(f"arch {path}:{name}: {type(error).__name__}: {error}") from error
+        line = error.lineno if isinstance(error, SyntaxError) else _own_line(error)
+        where = f"{path}:{line}" if line else f"{path}:{name}"
+        raise ValueError(f"arch {where}: {_said(error)}") from error
     found: Any = getattr(module, name, None)
     if not is_policy(found):
         own = [c.__name__ for c in vars(module).values() if is_policy(c) and c.__module__ == module_name]
         there = f"; it has {', '.join(own)}" if own else ""
         raise ValueError(f"{path} has no policy {name}, a class derived from Policy{there}")
     return found
+
+
+@contextmanager
+def own_errors(arch: str) -> Iterator[None]:
+    """Errors of a policy from a user's file become a PolicyError; those of any other architecture stay as they are."""
+    path = file_of(arch)
+    try:
+        yield
+    except PolicyError:
+        raise
+    except Exception as error:
+        line = None if path is None else _own_line(error)
+        ours = isinstance(error, MemoryError) or (line is None and isinstance(error, ValueError | OSError))
+        if path is None or ours:  # what is refused, or cannot be read, before the policy runs
+            raise
+        where = arch if line is None else f"{path}:{line}"
+        raise PolicyError(f"{where}: {_said(error)}") from error
+
+
+def _said(error: Exception) -> str:
+    """An error as one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _own_line(error: BaseException) -> int | None:
+    """The line of a user's policy file that an error passed through last, or where a process of it waits."""
+    waits = None
+    chained: BaseException | None = error
+    while chained is not None:  # SimPy raises a copy, with the error of the process as its cause
+        passed = None
+        for frame, line in traceback.walk_tb(chained.__traceback__):
+            if _is_own(frame):
+                passed = line
+            process = getattr(frame.f_locals.get("self"), "_generator", None)
+            while process is not None:  # a process that yields what is no event is not on the stack
+                inner = getattr(process, "gi_frame", None)
+                waits = inner.f_lineno if inner is not None and _is_own(inner) else waits
+                process = getattr(process, "gi_yieldfrom", None)
+        if passed is not None:
+            return passed
+        chained = chained.__cause__ or chained.__context__
+    return waits
+
+
+def _is_own(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__", "")).startswith(_OWN_MODULE)
 
 
 def kin(arch: str) -> str:

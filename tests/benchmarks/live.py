@@ -15,8 +15,6 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from bokeh.document import Document
-
 from pdvsim.live.knobs import Setup
 from pdvsim.live.pace import Feed, drive
 from pdvsim.live.page import Dashboard
@@ -98,11 +96,7 @@ def smooth() -> None:
     """The page, for a while."""
     setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(num_speculative_tokens=2)))
     feed = Feed(drive, setup, 10.0, 30.0)
-
-    def made(document: Document) -> None:
-        Dashboard(document, feed, ARCHS, ARCHS, setup, lambda shown: Unsaved())
-
-    server = PageServer(made, None, 0, None)
+    server = PageServer(None, 0, None)
     found: dict[str, float] = {}
 
     def watched() -> None:
@@ -112,7 +106,7 @@ def smooth() -> None:
             os.kill(os.getpid(), 2)
 
     threading.Thread(target=watched, daemon=True).start()
-    server.run()
+    server.run(Dashboard(feed, ARCHS, ARCHS, setup, lambda shown: Unsaved()))
     feed.close()
     for name, value in found.items():
         print(f"{name:<28}{value:8.2f}")

@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import socket
-import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from liveserver import ARCHS, Served, ended, served
 
 from pdvsim.cli import main
 
@@ -25,39 +18,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 PATIENCE_MS = 600_000  # with a browser on a busy machine
-ARCHS = ("pdv", "colocated")
 QUIET = ("log", "info")
-
-
-@dataclass
-class Served:
-    """A `pdvsim live` under way."""
-
-    process: subprocess.Popen[str]
-    url: str
-    folder: Path
-
-
-def served(folder: Path, *more: str) -> Served:
-    argv = ["-m", "pdvsim.cli", "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    process = subprocess.Popen(
-        [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    found = re.search(r"live at (\S+)", line)
-    assert found, line + process.stderr.read()
-    return Served(process, found[1], folder)
-
-
-def ended(found: Served) -> str:
-    """After Ctrl-C: what it says."""
-    found.process.send_signal(signal.SIGINT)
-    try:
-        return found.process.communicate(timeout=60)[1]
-    finally:
-        found.process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -212,59 +173,6 @@ def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> N
     assert "report" in (folder / "report.html").read_text()
 
 
-def test_foreign_origins_are_refused(live: Served) -> None:
-    with urllib.request.urlopen(live.url, timeout=60) as answer:
-        session = re.findall(r'"token":"([^"]+)"', answer.read().decode())[0]
-    assert _connects(live.url, session, live.url)
-    assert _connects(live.url, session, live.url.replace("127.0.0.1", "localhost"))
-    assert not _connects(live.url, session, "http://evil.example/")
-    assert not _connects(live.url, session, "http://127.0.0.1:1/")
-
-
-def _connects(url: str, session: str, origin: str, *more: str) -> bool:
-    """Whether a page of that origin gets the server's greeting over a websocket."""
-    port = int(re.findall(r":(\d+)/", url)[0])
-    lines = [
-        "GET /ws HTTP/1.1", f"Host: 127.0.0.1:{port}", "Upgrade: websocket", "Connection: Upgrade",
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==", "Sec-WebSocket-Version: 13",
-        f"Sec-WebSocket-Protocol: bokeh, {session}", f"Origin: {origin.rstrip('/')}", *more, "", "",
-    ]  # fmt: skip
-    heard = b""
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
-        connection.sendall("\r\n".join(lines).encode())
-        while b"ACK" not in heard and (part := connection.recv(1000)):
-            heard += part
-            if not heard.startswith(b"HTTP/1.1 101"):
-                return False
-    return b"ACK" in heard
-
-
-def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
-    found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
-    try:
-        assert found.url.endswith("/?token=a-token-of-mine")
-        port = int(re.findall(r":(\d+)/", found.url)[0])
-        here = f"http://127.0.0.1:{port}/"
-        for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
-            assert _asked(here + query) == code
-        with urllib.request.urlopen(f"{here}?token=a-token-of-mine", timeout=60) as answer:
-            session = re.findall(r'"token":"([^"]+)"', answer.read().decode())[0]
-        origin = found.url.partition("?")[0]
-        assert not _connects(here, session, origin)
-        assert _connects(here, session, origin, "Cookie: pdvsim-live=a-token-of-mine")
-    finally:
-        ended(found)
-    assert found.process.returncode == 0
-
-
-def _asked(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-
-
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
@@ -277,7 +185,7 @@ def _asked(url: str) -> int:
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["live", "--no-browser", *argv]) == 2
+    assert main(["live", "--no-browser", "--port", "0", *argv]) == 2
     said = capsys.readouterr().err
     assert words in said
     assert said.count("\n") == 1

@@ -24,12 +24,13 @@ from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
-from pdvsim.realrun.site import serve
+from pdvsim.realrun.site import prepare, serve
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import HeadKind, HeadSpec, Work
 from pdvsim.sim.hardware.models import drafter
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.requests import make_requests
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -254,6 +255,25 @@ def test_what_a_head_cannot_do_here_is_refused(change: dict[str, object], said: 
         chosen = replace(chosen, traffic=replace(chosen.traffic, input_len=3))
     with pytest.raises(ValueError, match=said):
         serve(chosen, MACHINE)
+
+
+def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
+    """What was made for one drafter: its target serves the next, its drafter does not."""
+    eagle, mtp = served("colocated", "eagle3"), served("colocated", "mtp")
+    by_model = served("colocated", "eagle3", drafter=None)
+    requests = make_requests(eagle.traffic, eagle.acceptance)
+    models = prepare(eagle, MACHINE, requests).models
+    for chosen, wanted in ((mtp, "mtp-tiny"), (by_model, "tiny-draft")):
+        with pytest.raises(ValueError, match=rf"models\['draft'\] is eagle3-tiny; this run needs {wanted} as draft"):
+            prepare(chosen, MACHINE, requests, models=models)
+        rig = prepare(chosen, MACHINE, requests, models={"target": models["target"]})
+        assert serve(chosen, MACHINE, rig=rig).requests["finish_s"].min() > 0
+    with pytest.raises(ValueError, match="a head without its target"):
+        prepare(eagle, MACHINE, requests, models={"draft": models["draft"]})
+    larger = replace(models["target"].arch, spec=replace(models["target"].arch.spec, layers=3))
+    other = Transformer.random(larger, 64, CPU, torch.float32, 1)
+    with pytest.raises(ValueError, match="is tiny of another shape"):
+        prepare(eagle, MACHINE, requests, models={"target": other})
 
 
 def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:

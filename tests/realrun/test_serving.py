@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import json
 import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -16,6 +19,7 @@ from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
 from pdvsim.realrun.device import CudaGPU, ServingRig
+from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, Engine
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
@@ -37,7 +41,8 @@ from pdvsim.sim.workload.requests import make_requests
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own
 MACHINE = Machine(device="cpu", tiny=True)
-OWN = replace(MACHINE, verdict="own")
+SAME = TemporaryDirectory()  # holds the configuration of a drafter as large as its target
+OWN = Machine(device="cpu", draft_path=SAME.name, target_path=SAME.name)
 DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")
 
 
@@ -54,7 +59,14 @@ def experiment(arch: Arch, rate: float = 200.0, **server: object) -> Experiment:
 @cache
 def models(noise: float = 0.2) -> dict[Role, Transformer]:
     """A target, and a drafter that often agrees with it."""
-    arch = TINY["target"]
+    spec = TINY["target"].spec
+    config = {
+        "model_type": "llama", "num_hidden_layers": spec.layers, "hidden_size": spec.hidden,
+        "intermediate_size": spec.intermediate, "num_attention_heads": spec.heads, "head_dim": spec.head_dim,
+        "num_key_value_heads": spec.kv_heads, "vocab_size": spec.vocab, "rms_norm_eps": 1e-5,
+    }  # fmt: skip
+    (Path(SAME.name) / "config.json").write_text(json.dumps(config))
+    arch = from_config(SAME.name)
     ours, theirs = (random_weights(arch, CPU, torch.float32, 1) for _ in range(2))
     generator = torch.Generator().manual_seed(2)
     theirs.head.add_(torch.randn(theirs.head.shape, generator=generator) * noise * theirs.head.std())
@@ -352,8 +364,8 @@ def test_two_vocabularies_are_cut_to_the_smaller() -> None:
         "draft": Transformer.random(TINY["draft"], 64, CPU, torch.float32, 1),
         "target": Transformer.random(wide, 64, CPU, torch.float32, 2),
     }
-    chosen = experiment("pd")
+    chosen, own = experiment("pd"), replace(MACHINE, verdict="own")
     requests = make_requests(chosen.traffic, chosen.acceptance)
     outputs: dict[int, list[int]] = {}
-    serve(chosen, OWN, requests=requests, rig=prepare(chosen, OWN, requests, models=made), outputs=outputs)
+    serve(chosen, own, requests=requests, rig=prepare(chosen, own, requests, models=made), outputs=outputs)
     assert max(max(tokens) for tokens in outputs.values()) < 512

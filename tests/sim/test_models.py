@@ -90,6 +90,45 @@ def test_an_unknown_family_is_refused_for_what_it_has(more: dict[str, Any], why:
         from_config({"model_type": "llama", **more}, "m")
 
 
+SHAPE = {
+    "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
+    "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}, "torch_dtype": "bfloat16"}, "compressed-ten"),
+        ({"quantization_config": ["fp8"]}, "quantization_config"),
+        ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
+        ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
+        ({"dtype": 8}, "dtype 8"),
+    ],
+)
+def test_quantised_weights_are_refused(
+    more: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They would be served as 16-bit ones, which move twice as many bytes."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | more))
+    assert main(["run", "--pair", f"llama-3.2-1b:{tmp_path}", "--num-prompts", "2"]) == 2
+    line = capsys.readouterr().err
+    assert "quantised weights (" in line
+    assert named in line
+    assert line.count("\n") == 1
+
+
+def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
+    """As NVIDIA publishes fp8 checkpoints: config.json alone says bfloat16."""
+    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"torch_dtype": "bfloat16"}))
+    assert model_or_config(str(tmp_path)).dtype_bytes == 2
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    for name in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(ValueError, match=r"quantised weights \(modelopt\)"):
+            model_or_config(str(name))
+
+
 def test_a_sliding_window_that_matters_is_a_doubt(tmp_path: Path) -> None:
     from pdvsim.sim.config import Experiment
 

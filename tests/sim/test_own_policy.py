@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +10,17 @@ import numpy as np
 import pytest
 
 import pdvsim
+from pdvsim.cli import main
+from pdvsim.common.outcomes import attempt
+from pdvsim.common.version import __version__
+from pdvsim.live.knobs import Setup
+from pdvsim.live.pace import Feed, drive
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.lane import Lane
-from pdvsim.sim.policies import named, policy_of
+from pdvsim.sim.policies import named, own_errors, policy_of
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.records import Result
@@ -130,9 +136,109 @@ def test_what_is_no_policy_is_refused_in_one_line(own: str, arch: str, says: str
 
 
 def test_a_file_that_does_not_run_says_why(tmp_path: Path) -> None:
-    (tmp_path / "bad.py").write_text("import nothing_of_that_name\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="ModuleNotFoundError: No module named 'nothing_of_that_name'"):
+    (tmp_path / "bad.py").write_text("\nimport nothing_of_that_name\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"bad\.py:2: ModuleNotFoundError: No module named 'nothing_of_that_name'"):
         Experiment(f"{tmp_path}/bad.py:Mine")
+    (tmp_path / "worse.py").write_text("\n\ndef broken(:\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"worse\.py:3: SyntaxError: ") as refused:
+        Experiment(f"{tmp_path}/worse.py:Mine")
+    assert "\n" not in str(refused.value)
+
+
+FAULTY = """\
+from pdvsim.sim.policies.pdv import PDV
+
+class Divides(PDV):
+    def settle(self, rows, verdict):
+        return 1 / 0  # line 5
+
+class NoEvent(PDV):
+    def verify_worker(self):
+        while True:
+            yield None  # line 10
+
+class NoVerdict(PDV):
+    def settle(self, rows, verdict):
+        return super().settle(rows, None)  # line 14: the error is raised in the class it is derived from
+
+class NoStart(PDV):
+    def __init__(self, context):
+        super().__init__(context)
+        {}["missing"]  # line 19
+
+class NoNumber(PDV):
+    def settle(self, rows, verdict):
+        return int("x")  # line 23
+
+class Stuck(PDV):
+    def verify_worker(self):
+        while True:
+            yield self.verify_queue.wait()
+
+class Late(PDV):
+    def settle(self, rows, verdict):
+        assert self.env.now < 3  # line 32
+        return super().settle(rows, verdict)
+"""
+FAULTS = {
+    "Divides": ":5: ZeroDivisionError: division by zero",
+    "NoEvent": ":10: AttributeError: 'NoneType' object has no attribute 'callbacks'",
+    "NoVerdict": ":14: TypeError: ",
+    "NoStart": ":19: KeyError: 'missing'",
+    "NoNumber": ":23: ValueError: invalid literal for int() with base 10: 'x'",
+    "Stuck": ":Stuck: RuntimeError: deadlock at ",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_bug_in_a_policy_is_named_by_its_line(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no error of pdvsim's: one line, exit code 2, and no file to report."""
+    monkeypatch.chdir(tmp_path)
+    Path("faulty.py").write_text(FAULTY, encoding="utf-8")
+    assert main(["run", "--arch", f"faulty.py:{name}", "--num-prompts", "5"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"pdvsim: error: faulty.py{FAULTS[name]}")
+    assert line.count("\n") == 1
+    assert not [*tmp_path.glob("*crash*")]
+
+
+def test_a_bug_in_a_policy_is_a_failed_point_of_a_sweep(tmp_path: Path) -> None:
+    """Its traceback is kept with the point, as of any program that failed."""
+    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
+    experiment = Experiment(f"{tmp_path}/faulty.py:Divides", Traffic(num_prompts=5))
+    outcome = attempt(lambda index, point: {"row": simulate(point)}, 0, experiment, __version__)
+    assert outcome.reason.endswith("faulty.py:5: ZeroDivisionError: division by zero")
+    assert "return 1 / 0  # line 5" in outcome.traceback
+
+
+def test_a_bug_in_a_policy_ends_a_live_session_with_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
+    archs = ("pdv", f"{tmp_path}/faulty.py:Late")
+    feed = Feed(drive, Setup(archs, Experiment(traffic=Traffic(request_rate=20.0))), 1.0, 10.0)
+    try:
+        feed.order("on", 5.0)
+        assert await_end(feed).endswith("faulty.py:32: AssertionError")
+    finally:
+        feed.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def await_end(feed: Feed) -> str:
+    deadline_s = time.monotonic() + 60
+    while not feed.ended and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return feed.ended
+
+
+def test_a_broken_law_of_ours_is_not_blamed_on_a_policy() -> None:
+    """An error under a built-in architecture stays what it is: ours to mend."""
+    with pytest.raises(ZeroDivisionError), own_errors("pdv"):
+        raise ZeroDivisionError
+    with pytest.raises(ValueError, match="no room") as refused, own_errors("mine.py:Mine"):
+        raise ValueError("no room")
+    assert type(refused.value) is ValueError
 
 
 def test_a_changed_file_is_another_policy(own: str) -> None:

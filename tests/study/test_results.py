@@ -14,6 +14,7 @@ from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 from pdvsim.cli import main
 from pdvsim.cli.args import parse
 from pdvsim.cli.plot import PlotCommand
+from pdvsim.common.files import sealed
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 from pdvsim.study.results import Results, label, load, records
@@ -47,6 +48,108 @@ def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
         assert len(seconds["ttft"]) == BASE.traffic.num_prompts - WARMUP
         for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
             assert values.mean() * 1e3 == pytest.approx(row[f"mean_{metric}_ms"])
+
+
+@pytest.fixture(scope="module")
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep and a run, with records, as the commands write them."""
+    folder = tmp_path_factory.mktemp("detailed")
+    small = ["--num-prompts", "8", "--output-len", "8", "--save-detailed"]
+    point = ["--arch", "pd", "--request-rate", "8", "--jobs", "1"]
+    assert main(["sweep", *point, *small, "-o", str(folder / "sweep")]) == 0
+    assert main(["run", *small, "-o", str(folder / "run.json")]) == 0
+    return folder
+
+
+def flipped(path: Path) -> None:
+    """One bit of a file is another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+DAMAGED = {
+    "run.json": "altered",
+    "run.requests.parquet": "flipped",
+    "run.deliveries.parquet": "flipped",
+    "sweep/sweep.json": "altered",
+    "sweep/summary.parquet": "flipped",
+    "sweep/details/00000.launches.parquet": "flipped",
+    "sweep/parts/00000.json": "altered",
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
+    name: str, detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(detailed, tmp_path / "copy"))
+    result, page = folder / name.split("/")[0].split(".")[0], str(tmp_path / "report.html")
+    result = result if result.is_dir() else result.with_suffix(".json")
+    assert main(["check", str(result)]) == 0
+    assert main(["report", str(result), "-o", page]) == 0
+    if DAMAGED[name] == "flipped":
+        flipped(folder / name)
+    else:
+        text = (folder / name).read_text()
+        changed = text.replace('"output_throughput": ', '"output_throughput": 1')
+        (folder / name).write_text(changed if changed != text else text.replace('"seed": 0', '"seed": 3'))
+        assert (folder / name).read_text() != text
+    capsys.readouterr()
+    assert main(["check", str(result)]) == 1
+    capsys.readouterr()
+    assert main(["report", str(result), "-o", page]) == 2
+    line = capsys.readouterr().err
+    assert "not what was written" in line or "is damaged" in line
+    assert str(folder / name) in line
+    assert line.count("\n") == 1
+    if "parquet" not in name or "summary" in name:  # pictures are of the figures, not of the records
+        assert main(["plot", str(result), "--var-y", "mean_ttft_ms", "-o", str(tmp_path / "plots")]) == 2
+
+
+def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(detailed / "run.json", tmp_path)
+    assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "run: its records are missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("config", "acceptance"), []),
+        (("config", "acceptance", "acceptance_rate"), [0.7]),
+        (("config", "acceptance", "acceptance_rate"), "often"),
+        (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
+        (("config", "acceptance", "acceptance_concentration"), "x"),
+        (("config", "server", "num_speculative_tokens"), {"a": 1}),
+        (("config", "traffic", "random_range_ratio"), "x"),
+        (("config", "traffic", "input_len"), [1]),
+        (("config", "hardware", "gpu"), 3),
+        (("config", "scoring", "warmup_requests"), None),
+        (("config",), 7),
+        (("arch",), ["pdv"]),
+        (("profile",), []),
+        (("clock",), ["x"]),
+        (("seed",), "x"),
+        (("records_sha256",), ["x"]),
+    ],
+)  # fmt: skip
+def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
+    place: tuple[str, ...], value: object, detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Sealed again, so that its digest does not give it away."""
+    document = json.loads((detailed / "run.json").read_text())
+    holder = document
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(sealed(document)))
+    assert main(["report", str(path), "-o", str(tmp_path / "report.html")]) == 2
+    line = capsys.readouterr().err
+    assert str(path) in line
+    assert place[-1] in line
+    assert line.count("\n") == 1
 
 
 def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: Path) -> None:

@@ -72,6 +72,33 @@ def check_whole(folder: Path) -> None:
         assert path.read_bytes().endswith(b"IEND\xaeB`\x82")
 
 
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+@pytest.mark.parametrize("what", ["pipe", "link to a device", "link to itself"])
+def test_what_is_no_file_in_a_files_place_is_damaged_and_replaced(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`check` says so and --resume mends it; neither waits for a writer."""
+    folder = tmp_path / "sweep"
+    argv = ["--concurrency", "1,2", *ONE, "--save-detailed"]
+    assert sweep(folder, *argv) == 0
+    before = content(folder)
+    spoilt = ["parts/00000.json", "details/00001.requests.parquet", "summary.parquet"]
+    for path in (folder / name for name in spoilt):
+        path.unlink()
+        if what == "pipe":
+            os.mkfifo(path)
+        else:
+            path.symlink_to("/dev/zero" if what == "link to a device" else path.name)
+    capsys.readouterr()
+    assert main(["check", str(folder)]) == 1
+    checked = capsys.readouterr().out
+    assert all(name in checked for name in spoilt)
+    assert sweep(folder, *argv, "--resume") == 0
+    assert content(folder) == before
+    assert not any((folder / name).is_symlink() for name in spoilt)
+    assert main(["check", str(folder)]) == 0
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep") / "whole"

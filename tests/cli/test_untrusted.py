@@ -1,0 +1,96 @@
+"""A policy file is a program: what names one in a file of data, or of flags, does not run it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pdvsim.calibration.validate import runs
+from pdvsim.cli import main, truth, utilisation
+from pdvsim.common.files import sealed
+
+POLICY = """
+from pathlib import Path
+from pdvsim.sim.policies.pdv import PDV as Base
+
+Path("executed").touch()
+
+class PDV(Base):
+    pass
+"""
+ARCH = "evil.py:PDV"
+SMALL = ["--num-prompts", "4", "--output-len", "5"]
+RUN = {
+    "command": f"realrun --arch {ARCH} --dataset-name random --num-prompts 4 --max-concurrency 2 --input-len 9",
+    "metrics": {"output_throughput": 400.0, "mean_ttft_ms": 9.0, "mean_tpot_ms": 4.0},
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    assert main(["run", *SMALL, "-o", f"{folder}/run.json", "--save-detailed"]) == 0
+    assert main(["sweep", "--arch", "pdv", "--request-rate", "8", *SMALL, "--jobs", "1", "-o", f"{folder}/sweep"]) == 0
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of every kind that names an architecture, each naming the policy; none has been run."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(results, tmp_path, dirs_exist_ok=True)
+    for name in ("run.json", "sweep/sweep.json"):
+        document = json.loads(Path(name).read_text().replace('"pdv"', json.dumps(ARCH)))
+        Path(name).write_text(json.dumps(sealed(document)))
+    trial = {"entries": [{"command": RUN["command"], "role": "recommended", "predicted": 1.0}], "objective": "output"}
+    Path("truth.json").write_text(json.dumps({"trials": [trial | {"levels": [], "sign": 1}]}))
+    Path("runs.jsonl").write_text(json.dumps(RUN) + "\n")
+    Path("flags.toml").write_text(f'arch = ["{ARCH}"]\nnum_prompts = 4\n')
+    Path("evil.py").write_text(POLICY)
+
+
+READERS: dict[str, Callable[[], int]] = {
+    "validate": lambda: main(["validate", "runs.jsonl"]),
+    "validate one": lambda: main(["validate", "--run", "run.json"]),
+    "report": lambda: main(["report", "run.json", "sweep"]),
+    "plot": lambda: main(["plot", "run.json", "--var-y", "mean_ttft_ms", "-o", "plots"]),
+    "check": lambda: main(["check", "run.json", "sweep"]),
+    "resume": lambda: main(
+        ["sweep", "--arch", "pdv", "--request-rate", "8", *SMALL, "--jobs", "1", "-o", "sweep", "--resume"]
+    ),
+    "run --config": lambda: main(["run", "--config", "flags.toml"]),
+    "sweep --config": lambda: main(["sweep", "--config", "flags.toml", "--dry-run"]),
+    "live --config": lambda: main(["live", "--config", "flags.toml", "--no-browser", "--port", "0"]),
+    "serve a plan": lambda: runs.main(["run", "--plan", "runs.jsonl", "--tiny", "-o", "out.jsonl"]),
+    "serve more": lambda: runs.main(["run", "--plan", "plan.jsonl", "--tiny", "-o", "runs.jsonl"]),
+    "utilisation": lambda: utilisation.main(["report", "-o", "runs.jsonl"]),
+    "truth": lambda: truth.main(["report", "--plan", "truth.json", "-o", "runs.jsonl", "--anew"]),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_no_file_of_data_runs_a_policy_that_it_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = RUN | {"command": str(RUN["command"]).replace(ARCH, "pdv")}
+    Path("plan.jsonl").write_text(json.dumps(plain) + "\n")
+    capsys.readouterr()
+    code = READERS[name]()
+    assert not Path("executed").exists()
+    if name not in ("report", "plot", "check"):  # these need no policy
+        assert code == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1
+        assert ("is a policy file" in said) or name == "resume"
+
+
+def test_a_flag_allows_it() -> None:
+    assert main(["validate", "runs.jsonl", "--own-policies", "--no-ablations", "--jobs", "1"]) == 0
+    assert Path("executed").exists()
+
+
+def test_the_command_line_allows_it_beside_a_file_of_flags() -> None:
+    assert main(["run", "--config", "flags.toml", "--arch", ARCH]) == 0
+    assert Path("executed").exists()

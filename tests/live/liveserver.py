@@ -1,0 +1,44 @@
+"""A `pdvsim live` in a process of its own, for the tests."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ARCHS = ("pdv", "colocated")
+
+
+@dataclass
+class Served:
+    """A `pdvsim live` under way."""
+
+    process: subprocess.Popen[str]
+    url: str
+    folder: Path
+
+
+def served(folder: Path, *more: str) -> Served:
+    argv = ["-m", "pdvsim.cli", "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    found = re.search(r"live at (\S+)", line)
+    assert found, line + process.stderr.read()
+    return Served(process, found[1], folder)
+
+
+def ended(found: Served) -> str:
+    """After Ctrl-C: what it says."""
+    found.process.send_signal(signal.SIGINT)
+    try:
+        return found.process.communicate(timeout=60)[1]
+    finally:
+        found.process.kill()

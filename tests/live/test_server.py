@@ -1,0 +1,216 @@
+"""The live page's server: who is let in, what it makes of nonsense, and what a page costs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from liveserver import Served, ended, served
+from tornado.httpclient import AsyncHTTPClient
+from tornado.websocket import websocket_connect
+
+from pdvsim.cli import main
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    found = served(tmp_path_factory.mktemp("live"))
+    yield found
+    assert ended(found) == "pdvsim: live ended\n"
+    assert found.process.returncode == 0
+
+
+def answer(url: str, path: str, host: str, *more: str) -> str:
+    """The first line that the server answers to a request with these headers."""
+    port = int(re.findall(r":(\d+)/", url)[0])
+    lines = [f"GET {path} HTTP/1.1", f"Host: {host.replace('PORT', str(port))}", *more, "", ""]
+    heard = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        connection.sendall("\r\n".join(lines).encode())
+        while b"\r\n" not in heard and (part := connection.recv(1000)):
+            heard += part
+    return heard.partition(b"\r\n")[0].decode()
+
+
+UPGRADE = (
+    "Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==",
+    "Sec-WebSocket-Version: 13",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["/", "/ws", "/static/js/bokeh.min.js"])
+def test_a_foreign_name_that_leads_here_gets_nothing(path: str, live: Served) -> None:
+    """As of a page whose name was bound to this machine after it was loaded (DNS rebinding)."""
+    more = UPGRADE if path == "/ws" else ()
+    good = "HTTP/1.1 101 Switching Protocols" if path == "/ws" else "HTTP/1.1 200 OK"
+    for host in ("127.0.0.1:PORT", "localhost:PORT", "LOCALHOST:8080", "localhost"):  # a tunnel has another port
+        assert answer(live.url, path, host, *more) == good, host
+    foreign = ("evil.com", "evil.com:PORT", "localhost.evil.com", "127.0.0.1.evil.com:PORT", "192.168.0.7:PORT", "[::1")
+    for host in foreign:
+        assert answer(live.url, path, host, *more).split()[1] in ("403", "400"), host
+
+
+def test_foreign_origins_are_refused(live: Served) -> None:
+    def status(origin: str, host: str = "127.0.0.1:PORT") -> str:
+        return answer(live.url, "/ws", host, *UPGRADE, f"Origin: {origin}").split()[1]
+
+    here = live.url.rstrip("/")
+    assert status(here) == "101"
+    assert status(here.replace("127.0.0.1", "localhost"), "localhost:PORT") == "101"
+    assert status("http://evil.example") == "403"
+    assert status("http://127.0.0.1:1") == "403"
+    assert status("null") == "403"
+
+
+async def status(live: Served) -> str:
+    """The page's first line, a little later than now."""
+    connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+    for number in (1, 2):
+        news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
+        assert news["number"] == number
+    connection.close()
+    return str(news["settings"]["status"]["text"])
+
+
+ORDERS = (
+    "", "x", "{}", "[]", "[1]", "[1, 2, 3]", "null", '["no such order", 1]', '["turn", 1]', '["turn", ["x", 1]]',
+    '["turn", ["request_rate", "x"]]', '["turn", ["request_rate", NaN]]', '["turn", ["request_rate", [1]]]',
+    '["turn", ["input_len", {}]]', '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["controller", null]]',
+    '["turn", ["__class__", 1]]', '["speed", 99]', '["speed", -1]', '["window", "x"]', '["drawn", "x"]',
+    '["drawn", {}]', '["drawn", Infinity]', "[" * 5000, "x" * 70_000, b"\x00\xff", b"\xff\xfe[]",
+)  # fmt: skip
+
+
+def test_malformed_orders_close_their_connection_and_nothing_else(live: Served) -> None:
+    """What they print would show at the end: `live ended` is all that a session says (the fixture's check)."""
+
+    async def refused(order: str | bytes) -> None:
+        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+        await connection.write_message(order, binary=isinstance(order, bytes))
+        while await asyncio.wait_for(connection.read_message(), 60) is not None:
+            pass
+
+    async def every() -> None:
+        for order in ORDERS:
+            await refused(order)
+        port = int(re.findall(r":(\d+)/", live.url)[0])
+        for junk in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost: [\r\n\r\n", b"\xc1\xff\xff\xff"):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(junk)
+            writer.write_eof()
+            await asyncio.wait_for(reader.read(), 60)
+            writer.close()
+
+    asyncio.run(every())
+    assert asyncio.run(status(live)) != asyncio.run(status(live))  # it goes on
+    assert "#b00020" not in asyncio.run(status(live))
+
+
+def test_orders_that_cannot_be_obeyed_are_refused_and_end_nothing(live: Served) -> None:
+    numbers = [-1.0, 0.0, 1e308, -1e308, 1e-300]
+    knobs = ("request_rate", "burstiness", "acceptance_rate", "num_speculative_tokens")
+    orders: list[Any] = [["turn", [name, number]] for name in knobs for number in numbers]
+    lengths = ("input_len", "output_len", "max_num_seqs", "max_num_batched_tokens")
+    orders += [["turn", [name, text]] for name in lengths for text in ("0", "-5", "9" * 30)]
+
+    async def ordered() -> str:
+        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+        for order in orders:
+            await connection.write_message(json.dumps(order))
+        told = ""
+        while "#b00020" not in told:  # a refusal is red
+            news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
+            await connection.write_message(json.dumps(["drawn", news["number"]]))
+            told = str(news["settings"]["status"]["text"])
+        await connection.write_message(json.dumps(["restart", None]))
+        connection.close()
+        return told
+
+    assert "must be" in asyncio.run(ordered())
+    assert asyncio.run(status(live)) != asyncio.run(status(live))
+
+
+def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
+    """One page is made for all: 72 s of processor time were spent on a hundred when each had its own."""
+
+    def spent_s() -> float:
+        words = Path(f"/proc/{live.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+    def held_mib() -> float:
+        [kib] = re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{live.process.pid}/status").read_text())
+        return int(kib) / 1024
+
+    async def opened_page() -> Any:
+        found = await AsyncHTTPClient().fetch(live.url, request_timeout=60)
+        assert b"pdvsim live" in found.body
+        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+        news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
+        assert {"launches", "fast", "slow", "spreads"} <= news["sources"].keys()
+        return connection
+
+    async def hundred() -> float:
+        connections = [await opened_page() for _ in range(100)]
+        open_mib = held_mib()
+        for connection in connections:
+            connection.close()
+        return open_mib
+
+    before_s, before_mib = spent_s(), held_mib()
+    open_mib = asyncio.run(hundred())
+    assert spent_s() - before_s < 15
+    assert open_mib - before_mib < 40
+    assert held_mib() - before_mib < 40
+
+
+def test_a_port_that_is_taken_is_named_before_anything_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("pdvsim.live.pace.Feed", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["live", "--no-browser", "--port", str(port)]) == 2
+    said = capsys.readouterr().err
+    assert said == f"pdvsim: error: port {port} is taken: give another --port, or 0 for any that is free\n"
+    assert main(["live", "--no-browser", "--host", "192.0.2.1", "--port", "0"]) == 2
+    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is no address of this machine\n"
+
+
+def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
+    found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
+    try:
+        assert found.url.endswith("/?token=a-token-of-mine")
+        port = int(re.findall(r":(\d+)/", found.url)[0])
+        here = f"http://127.0.0.1:{port}/"
+        for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
+            assert _asked(here + query) == code
+            assert _asked(f"{here}static/js/bokeh.min.js{query}") == code
+        cookie = "Cookie: pdvsim-live=a-token-of-mine"
+        for host, more, code in (
+            ("127.0.0.1:PORT", (), "403"),
+            ("127.0.0.1:PORT", (cookie,), "101"),
+            ("192.168.0.7:PORT", (cookie,), "101"),  # another address of this machine
+            (f"{socket.gethostname()}:PORT", (cookie,), "101"),
+            ("evil.com:PORT", (cookie,), "403"),
+        ):
+            assert answer(here, "/ws", host, *UPGRADE, *more).split()[1] == code, (host, more)
+    finally:
+        ended(found)
+    assert found.process.returncode == 0
+
+
+def _asked(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
