@@ -45,7 +45,7 @@ class Keywords(TypedDict, total=False):
     idle_poll_cost_s: float
     idle_poll_s: float
     input_len: int | None
-    kv_cache: Literal["paged", "reserved"] | None
+    kv_cache: Literal["paged", "reserved"]
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None

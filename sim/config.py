@@ -36,7 +36,6 @@ TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # fil
 OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
 ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
-PAGED = ONE_LANE  # unless --kv-cache says otherwise
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
 PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead")  # lanes that may be on different GPUs
@@ -173,8 +172,9 @@ class Server:
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
     pad_drafts: bool = False
     """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
-    kv_cache: KvPolicy | None = None
-    """paged: blocks as tokens come, and preemption (default: colocated, autoregressive); reserved: all at admission."""
+    kv_cache: KvPolicy = "paged"
+    """paged: blocks as tokens come, and preemption where none is free; reserved: all that a request may need, at
+    admission."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
@@ -474,7 +474,7 @@ class Experiment:
     @property
     def paged(self) -> bool:
         """Whether the KV cache hands out blocks as tokens come."""
-        return (self.server.kv_cache or ("paged" if self.kin in PAGED else "reserved")) == "paged"
+        return self.server.kv_cache == "paged"
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -335,14 +335,15 @@ def test_where_the_cache_is_full_requests_wait(arch: Arch) -> None:
 def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages go to others; read again, prompt and output, it goes on where it was."""
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
-    chosen = tight(arch, "paged")
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = rig_for(chosen, requests)
-    outputs: dict[int, list[int]] = {}
-    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
-    assert result.requests["preemptions"].sum() > 0
-    assert result.meta["graphs_captured_late"] == 0
+    for kv_cache in get_args(KvPolicy):
+        chosen = tight(arch, kv_cache)
+        requests = make_requests(chosen.traffic, chosen.acceptance)
+        rig = rig_for(chosen, requests)
+        outputs: dict[int, list[int]] = {}
+        result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+        assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+        assert (result.requests["preemptions"].sum() > 0) == (kv_cache == "paged")
+        assert result.meta["graphs_captured_late"] == 0
 
 
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:
