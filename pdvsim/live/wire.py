@@ -193,7 +193,7 @@ class Heard:
         while (hello := self._message()) is None:
             self._receive()
         self.experiment = experiment_from(hello[0]["config"])
-        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello[0]["bandwidth"])
+        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), [hello[0]["bandwidth"]])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)
 

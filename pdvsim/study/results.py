@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.common.files import digest
+from pdvsim.sim.config import MOST_GPUS
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
@@ -138,13 +139,22 @@ class Results:
             return int(row["warmup_requests"])
         return int(self.source(row).config.scoring.get("warmup_requests", 0))
 
-    def bandwidth_bytes_per_s(self, row: pd.Series[Any]) -> float:
-        """The card's copy bandwidth: as recorded, else as the profile has it; nan where neither says."""
-        given = row.get("bandwidth_bytes_per_s", math.nan)
-        if given is not None and math.isfinite(given):
-            return float(given)
-        profile = known_profile(str(row["gpu"]), str(row["profile"]), self.source(row).config)
-        return math.nan if profile is None else float(profile.gpu.bandwidth_bytes_per_s)
+    def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
+        """Copy bandwidth of each GPU of a server: as recorded, else as the profile has it; nan where neither says.
+
+        What is recorded is the target's card. Another card has what its own profile says.
+        """
+        config, own = self.source(row).config, row.get("bandwidth_bytes_per_s", math.nan)
+        if own is None or not math.isfinite(own):
+            profile = known_profile(str(row["gpu"]), str(row["profile"]), config)
+            own = math.nan if profile is None else profile.gpu.bandwidth_bytes_per_s
+        cards = str(row["cards"]).split("+") if "cards" in row else config.hardware.get("cards")
+        others = {card: (roofline(GPUS[card]) if config.hardware.get("profile") == "roofline" else builtin(card))
+                  for card in cards or () if card in GPUS and card != row["gpu"]}  # fmt: skip
+        return [
+            float(others[card].gpu.bandwidth_bytes_per_s if card in others else own if card == row["gpu"] else math.nan)
+            for card in cards or [row["gpu"]] * MOST_GPUS
+        ]
 
 
 def label(setting: dict[str, Any]) -> str:

@@ -15,6 +15,7 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
+from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, Engine
@@ -24,15 +25,17 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
-from pdvsim.realrun.site import TINY, prepare, prompts, serve
+from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve
 from pdvsim.sim import policies
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
-from pdvsim.sim.core import KINDS, Request, Role, Work
+from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import profile_of, simulate
 from pdvsim.sim.workload.requests import make_requests
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own
@@ -290,6 +293,23 @@ def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
         serve(experiment("pdv-ahead"), OWN)
     with pytest.raises(ValueError, match="at most 14 drafts behind a guess, got 15"):
         serve(experiment("pdv-ahead", num_speculative_tokens=15), MACHINE)
+
+
+@pytest.mark.parametrize("arch", ["pdv", "autoregressive"])
+def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) -> None:
+    """By the transfer model, which has a cost for each launch; the roofline of a tiny model is next to nothing."""
+    chosen = experiment(arch)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    profile = profile_of(chosen)
+    site = RealSite(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
+    simulated = covering(profile, Pair(TINY["draft"].spec, TINY["target"].spec))
+    planned = site.context.planner.models
+    assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})
+    for role, model in planned.items():
+        spec = TINY[role].spec
+        shape, expected = model.shape(4, 3), simulated.latency(spec).shape(4, 3)
+        assert shape.solo_0 == expected.solo_0
+        assert shape.solo_0 > 10 * Latency(spec, ForwardFit.roofline(spec, profile.gpu)).shape(4, 3).solo_0
 
 
 def _copy(engine: Engine) -> Engine:
