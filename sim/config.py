@@ -69,11 +69,19 @@ class Traffic:
     output_len: int | None = None
     """Output tokens; random: default 128, other data sets: overrides their own lengths."""
     random_range_ratio: float = 0.0
-    """random: lengths are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0
     """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
 
     usual_prompts = 1000  # requests where their number is open
+
+    @property
+    def fixed_lengths(self) -> tuple[int, ...]:
+        """Prompt and output tokens that are not a data set's own."""
+        lengths = (self.input_len, self.output_len)
+        if self.dataset_name == "random":
+            lengths = (self.input_len or 1024, self.output_len or 128)
+        return tuple(length for length in lengths if length is not None)
 
     def __post_init__(self) -> None:
         if self.dataset_name in TRACES and self.dataset_path is None:

@@ -115,7 +115,7 @@ class AdviseOptions:
             max_num_seqs=self.try_max_num_seqs,
             max_num_batched_tokens=self.try_max_num_batched_tokens,
         )
-        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        traffic, scoring = self.traffic.asked(self.server.given()), plain(Scoring, self.scoring)
         goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
         base = self._base(traffic, scoring)
         return Question(

@@ -17,7 +17,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
@@ -64,7 +64,7 @@ class CapacityOptions:
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
+        traffic, hardware = self.traffic.asked(self.server.given()), plain(Hardware, self.hardware)
         scoring = plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
         base = Experiment(arch, traffic, self.acceptance, self.server.given(), hardware, self.host, scoring)

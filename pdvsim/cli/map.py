@@ -92,7 +92,7 @@ class MapOptions:
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        traffic, scoring = self.traffic.at(self.request_rate), plain(Scoring, self.scoring)
+        scoring = plain(Scoring, self.scoring)
         loads = self.concurrency or (() if self.request_rate else LOADS)
         usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
@@ -101,6 +101,8 @@ class MapOptions:
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
+        pairs = map(str, places if self.y == "size" else ())
+        traffic = self.traffic.at(self.request_rate, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS

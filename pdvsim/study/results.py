@@ -148,13 +148,15 @@ class Results:
         if own is None or not math.isfinite(own):
             profile = known_profile(str(row["gpu"]), str(row["profile"]), config)
             own = math.nan if profile is None else profile.gpu.bandwidth_bytes_per_s
-        cards = str(row["cards"]).split("+") if "cards" in row else config.hardware.get("cards")
-        others = {card: (roofline(GPUS[card]) if config.hardware.get("profile") == "roofline" else builtin(card))
-                  for card in cards or () if card in GPUS and card != row["gpu"]}  # fmt: skip
-        return [
-            float(others[card].gpu.bandwidth_bytes_per_s if card in others else own if card == row["gpu"] else math.nan)
-            for card in cards or [row["gpu"]] * MOST_GPUS
-        ]
+        cards = str(row["cards"]).split("+") if "cards" in row else config.hardware.get("cards") or []
+        ceilings = config.hardware.get("profile") == "roofline"
+
+        def of(card: str) -> float:
+            if card == row["gpu"] or card not in GPUS:
+                return float(own) if card == row["gpu"] else math.nan
+            return (GPUS[card] if ceilings else builtin(card).gpu).bandwidth_bytes_per_s
+
+        return [of(card) for card in cards or [row["gpu"]] * MOST_GPUS]
 
 
 def label(setting: dict[str, Any]) -> str:

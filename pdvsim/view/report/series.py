@@ -102,7 +102,7 @@ def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -
         "batch": {},
         "draft_length": [],
     }
-    replicas = len(np.unique(requests["replica"]))
+    replicas, copies = len(np.unique(requests["replica"])), dict(enumerate(bandwidths))
     place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
     for code in np.unique(launches["lane"]).tolist():
         lane = LANES[code]
@@ -111,7 +111,7 @@ def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -
         gpus = max(len(mine), replicas)  # a replica that never ran the lane was idle
         series["queue"][lane] = sum(queue(part).mean(edges) for part in mine)
         series["busy"][lane] = sum(busy(part).mean(edges) for part in mine) / gpus
-        shares = [drawn(part).mean(edges) / bandwidths[part["gpu"][0]] for part in mine]
+        shares = [drawn(part).mean(edges) / copies.get(int(part["gpu"][0]), math.nan) for part in mine]
         if np.isfinite(shares).all():
             series["bandwidth"][lane] = np.maximum(
                 sum(shares) / gpus, 0.0
