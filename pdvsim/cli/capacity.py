@@ -14,7 +14,7 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
     files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
     # near saturation, as with all there at once
     runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:

@@ -19,7 +19,7 @@ from pdvsim.decide.frontier import (
     frontier_table,
 )
 from pdvsim.decide.frontier_figure import frontier_figure
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server
@@ -118,6 +118,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     files = output.answer_files("frontier", args.output, date)
     runs = [run for mine in question.candidates for run in replications(mine, question.num_runs)]
+    forewarn_few(question.num_runs, len(question.candidates))
     forewarn([suited(without_band(run)) for run in runs], args.options.jobs)
     with Progress(len(runs), "runs", args.json, after_s=0) as progress:
         found = draw_frontier(question, Bench(args.options.jobs, progress.update))

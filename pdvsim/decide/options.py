@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import tyro
 
+from pdvsim.common.console import say
+from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -120,6 +122,16 @@ class CountedTraffic(VariedTraffic):
         """The traffic of these loads, or of closed loops where there are none."""
         usual = OPEN if self.use_trace_timestamps else PROMPTS if request_rate else LOOP_PROMPTS
         return (self if self.num_prompts is not None else replace(self, num_prompts=usual)).asked(server, *pairs)
+
+
+def forewarn_few(num_runs: int, contenders: int) -> None:
+    """Say before anything is computed that so few replications cannot show a significant difference."""
+    if num_runs < LEAST_SEEDS and contenders > 1:
+        runs = "run" if num_runs == 1 else "runs"
+        say(
+            "pdvsim",
+            f"{num_runs} {runs} per point: no difference can be significant, --num-runs {LEAST_SEEDS} is the least",
+        )
 
 
 def plain(cls: type[T], given: T) -> T:

@@ -23,6 +23,7 @@ from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.records import Columns
 from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.study.stats import headline
 from pdvsim.study.sweep import flatten
 
 if TYPE_CHECKING:
@@ -123,6 +124,11 @@ class Results:
     def by_load_kind(self) -> dict[str, Results]:
         """The points by kind of load: a concurrency and a rate have no axis in common."""
         return {str(kind): replace(self, points=group) for kind, group in self.points.groupby("load_kind", sort=False)}
+
+    @property
+    def headline(self) -> str:
+        """The metric that architectures are compared by under these loads."""
+        return headline(zip(self.points["load_kind"], self.points["load"], strict=True))
 
     @property
     def incomplete(self) -> list[str]:
