@@ -42,7 +42,7 @@ class Keywords(TypedDict, total=False):
     idle_poll_cost_s: float
     idle_poll_s: float
     input_len: int | None
-    kv_cache: Literal["paged", "reserved"] | None
+    kv_cache: Literal["paged", "reserved"]
     kv_capacity_tokens: int | None
     lane_weights: str | Sequence[str]
     launch_s: float | None
@@ -65,7 +65,6 @@ class Keywords(TypedDict, total=False):
     place: str | Sequence[str]
     priority: Literal["none", "stream", "dynamic", "preemptive", "partition"]
     profile: str | os.PathLike[str] | None
-    random_range_ratio: float
     replicas: int
     router: Literal["round-robin", "least-loaded", "random"]
     seed: int
@@ -90,6 +89,7 @@ class RunKeywords(Keywords, total=False):
     num_prompts: int
     num_speculative_tokens: int
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float
     request_rate: float
     warmup_requests: int
 
@@ -111,6 +111,7 @@ class SweepKeywords(Keywords, total=False):
     num_runs: int
     num_speculative_tokens: int
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float
     request_rate: float | Sequence[float]
     scheduler: str | None
     vary: Mapping[str, Sequence[Any]]
@@ -135,6 +136,7 @@ class CapacityKeywords(Keywords, total=False):
     num_runs: int
     num_speculative_tokens: int | None
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float | None
     request_rate: float
     tolerance: float
     warmup_requests: int
@@ -164,6 +166,7 @@ class CompareKeywords(Keywords, total=False):
     pair_acceptance: float | Sequence[float]
     pairs: str | Sequence[str]
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float | None
     request_rate: float | Sequence[float]
     warmup_requests: int
     warmup_share: float
@@ -192,6 +195,7 @@ class AdviseKeywords(Keywords, total=False):
     num_speculative_tokens: int | None
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float | None
     request_rate: float
     try_controllers: Literal["fixed", "feedback", "goodput"] | Sequence[Literal["fixed", "feedback", "goodput"]]
     try_draft_lengths: int | Sequence[int]
@@ -217,6 +221,7 @@ class DraftTableKeywords(Keywords, total=False):
     num_prompts: int
     num_runs: int
     num_speculative_tokens: int
+    random_range_ratio: float | None
     request_rate: float
 
 
@@ -246,6 +251,7 @@ class MapKeywords(Keywords, total=False):
     pairs: str | Sequence[str]
     per_dollar: bool
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float | None
     request_rate: float | Sequence[float]
     warmup_requests: int
     warmup_share: float
@@ -268,6 +274,7 @@ class FrontierKeywords(Keywords, total=False):
     num_runs: int
     num_speculative_tokens: int | None
     percentile_metrics: str | Sequence[str]
+    random_range_ratio: float | None
     request_rate: float | None
     warmup_requests: int
     warmup_share: float

@@ -28,12 +28,12 @@ from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Role
+from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup
+from pdvsim.sim.hardware.latency import Latency, Lookup
 from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.hardware.profile import Profile, covering
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -156,8 +156,8 @@ class RealSite:
         self.slots = Slots(rig.sequences)
         settings, gpu = experiment.server, profile.gpu
         models = {role: model.arch.spec for role, model in rig.models.items()}
-        fits = {role: profile.models.get(m.name) or ForwardFit.roofline(m, gpu) for role, m in models.items()}
-        latency: dict[Role, Latency] = {role: Latency(m, fits[role]) for role, m in models.items()}
+        predicted = covering(profile, Pair(models.get("draft", models["target"]), models["target"]))
+        latency: dict[Role, Latency] = {role: predicted.latency(model) for role, model in models.items()}
         lookups = None
         texts = prompts(requests, rig, experiment.traffic.seed)
         if rig.needs.looks_up:

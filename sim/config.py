@@ -36,7 +36,6 @@ TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # fil
 OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
 ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
-PAGED = ONE_LANE  # unless --kv-cache says otherwise
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
 PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead")  # lanes that may be on different GPUs
@@ -70,11 +69,19 @@ class Traffic:
     output_len: int | None = None
     """Output tokens; random: default 128, other data sets: overrides their own lengths."""
     random_range_ratio: float = 0.0
-    """random: lengths are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0
     """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
 
     usual_prompts = 1000  # requests where their number is open
+
+    @property
+    def fixed_lengths(self) -> tuple[int, ...]:
+        """Prompt and output tokens that are not a data set's own."""
+        lengths = (self.input_len, self.output_len)
+        if self.dataset_name == "random":
+            lengths = (self.input_len or 1024, self.output_len or 128)
+        return tuple(length for length in lengths if length is not None)
 
     def __post_init__(self) -> None:
         if self.dataset_name in TRACES and self.dataset_path is None:
@@ -165,8 +172,9 @@ class Server:
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
     pad_drafts: bool = False
     """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
-    kv_cache: KvPolicy | None = None
-    """paged: blocks as tokens come, and preemption (default: colocated, autoregressive); reserved: all at admission."""
+    kv_cache: KvPolicy = "paged"
+    """paged: blocks as tokens come, and preemption where none is free; reserved: all that a request may need, at
+    admission."""
     num_workers: int = 4
     """baseline: requests run side by side, each to completion at batch 1."""
     max_decode_queue: int = 32
@@ -466,7 +474,7 @@ class Experiment:
     @property
     def paged(self) -> bool:
         """Whether the KV cache hands out blocks as tokens come."""
-        return (self.server.kv_cache or ("paged" if self.kin in PAGED else "reserved")) == "paged"
+        return self.server.kv_cache == "paged"
 
     @property
     def files(self) -> tuple[str, ...]:

@@ -69,8 +69,8 @@ def simulate(
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)
     keeper, tally = Keeper(log), None
     if not experiment.scoring.detailed:
-        bandwidth, reaches = profile.gpu.bandwidth_bytes_per_s, profile.reaches(site.pair)
-        tally = Tally(experiment, len(requests), bandwidth, log, site.settled_s, reaches)
+        reaches = profile.reaches(site.pair)
+        tally = Tally(experiment, len(requests), bandwidths(experiment, profile), log, site.settled_s, reaches)
     client = Client(env, requests, experiment, Door(site, tally or keeper), progress)
     with own_errors(experiment.arch), no_collector():
         client.run()
@@ -231,6 +231,11 @@ def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
 def peak_of(profile: Profile) -> tuple[float, float]:
     """A card's arithmetic and bandwidth, a second."""
     return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
+
+
+def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
+    """Bytes per second of each GPU of a server."""
+    return [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
 
 
 def link_of(experiment: Experiment) -> LinkSpec:
@@ -427,6 +432,7 @@ class Site:
             "gpu": gpu.name,
             "gpus": self.experiment.hardware.replicas * self.experiment.gpus,
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+            "bandwidths_bytes_per_s": bandwidths(self.experiment, self.profile),
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),

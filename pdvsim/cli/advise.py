@@ -20,7 +20,16 @@ from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Fleet, fleets, prices
 from pdvsim.decide.fleet_advice import FleetAdvice, advise_fleet, fleet_document, fleet_text
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import BUDGET, PROMPTS, WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import (
+    BUDGET,
+    PROMPTS,
+    WARMUP_SHARE,
+    OpenTraffic,
+    TrimmedScoring,
+    TunedServer,
+    forewarn_few,
+    plain,
+)
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
@@ -115,7 +124,7 @@ class AdviseOptions:
             max_num_seqs=self.try_max_num_seqs,
             max_num_batched_tokens=self.try_max_num_batched_tokens,
         )
-        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        traffic, scoring = self.traffic.asked(self.server.given()), plain(Scoring, self.scoring)
         goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
         base = self._base(traffic, scoring)
         return Question(
@@ -160,6 +169,7 @@ def main(argv: list[str]) -> int:
     args = parse(AdviseCommand, argv, "pdvsim advise")
     question, ways = args.options.question(), args.options.fleets()
 
+    forewarn_few(question.num_runs, len(question.space.archs))
     files, page = list[Path](), page_file(args.html)
     if args.output:
         folder = output.check_folder(Path(args.output))

@@ -14,10 +14,10 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
@@ -64,7 +64,7 @@ class CapacityOptions:
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        traffic, hardware = plain(Traffic, self.traffic), plain(Hardware, self.hardware)
+        traffic, hardware = self.traffic.asked(self.server.given()), plain(Hardware, self.hardware)
         scoring = plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
         base = Experiment(arch, traffic, self.acceptance, self.server.given(), hardware, self.host, scoring)
@@ -100,6 +100,7 @@ def main(argv: list[str]) -> int:
     files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
     # near saturation, as with all there at once
     runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:

@@ -14,9 +14,9 @@ from pdvsim.common.version import __version__
 from pdvsim.decide.compare import best_text, compare, paired
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.text import contest_document
+from pdvsim.decide.text import contest_document, lengths_note
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server
 from pdvsim.sim.hardware.cards import GPUS
@@ -99,7 +99,7 @@ class CompareOptions:
             raise ValueError("arch needs at least one value")
         base = Experiment(
             self.arch[0],
-            self.traffic.at(self.request_rate),
+            self.traffic.at(self.request_rate, self.server.given(), *self.pairs),
             self.acceptance,
             self.server.given(),
             plain(Hardware, self.hardware),
@@ -170,6 +170,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     files = output.answer_files("compare", args.output, date)
     points = [point for place in comparison.places() for point in comparison.points(*place)]
+    forewarn_few(options.num_runs, len(options.arch))
     forewarn([point.experiment for point in points], options.jobs)
     runs = len(points) + most_runs(space, len(_loads(points)))
     with Progress(runs, "runs or so", args.json, after_s=0) as progress:
@@ -185,6 +186,8 @@ def main(argv: list[str]) -> int:
         print(comparison_text(document, options.scoring))
         if held:
             print(f"\n{best_text(held, goal, options.indifference)}")
+        for note in lengths_note(comparison.base.traffic):
+            print(note)
     figure = None
     if len(frame):
         figure = comparison_figure(frame, asdict(comparison.base), document["paired_differences"])

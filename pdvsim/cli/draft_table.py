@@ -15,7 +15,7 @@ from pdvsim.decide.draft_lengths import confirm, find_table, simulations
 from pdvsim.decide.draft_table import DraftQuestion, IdleDrafter, draft_document, draft_text
 from pdvsim.decide.options import OpenTraffic, plain
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
@@ -93,7 +93,7 @@ class DraftTableOptions:
                 raise ValueError(f"{name} is not for a draft table: it looks for draft lengths at every batch size")
         base = Experiment(
             self.arch,
-            plain(Traffic, self.traffic),
+            self.traffic.asked(plain(Server, self.server)),
             plain(Acceptance, self.acceptance),
             plain(Server, self.server),
             plain(Hardware, self.hardware),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated
 
 import tyro
@@ -19,10 +19,10 @@ from pdvsim.decide.frontier import (
     frontier_table,
 )
 from pdvsim.decide.frontier_figure import frontier_figure
-from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
@@ -86,8 +86,10 @@ class FrontierOptions:
     def question(self) -> FrontierQuestion:
         """What these options ask; a ValueError names what is wrong."""
         scoring, space = plain(Scoring, self.scoring), self.server.space(self.arch)
-        traffic = Traffic(
-            **vars(self.traffic) | {"request_rate": self.request_rate or math.inf, "max_concurrency": self.concurrency}
+        traffic = replace(
+            self.traffic.asked(self.server.given()),
+            request_rate=self.request_rate or math.inf,
+            max_concurrency=self.concurrency,
         )
         server = self.server.given()
         base = Experiment(self.arch[0], traffic, self.acceptance, server, self.hardware, self.host, scoring)
@@ -116,6 +118,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     files = output.answer_files("frontier", args.output, date)
     runs = [run for mine in question.candidates for run in replications(mine, question.num_runs)]
+    forewarn_few(question.num_runs, len(question.candidates))
     forewarn([suited(without_band(run)) for run in runs], args.options.jobs)
     with Progress(len(runs), "runs", args.json, after_s=0) as progress:
         found = draw_frontier(question, Bench(args.options.jobs, progress.update))

@@ -14,7 +14,7 @@ from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, plain
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, draw_map, map_document, map_table, natural_pairs
@@ -92,7 +92,7 @@ class MapOptions:
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        traffic, scoring = self.traffic.at(self.request_rate), plain(Scoring, self.scoring)
+        scoring = plain(Scoring, self.scoring)
         loads = self.concurrency or (() if self.request_rate else LOADS)
         usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
@@ -101,6 +101,8 @@ class MapOptions:
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
+        pairs = map(str, places if self.y == "size" else ())
+        traffic = self.traffic.at(self.request_rate, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
@@ -149,6 +151,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     files, page = output.answer_files("map", args.output, date), page_file(args.html)
     experiments = grid.experiments()
+    forewarn_few(grid.num_runs, len(grid.archs))
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
     runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))

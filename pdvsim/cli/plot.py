@@ -25,8 +25,9 @@ class PlotCommand:
     """Kind of file."""
     against: str | None = None
     """Architecture that the heatmap compares the others with; default: the first in the results."""
-    metric: str = "output_throughput"
-    """What the heatmap compares, e.g. mean_ttft_ms or mean_tpot_ms."""
+    metric: str | None = None
+    """What the heatmap compares, e.g. mean_ttft_ms; default: output_throughput in closed loops, mean_e2el_ms where
+    arrivals set the throughput."""
     var_x: str | None = None
     """Your own picture: the column along x, an option that was varied or a metric; default: load."""
     var_y: str | None = None
@@ -54,11 +55,11 @@ def main(argv: list[str]) -> int:
         say("pdvsim", line)
     given = {"x": args.var_x, "y": args.var_y, "curve": args.curve_by, "row": args.row_by, "column": args.col_by}
     chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
-    against, metric = args.against or results.archs[0], args.metric.replace("-", "_")
+    against, metric = args.against or results.archs[0], args.metric and args.metric.replace("-", "_")
     if chosen:
         pictures = iter([own(results, Layout(**chosen))])
     else:
-        check(results, metric, against)
+        check(results, metric or results.headline, against)
         pictures = standing(results, metric, against)
     first = Path(args.results[0])
     folder = check_folder(Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "plots")

@@ -14,7 +14,7 @@ from pdvsim.common.workers import cores
 from pdvsim.study.backends import check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
-from pdvsim.study.stats import over_replications, paired_differences, varied
+from pdvsim.study.stats import headline, over_replications, paired_differences, varied
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pdvsim.study.folder import SweepDir
     from pdvsim.study.sweep import Sweep
 
-PAIRED_METRICS = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
+PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
 
 
 def main(argv: list[str]) -> int:
@@ -136,7 +136,8 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
             print(table.serving_table(entry | load, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
     differences = differences if sweep.num_runs > 1 else []
-    leads = [d for d in differences if d["metric"] == PAIRED_METRICS[0]]
+    compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
+    leads = [d for d in differences if d["metric"] == compared_by]
     print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names, differences=leads))
     if differences and args.verbose:
         print("\n" + table.paired_table(differences, names))

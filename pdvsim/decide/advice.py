@@ -17,7 +17,7 @@ from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.options import BUDGET
 from pdvsim.decide.space import Space, described
-from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text
+from pdvsim.decide.text import contest_document, lead_text, lengths_note, positive, threshold_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
@@ -422,6 +422,7 @@ def _notes(advice: Advice) -> list[str]:
         f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
         f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {advice.recommended.traffic.num_prompts} "
         f"requests, the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
+        *lengths_note(ask.base.traffic),
         founded(first),
         *most_outside(advice.rows),
     ]

@@ -28,7 +28,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, at_rate, keeps_up
 from pdvsim.decide.space import Space, settings_text
-from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text, vague
+from pdvsim.decide.text import contest_document, lead_text, lengths_note, positive, threshold_text, vague
 from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
@@ -416,4 +416,4 @@ def _capacity_notes(found: Capacities) -> list[str]:
         notes.append(
             "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
         )
-    return [*notes, founded(first), *most_outside(found.rows)]
+    return [*notes, *lengths_note(plan.base.traffic), founded(first), *most_outside(found.rows)]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.decide.contest import Contest, corrected, exceeds
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, corrected, exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import Decision, decided
 from pdvsim.decide.goal import NAMES, Goal
@@ -89,7 +89,8 @@ def paired(comparison: Comparison, frame: pd.DataFrame, metrics: Sequence[str]) 
         here = seats[difference["pair"], difference["gpu"], difference["load"], difference["arch"]]
         error, apart = lead_error(here, difference["metric"]), difference["relative"]
         told = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
-        found.append(difference | {"error": error, "confidence": confidence, "told_apart": told})
+        verdict = {"told_apart": told, "enough_runs": apart.n >= LEAST_SEEDS}
+        found.append(difference | {"error": error, "confidence": confidence} | verdict)
     return found
 
 
@@ -101,7 +102,7 @@ def best_text(found: Mapping[Spot, tuple[str, Contest]], goal: Goal, indifferenc
             "" if held.second is None or arch != held.best else f"{lead_text(held, held.second)} over {held.second}"
         )
         alike = [name for name in (held.best, *held.unsure) if name != arch]
-        state = f"not told apart from {', '.join(alike)}" if held.unsure else ""
+        state = f"not told apart from {', '.join(alike)}" if held.unsure and held.seeds >= LEAST_SEEDS else ""
         rows.append([pair, gpu, f"{load:g}", arch, positive(held.values[arch]), behind, state])
     confidence = next(iter(found.values()))[1].confidence
     return "\n".join(

@@ -20,7 +20,7 @@ from pdvsim.decide.fleet import Fleet, hourly, tuned_fleets
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.space import settings_text
-from pdvsim.decide.text import contest_document, lead_text, positive, threshold_text
+from pdvsim.decide.text import contest_document, lead_text, lengths_note, positive, threshold_text
 from pdvsim.decide.tune import Search
 from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Experiment
@@ -122,7 +122,7 @@ def fleet_text(advice: FleetAdvice) -> str:
     lines.append(f"{advice.runs} simulations{skipped}.")
     lines += ["To run it:", f"  {command_line('pdvsim run', advice.best[best])}"]
     rests_on = dict.fromkeys(founded(rows[0]) for rows in advice.rows.values())
-    return "\n".join([*lines, *rests_on, *most_outside(advice.rows[best])])
+    return "\n".join([*lines, *lengths_note(ask.base.traffic), *rests_on, *most_outside(advice.rows[best])])
 
 
 def fleet_document(advice: FleetAdvice) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal, attained
 from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import Space, described, settings_text
-from pdvsim.decide.text import positive
+from pdvsim.decide.text import lengths_note, positive
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
@@ -264,6 +264,7 @@ def frontier_table(found: Frontier) -> str:
             "* on the frontier: no other is as good in both means and better in one",
             *_rules(question),
             f"±: 95% confidence over {question.num_runs} replications",
+            *lengths_note(question.base.traffic),
             table.founded(first),
             *table.most_outside(found.rows),
         ]

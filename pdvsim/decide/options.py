@@ -3,23 +3,58 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import tyro
 
+from pdvsim.common.console import say
+from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import OPEN, Arch, ControllerName, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Scoring, Server, Traffic
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.workload.requests import Workload
 
 BUDGET = 1500  # simulations of an answer of `advise`
 WARMUP_SHARE = 0.2  # the server starts empty
+SPREAD = 0.3  # of lengths that are given: from there on, leads no longer depend on it
 PROMPTS, LOOP_PROMPTS = 500, 200  # requests of a run: at a request rate they scatter more than in a closed loop
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class OpenTraffic(Traffic):
+class VariedTraffic(Traffic):
+    """Who asks what; lengths that are given vary, so that the requests of a closed loop do not run in step."""
+
+    random_range_ratio: float | None = None  # type: ignore[assignment]
+    """Lengths that are given are uniform in [len*(1-ratio), len*(1+ratio)]; default: 0.3, or what a model's context
+    leaves room for. With 0 all are equal: requests of a closed loop then begin and end together."""
+
+    def asked(self, server: Server, *pairs: str) -> Traffic:
+        """The traffic of a server, of its own or of other pairs, with the usual spread of lengths if none is given."""
+        given = {f.name: getattr(self, f.name) for f in fields(Traffic)}
+        if self.random_range_ratio is not None:
+            return Traffic(**given)
+        equal = Traffic(**given | {"random_range_ratio": 0.0})
+        return replace(equal, random_range_ratio=_spread(equal, server, pairs)) if equal.fixed_lengths else equal
+
+
+def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
+    """The usual spread of lengths, or the most with which the longest request stays within every context."""
+    found = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
+    models = [model for pair in found for model in (pair.draft, pair.target)]
+    contexts = [model.max_position_embeddings for model in models if model.max_position_embeddings is not None]
+    if not contexts:
+        return SPREAD
+    longest = Workload(equal, Acceptance()).largest()
+    room = min(contexts) - longest.prompt_tokens - longest.output_tokens - len(equal.fixed_lengths)  # rounded up
+    return max(0.0, min(SPREAD, math.floor(100 * room / sum(equal.fixed_lengths)) / 100))
+
+
+@dataclass(frozen=True)
+class OpenTraffic(VariedTraffic):
     """Who asks what; when is for the command to choose."""
 
     request_rate: tyro.conf.Suppress[float] = math.inf
@@ -76,17 +111,27 @@ class TunedServer(Server):
 
 
 @dataclass(frozen=True)
-class CountedTraffic(Traffic):
+class CountedTraffic(VariedTraffic):
     """Who asks what, and when; how often is for the command to choose."""
 
     request_rate: tyro.conf.Suppress[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]
     """Requests of a run; default: 500 at a request rate, 200 in a closed loop, or all of a trace that is replayed."""
 
-    def at(self, request_rate: tuple[float, ...]) -> Traffic:
+    def at(self, request_rate: tuple[float, ...], server: Server, *pairs: str) -> Traffic:
         """The traffic of these loads, or of closed loops where there are none."""
         usual = OPEN if self.use_trace_timestamps else PROMPTS if request_rate else LOOP_PROMPTS
-        return plain(Traffic, self if self.num_prompts is not None else replace(self, num_prompts=usual))
+        return (self if self.num_prompts is not None else replace(self, num_prompts=usual)).asked(server, *pairs)
+
+
+def forewarn_few(num_runs: int, contenders: int) -> None:
+    """Say before anything is computed that so few replications cannot show a significant difference."""
+    if num_runs < LEAST_SEEDS and contenders > 1:
+        runs = "run" if num_runs == 1 else "runs"
+        say(
+            "pdvsim",
+            f"{num_runs} {runs} per point: no difference can be significant, --num-runs {LEAST_SEEDS} is the least",
+        )
 
 
 def plain(cls: type[T], given: T) -> T:

@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
+from pdvsim.sim.config import Traffic
 from pdvsim.study.stats import Interval
+from pdvsim.view.setting import lengths_text
 from pdvsim.view.table import cell
 
 
@@ -46,6 +48,15 @@ def lead_text(held: Contest, other: str) -> str:
 def percent(share: float) -> str:
     """A lead in percent; one over next to nothing is only called large."""
     return f"{share:+.1%}" if share < 10 else "+>999%"
+
+
+def lengths_note(traffic: Traffic) -> list[str]:
+    """How lengths that are given vary; nothing where they are a data set's own."""
+    if not traffic.fixed_lengths:
+        return []
+    if traffic.random_range_ratio:
+        return [f"lengths: {lengths_text(vars(traffic))} (--random-range-ratio)"]
+    return [f"lengths: {lengths_text(vars(traffic))}, all equal: in a closed loop requests begin and end together"]
 
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:

@@ -28,7 +28,7 @@ from pdvsim.decide.fleet import Fleet, hourly, tuned_fleets
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
-from pdvsim.decide.text import contest_document, percent, threshold_text
+from pdvsim.decide.text import contest_document, lengths_note, percent, threshold_text
 from pdvsim.decide.tune import Search
 from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
@@ -370,6 +370,7 @@ def map_table(found: WinnerMap) -> str:
             "".join(["(in brackets): not told apart from those named", *limits]),
             f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
             *map(border_text, reversed(found.borders)),
+            *lengths_note(grid_.base.traffic),
             *dict.fromkeys(map(table.founded, found.rows)),
             *table.most_outside(found.rows),
         ]

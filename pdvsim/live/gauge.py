@@ -48,16 +48,19 @@ class Slot:
     k: float = 0.0
     times_s: dict[str, list[float]] = field(default_factory=lambda: {"ttft": [], "tpot": [], "e2el": []})
     itl: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
-    lanes: Array = field(default_factory=lambda: np.zeros((len(LANES), 4)))  # seconds busy, bytes, launches, depths
+    # seconds busy, seconds that the bytes take at full bandwidth, launches, queue depths
+    lanes: Array = field(default_factory=lambda: np.zeros((len(LANES), 4)))
     kinds: Array = field(default_factory=lambda: np.zeros((len(KINDS), 4)))  # launches, rows, tokens, steps
 
 
 class Gauge(Reader):
-    """Reads a log as it grows; `levels` are service levels in seconds."""
+    """Reads a log as it grows; `levels` are service levels in seconds, `bandwidths` of each GPU of a server."""
 
-    def __init__(self, log: Log, levels: Mapping[str, float], bandwidth_bytes_per_s: float, gpus: int = 1) -> None:
+    def __init__(self, log: Log, levels: Mapping[str, float], bandwidths: Sequence[float], replicas: int = 1) -> None:
         super().__init__(log, 1 << 62)
-        self.levels, self.bandwidth, self.gpus = levels, bandwidth_bytes_per_s, gpus
+        self.levels, self.replicas = levels, replicas
+        self._bandwidths = np.array(bandwidths, float)
+        self._places = np.zeros((len(LANES), replicas, len(bandwidths)), bool)  # GPUs that have run each lane
         self.now_s = 0.0
         self.slots: deque[Slot] = deque([Slot(0.0)])
         self.queues: dict[str, int] = {}
@@ -99,10 +102,11 @@ class Gauge(Reader):
         slot = self.slots[-1]
         before = self.slots[-2] if len(self.slots) > 1 else slot
         lane, start_s, end_s = launches["lane"], launches["start_s"], launches["end_s"]
+        self._places[lane, launches["replica"], launches["gpu"]] = True
         whole_s = np.maximum(end_s - start_s, 1e-12)
         early = np.clip((slot.start_s - start_s) / whole_s, 0.0, 1.0) if before is not slot else np.zeros(len(lane))
         for of, share in ((before, early), (slot, 1 - early)):
-            for column, weight in enumerate((whole_s, launches["bytes"])):
+            for column, weight in enumerate((whole_s, launches["bytes"] / self._bandwidths[launches["gpu"]])):
                 of.lanes[:, column] += np.bincount(lane, weight * share, len(LANES))
         slot.lanes[:, 2] += np.bincount(lane, minlength=len(LANES))
         slot.lanes[:, 3] += np.bincount(lane, launches["queue_depth"], len(LANES))
@@ -186,7 +190,8 @@ class Gauge(Reader):
         lanes = np.sum([s.lanes for s in slots], axis=0) if slots else np.zeros((len(LANES), 4))
         kinds = np.sum([s.kinds for s in slots], axis=0) if slots else np.zeros((len(KINDS), 4))
         spreads = self._spreads(slots)
-        available_s = span_s * self.gpus
+        # as in a run's metrics: a replica that never ran a lane was idle
+        available_s = span_s * np.maximum(self._places.sum(axis=(1, 2)), self.replicas)
         return {
             "now_s": self.now_s,
             "tokens_per_s": sum(s.tokens for s in slots) / span_s,
@@ -209,11 +214,11 @@ class Gauge(Reader):
             },
             "lanes": {
                 LANES[at]: {
-                    "busy": min(1.0, busy_s / available_s),
-                    "bandwidth": moved / available_s / self.bandwidth if self.bandwidth else math.nan,
+                    "busy": min(1.0, busy_s / float(available_s[at])),
+                    "bandwidth": copy_s / float(available_s[at]),
                     "queue": _mean(depths, launches),
                 }
-                for at, (busy_s, moved, launches, depths) in enumerate(lanes.tolist())
+                for at, (busy_s, copy_s, launches, depths) in enumerate(lanes.tolist())
                 if launches
             },
             "series": self._series(slots),

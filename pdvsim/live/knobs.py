@@ -46,7 +46,8 @@ class Knobs:
             mine = {key: value for key, value in asdict(self).items() if hasattr(group, key)}
             if name == "traffic":
                 mine["dataset_path"] = path
-                mine["random_range_ratio"] = traffic.random_range_ratio if self.dataset_name == "random" else 0.0
+                turned = replace(traffic, **mine)
+                mine["random_range_ratio"] = traffic.random_range_ratio if turned.fixed_lengths else 0.0
             changed[name] = replace(group, **mine)
         return replace(experiment, **changed)
 

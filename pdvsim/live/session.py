@@ -17,7 +17,7 @@ from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
-from pdvsim.sim.run import Site, no_collector
+from pdvsim.sim.run import Site, bandwidths, no_collector
 
 TAIL_S = 5.0  # of a session that is run again, for its timeline
 STEP_S = 1.0  # at a time
@@ -214,6 +214,5 @@ def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
 
 
 def _gauge(log: Log, site: Site) -> Gauge:
-    hardware, scoring = site.experiment.hardware, site.experiment.scoring
-    gpus = hardware.replicas * (1 + hardware.verify_gpu)
-    return Gauge(log, scoring.slo(), site.profile.gpu.bandwidth_bytes_per_s, gpus)
+    experiment = site.experiment
+    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, site.profile), experiment.hardware.replicas)

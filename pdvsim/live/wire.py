@@ -194,7 +194,7 @@ class Heard:
             self._receive()
         # from a process of this user's, over a socket that nobody else can open
         self.experiment = experiment_from(hello[0]["config"], own_policies=True)
-        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), hello[0]["bandwidth"])
+        self.gauge = Gauge(Log(), self.experiment.scoring.slo(), [hello[0]["bandwidth"]])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)
 

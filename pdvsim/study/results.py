@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.common.files import digest, read_sealed
+from pdvsim.sim.config import MOST_GPUS
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.records import Columns
 from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.study.stats import headline
 from pdvsim.study.sweep import flatten
 
 if TYPE_CHECKING:
@@ -125,6 +127,11 @@ class Results:
         return {str(kind): replace(self, points=group) for kind, group in self.points.groupby("load_kind", sort=False)}
 
     @property
+    def headline(self) -> str:
+        """The metric that architectures are compared by under these loads."""
+        return headline(zip(self.points["load_kind"], self.points["load"], strict=True))
+
+    @property
     def incomplete(self) -> list[str]:
         """A line for each sweep that lacks points, and each run that lacks its records."""
         return [source.incomplete for source in self.sources if source.incomplete]
@@ -139,13 +146,24 @@ class Results:
             return int(row["warmup_requests"])
         return int(self.source(row).config.scoring.get("warmup_requests", 0))
 
-    def bandwidth_bytes_per_s(self, row: pd.Series[Any]) -> float:
-        """The card's copy bandwidth: as recorded, else as the profile has it; nan where neither says."""
-        given = row.get("bandwidth_bytes_per_s", math.nan)
-        if given is not None and math.isfinite(given):
-            return float(given)
-        profile = known_profile(str(row["gpu"]), str(row["profile"]), self.source(row).config)
-        return math.nan if profile is None else float(profile.gpu.bandwidth_bytes_per_s)
+    def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
+        """Copy bandwidth of each GPU of a server: as recorded, else as the profile has it; nan where neither says.
+
+        What is recorded is the target's card. Another card has what its own profile says.
+        """
+        config, own = self.source(row).config, row.get("bandwidth_bytes_per_s", math.nan)
+        if own is None or not math.isfinite(own):
+            profile = known_profile(str(row["gpu"]), str(row["profile"]), config)
+            own = math.nan if profile is None else profile.gpu.bandwidth_bytes_per_s
+        cards = str(row["cards"]).split("+") if "cards" in row else config.hardware.get("cards") or []
+        ceilings = config.hardware.get("profile") == "roofline"
+
+        def of(card: str) -> float:
+            if card == row["gpu"] or card not in GPUS:
+                return float(own) if card == row["gpu"] else math.nan
+            return (GPUS[card] if ceilings else builtin(card).gpu).bandwidth_bytes_per_s
+
+        return [of(card) for card in cards or [row["gpu"]] * MOST_GPUS]
 
 
 def label(setting: dict[str, Any]) -> str:

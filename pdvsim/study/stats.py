@@ -68,6 +68,15 @@ def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> l
     return entries
 
 
+def headline(loads: Iterable[tuple[str, float]]) -> str:
+    """The metric that architectures are compared by under loads of a kind and a size.
+
+    Where requests arrive by themselves, at a finite rate or as in a trace, arrivals set the throughput: then latency.
+    """
+    arrivals = any(kind != "concurrency" and load != math.inf for kind, load in loads)
+    return "mean_e2el_ms" if arrivals else "output_throughput"
+
+
 def varied(points: pd.DataFrame) -> list[str]:
     """Of the columns that tell the entries of a sweep apart beside architecture and load, those that differ."""
     return [name for name in _varied(points) if points[name].nunique(dropna=False) > 1]

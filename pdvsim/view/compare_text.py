@@ -62,14 +62,17 @@ def _paired(differences: list[dict[str, Any]]) -> str:
             **_seat(d),
             "metric": d["metric"],
             against: cell(d["relative"], scale=100, sign="+"),
-            "": "" if d["told_apart"] else "not told apart",
+            "": "" if d["told_apart"] else "not told apart" if d["enough_runs"] else "too few runs to tell",
         }
         for d in differences
     ]
     errors = sorted({d["error"] for d in differences})
     limit = f"{errors[0]:.1%}" if len(errors) == 1 else f"{errors[0]:.1%} to {errors[-1]:.1%}"
+    note = f"not told apart: the interval reaches into the profile's own error of {limit}"
+    if not all(d["enough_runs"] for d in differences):
+        note = "so few runs show no significant difference; more are needed (--num-runs)"
     return (
         f"Paired differences, same seeds, {differences[0]['confidence']:.2%} confidence each, 95% for all together\n"
         + "\n".join(fitted_table(rows, (), _places(differences)))
-        + f"\nnot told apart: fewer than 5 seeds, or an interval that reaches into the profile's own error of {limit}"
+        + f"\n{note}"
     )

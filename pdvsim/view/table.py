@@ -135,7 +135,7 @@ def comparison_table(
 ) -> str:
     """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability.
 
-    `differences` from the first architecture, where there are some, are a column too.
+    `differences` of one metric from the first architecture, where there are some, are a column too.
     """
     tail = max(percentiles, default=None)
     marks = {"mean": "mean"} | ({} if tail is None else {percentile_name(tail).upper(): percentile_name(tail)})
@@ -146,6 +146,7 @@ def comparison_table(
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
     leads = {_seat(d, varied): cell(d["relative"], scale=100, sign="+") for d in differences}
+    latency = bool(leads) and differences[0]["metric"].endswith("_ms")
     rows = []
     for entry in entries:
         row = {load_name(entry["load_kind"]): load_text(entry["load"])}
@@ -153,13 +154,16 @@ def comparison_table(
         for title, key in columns:
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
             if leads and key == "output_throughput":
-                row["gain %"] = leads.get(_seat(entry, varied), "")
+                row["E2EL %" if latency else "gain %"] = leads.get(_seat(entry, varied), "")
         rows.append(row | {"stability": str(entry.get("stability", ""))})
     spare = ("tok/round", "req/s", *(title for title, _ in columns if title.startswith("P")), "stability")
     notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
     if leads:
-        over = f"in out tok/s over {differences[0]['against']}, from runs of the same seeds"
-        notes.append(f"gain: {over}; read this, not the overlap of two ±")
+        first = differences[0]["against"]
+        what = f"gain: in out tok/s over {first}"
+        if latency:
+            what = f"E2EL: mean end-to-end latency against {first}, less is faster (arrivals set the throughput)"
+        notes.append(f"{what}, from runs of the same seeds; read this, not the overlap of two ±")
     return "\n".join([*fitted_table(rows, spare), *notes])
 
 

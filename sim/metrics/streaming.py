@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,14 @@ class Tally(Reader):
         self,
         experiment: Experiment,
         requests: int,
-        bandwidth: float,
+        bandwidths: Sequence[float],
         log: Log,
         settled_s: Callable[[], float],
         reaches: Reaches | None = None,
     ) -> None:
         """`settled_s` says until when every launch that began is in the log."""
         super().__init__(log, REQUESTS)
-        self.sums = Sums(experiment, experiment.scoring, bandwidth, reaches or Reaches(), Spread)
+        self.sums = Sums(experiment, experiment.scoring, bandwidths, reaches or Reaches(), Spread)
         self._settled_s = settled_s
         self._warmup, self._last_id = experiment.scoring.warmup_requests, requests - 1
         self._drains = self._warmup > 0 and is_closed_loop(experiment.traffic)

@@ -19,7 +19,7 @@ What is not modelled: clients, the network and detokenisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -51,8 +51,9 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     scoring = scoring or result.experiment.scoring
     traffic, meta = result.experiment.traffic, result.meta
     every, finished = _numbered(result.requests), result.requests["finish_s"] >= 0
-    bandwidth = float(meta.get("bandwidth_bytes_per_s", math.nan))
-    sums = Sums(result.experiment, scoring, bandwidth, meta.get("reaches", Reaches()), Exact)
+    alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * result.experiment.seats.gpus
+    bandwidths = meta.get("bandwidths_bytes_per_s", alike)
+    sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()), Exact)
     sums.window = _window(every, finished, traffic, scoring.warmup_requests)
     for launches, settled_s in _in_time(result.launches, "start_s"):
         sums.launches(launches, settled_s)
@@ -122,13 +123,18 @@ class Sums:
     """
 
     def __init__(
-        self, experiment: Experiment, scoring: Scoring, bandwidth: float, reaches: Reaches, spread: type[Spread]
+        self,
+        experiment: Experiment,
+        scoring: Scoring,
+        bandwidths: Sequence[float],
+        reaches: Reaches,
+        spread: type[Spread],
     ) -> None:
-        self._experiment, self._scoring, self._bandwidth = experiment, scoring, bandwidth
+        self._experiment, self._scoring = experiment, scoring
         # as far as it is known: what has happened so far lies before an end that is not
         self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0)
         self.census, self.crowd = Census(), Crowd()
-        self._works, self._chunks, self._seconds = Works(reaches), Chunks(), Seconds()
+        self._works, self._chunks, self._seconds = Works(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: spread() for name in ("ttft", "tpot", "itl", "e2el")}
         self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
@@ -192,8 +198,7 @@ class Sums:
         means = {step: seconds / self._counts["count"] * 1e3 for step, seconds in self._steps_s.items()}
         metrics["breakdown_ms"] = means | {"other": metrics["mean_e2el_ms"] - sum(means.values())}
         metrics["launches"] = self._works.count
-        replicas = self._experiment.hardware.replicas
-        metrics["lanes"] = self._works.lanes(self.window.duration_s, self._bandwidth, replicas)
+        metrics["lanes"] = self._works.lanes(self.window.duration_s, self._experiment.hardware.replicas)
         metrics["kinds"] = self._works.kinds()
         return metrics | self._works.outside.metrics()
 

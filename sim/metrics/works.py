@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,12 @@ from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
 class Works:
     """What each lane and each kind of launch did."""
 
-    def __init__(self, reaches: Reaches) -> None:
+    def __init__(self, reaches: Reaches, bandwidths: Sequence[float]) -> None:
+        """`bandwidths` are bytes per second of each GPU of a server."""
         self.count = 0
         self.outside = Outside(reaches)
-        self._lanes: dict[int, Array] = {}  # launches, queue depths, bytes
+        self._bandwidths = np.array(bandwidths, float)
+        self._lanes: dict[int, Array] = {}  # launches, queue depths, seconds that their bytes take at full bandwidth
         self._busy: dict[tuple[int, int], Union] = {}  # by lane and GPU
         self._kinds: dict[int, Array] = {}  # launches, rows, tokens, seconds, seconds alone
 
@@ -31,10 +34,11 @@ class Works:
         self.outside.add(works, settled_s)
         whole_s = works["end_s"] - works["start_s"]
         begin_s, finish_s = works["start_s"].clip(start_s), works["end_s"].clip(max=end_s)
-        moved = works["bytes"] * np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
+        copy_s = works["bytes"] / self._bandwidths[works["gpu"]]
+        copy_s *= np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
         place = works["replica"].astype(np.int64) * 256 + works["gpu"]
         for lane, mine, count in _groups(works["lane"]):
-            sums = [count, works["queue_depth"][mine].sum(), moved[mine].sum()]
+            sums = [count, works["queue_depth"][mine].sum(), copy_s[mine].sum()]
             self._lanes[lane] = self._lanes.get(lane, 0) + np.array(sums, float)
             for gpu, here, _ in _groups(place[mine]):
                 busy = self._busy.setdefault((lane, gpu), Union())
@@ -44,16 +48,16 @@ class Works:
             sums = [count, *(column[mine].sum() for column in columns)]
             self._kinds[kind] = self._kinds.get(kind, 0) + np.array(sums, float)
 
-    def lanes(self, span_s: float, bandwidth: float, replicas: int) -> dict[str, Any]:
+    def lanes(self, span_s: float, replicas: int) -> dict[str, Any]:
         """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, queue behind."""
         found: dict[str, Any] = {}
-        for lane, (launches, depths, moved) in sorted(self._lanes.items()):
+        for lane, (launches, depths, copy_s) in sorted(self._lanes.items()):
             busy_s = [busy.length_s() for (of, _), busy in sorted(self._busy.items()) if of == lane]
             available_s = span_s * max(len(busy_s), replicas)  # a replica that never ran it was idle
             found[LANES[lane]] = {
                 "launches": int(launches),
                 "utilisation": rate(sum(busy_s), available_s),
-                "bandwidth_share": rate(float(moved), available_s * bandwidth),
+                "bandwidth_share": rate(float(copy_s), available_s),
                 "mean_queue_depth": float(depths / launches),
             }
         return found

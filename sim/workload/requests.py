@@ -40,8 +40,8 @@ class Workload:
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK) -> None:
         self.traffic, self.chunk = traffic, chunk
-        seeds = np.random.SeedSequence(traffic.seed).spawn(4)
-        self._arrivals, self._lengths, coins, rates = (np.random.default_rng(s) for s in seeds)
+        seeds = np.random.SeedSequence(traffic.seed).spawn(5)
+        self._arrivals, self._lengths, coins, rates, self._spreads = (np.random.default_rng(s) for s in seeds)
         self._streams = Streams(acceptance, coins, rates)
         trace = _trace(traffic)
         given = acceptance != Acceptance()  # an option takes the column's place
@@ -99,7 +99,7 @@ class Workload:
 
     def _drawn(self) -> Iterator[tuple[Lengths, NDArray[np.float32] | None]]:
         """Lengths, and where the file has them acceptance rates, chunk by chunk."""
-        rng = deepcopy(self._lengths)
+        rng, spreads = deepcopy(self._lengths), deepcopy(self._spreads)
         for part in self._parts():
             picked = None
             if self._replayed is not None:
@@ -109,7 +109,7 @@ class Workload:
                 tokens = self._table[picked]
             else:
                 tokens = _made_up(self.traffic, part.stop - part.start, rng)
-            yield _overridden(self.traffic, tokens), None if self._rates is None else self._rates[picked]
+            yield _overridden(self.traffic, tokens, spreads), None if self._rates is None else self._rates[picked]
 
     def _parts(self) -> Iterator[slice]:
         for first in range(0, len(self), self.chunk):
@@ -183,20 +183,19 @@ def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
 
 def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     """Whole lengths uniform in [floor(len*(1-ratio)), ceil(len*(1+ratio))], at least 1, as vLLM's random data set."""
-    mean = np.array([traffic.input_len or 1024, traffic.output_len or 128], dtype=np.float64)
+    mean = np.array(traffic.fixed_lengths, dtype=np.float64)
     low = np.maximum(1, np.floor(mean * (1 - traffic.random_range_ratio)))
     high = np.ceil(mean * (1 + traffic.random_range_ratio))
-    uniform = rng.random((count, 2))
+    uniform = rng.random((count, len(mean)))
     lengths: Lengths = (low + np.floor(uniform * (high - low + 1))).astype(np.int64)
     return lengths
 
 
-def _overridden(traffic: Traffic, tokens: Lengths) -> Lengths:
+def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> Lengths:
     """Lengths with --input-len and --output-len in place of the data set's own."""
-    if traffic.dataset_name != "random":
-        for column, value in enumerate((traffic.input_len, traffic.output_len)):
-            if value is not None:
-                tokens[:, column] = value
+    if traffic.dataset_name != "random" and traffic.fixed_lengths:
+        given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
+        tokens[:, given] = _uniform(traffic, len(tokens), rng)
     return tokens
 
 

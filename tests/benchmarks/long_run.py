@@ -70,7 +70,7 @@ def steady_day(hours: float) -> dict[str, float]:
     profile = profile_of(experiment)
     log, env = Log(), Clock()
     site = Site(env, experiment, profile, log)
-    tally = Tally(experiment, traffic.num_prompts, profile.gpu.bandwidth_bytes_per_s, log, site.settled_s)
+    tally = Tally(experiment, traffic.num_prompts, [profile.gpu.bandwidth_bytes_per_s], log, site.settled_s)
     client = Client(env, Workload(traffic, experiment.acceptance), experiment, Door(site, tally), None)
     area = occupancy(site, env)
     with no_collector():

@@ -24,6 +24,7 @@ from pdvsim.calibration.validate.compare import (
     spread,
     validate,
 )
+from pdvsim.calibration.validate.launches import LAUNCHES
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
@@ -31,6 +32,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.trust import errors_of, load_kind
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 
@@ -251,6 +253,20 @@ def test_kinds_of_load_and_data_sets() -> None:
     assert load_kind(Traffic()) == "burst"  # all at once
     names = {dataset(run.experiment) for run in read_runs(DATA / "plan.jsonl", planned=True)}
     assert names == {"sharegpt", "azure-conv", "azure-code", "long prompts", "short chat"}
+
+
+@pytest.mark.parametrize("file", [*SHIPPED, "utilisation/runs.jsonl"])
+def test_a_run_is_read_back_with_the_cache_it_was_served_with(file: str) -> None:
+    """Pages hold 16 tokens: a run whose largest use of the cache is not whole pages reserved it by the token."""
+    runs = [run for run in read_runs(DATA / file) if run.meta["kv_peak_tokens"] % 16]
+    assert runs
+    assert not any(run.experiment.paged for run in runs)
+
+
+def test_launches_are_filed_under_the_runs_they_are_of() -> None:
+    for files in (("served.jsonl", "drafters.jsonl", "ahead.jsonl"), ("utilisation/runs.jsonl",)):
+        filed = read_table((DATA / files[0]).with_name(LAUNCHES)).column("run").unique().to_pylist()
+        assert {run.id for file in files for run in read_runs(DATA / file)} <= set(filed)
 
 
 def test_spread_needs_repeats() -> None:

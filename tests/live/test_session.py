@@ -17,10 +17,11 @@ from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
 from pdvsim.live.pace import Feed
 from pdvsim.live.session import GaugedStations, Session, replay
 from pdvsim.live.station import Station
-from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.records import Columns, Result
+from pdvsim.sim.records import LANES, Columns, Result
 from pdvsim.sim.run import simulate
 
 BASE = Experiment(traffic=Traffic(request_rate=20.0, seed=3), server=Server(num_speculative_tokens=3))
@@ -125,6 +126,36 @@ def test_figures_agree_with_the_records() -> None:
         assert figures["acceptance"] == pytest.approx(0.6, abs=0.03)
         assert figures["strip"]["end_s"].min() > 7.8
         assert figures["strip"]["end_s"].max() <= 8.0
+
+
+@pytest.mark.parametrize(
+    "hardware",
+    [
+        Hardware(verify_gpu=1),
+        Hardware(verify_gpu=1, cards=("l4", "h200")),
+        Hardware(place=("prefill=0+1", "decode=2", "verify=1")),
+        Hardware(replicas=2),
+    ],
+)
+def test_a_lane_is_as_busy_as_the_gpus_that_run_it(hardware: Hardware) -> None:
+    """Each GPU by itself, by its own card's bandwidth, then the mean."""
+    setup = Setup(("pdv",), replace(BASE, hardware=hardware))
+    session = Session(setup)
+    session.advance(4.0)
+    [figures] = session.figures(KEPT_S)
+    [(result, _)] = replay(setup, [], 4.0, 0.0)
+    columns = ("lane", "replica", "gpu", "start_s", "end_s", "bytes")
+    busy: dict[tuple[str, int, int], list[float]] = {}
+    for lane, replica, gpu, start_s, end_s, moved in zip(*(result.launches[c].tolist() for c in columns), strict=True):
+        if end_s <= 4.0:
+            card = builtin(hardware.cards[gpu] if hardware.cards else "h200").gpu
+            seconds = busy.setdefault((LANES[lane], replica, gpu), [0.0, 0.0])
+            seconds[0] += end_s - start_s
+            seconds[1] += moved / card.bandwidth_bytes_per_s
+    for lane, shown in figures["lanes"].items():
+        gpus = [seconds for (name, *_), seconds in busy.items() if name == lane]
+        for name, column in (("busy", 0), ("bandwidth", 1)):
+            assert shown[name] == pytest.approx(sum(s[column] for s in gpus) / len(gpus) / 4.0, rel=0.01)
 
 
 def test_inter_token_latency_is_within_one_percent() -> None:

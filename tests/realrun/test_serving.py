@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun import site as site_module
+from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.cache import PAGE, Sequences
@@ -28,15 +29,17 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
-from pdvsim.realrun.site import TINY, prepare, prompts, serve
+from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve
 from pdvsim.sim import policies
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
-from pdvsim.sim.core import KINDS, Request, Role, Work
+from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import profile_of, simulate
 from pdvsim.sim.workload.requests import make_requests
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own
@@ -304,6 +307,23 @@ def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
         serve(experiment("pdv-ahead", num_speculative_tokens=15), MACHINE)
 
 
+@pytest.mark.parametrize("arch", ["pdv", "autoregressive"])
+def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) -> None:
+    """By the transfer model, which has a cost for each launch; the roofline of a tiny model is next to nothing."""
+    chosen = experiment(arch)
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    profile = profile_of(chosen)
+    site = RealSite(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
+    simulated = covering(profile, Pair(TINY["draft"].spec, TINY["target"].spec))
+    planned = site.context.planner.models
+    assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})
+    for role, model in planned.items():
+        spec = TINY[role].spec
+        shape, expected = model.shape(4, 3), simulated.latency(spec).shape(4, 3)
+        assert shape.solo_0 == expected.solo_0
+        assert shape.solo_0 > 10 * Latency(spec, ForwardFit.roofline(spec, profile.gpu)).shape(4, 3).solo_0
+
+
 def _copy(engine: Engine) -> Engine:
     same = object.__new__(Engine)
     same.__dict__ = dict(engine.__dict__)
@@ -347,14 +367,15 @@ def test_where_the_cache_is_full_requests_wait(arch: Arch) -> None:
 def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages go to others; read again, prompt and output, it goes on where it was."""
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
-    chosen = tight(arch, "paged")
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = rig_for(chosen, requests)
-    outputs: dict[int, list[int]] = {}
-    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
-    assert result.requests["preemptions"].sum() > 0
-    assert result.meta["graphs_captured_late"] == 0
+    for kv_cache in get_args(KvPolicy):
+        chosen = tight(arch, kv_cache)
+        requests = make_requests(chosen.traffic, chosen.acceptance)
+        rig = rig_for(chosen, requests)
+        outputs: dict[int, list[int]] = {}
+        result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+        assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+        assert (result.requests["preemptions"].sum() > 0) == (kv_cache == "paged")
+        assert result.meta["graphs_captured_late"] == 0
 
 
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:

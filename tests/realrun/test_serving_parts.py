@@ -204,12 +204,12 @@ def test_as_many_pages_are_taken_as_fit_and_one_request_must() -> None:
     pages = [pages_that_fit(TINY, needs, 4, room) for room in (120e6, 150e6, 1e12)]
     assert needs.capacity // PAGE <= pages[0] < pages[1] < pages[2] == needs.pages == 200 * needs.capacity // PAGE
     fewer = Needs.of(experiment, requests, pages[1])
+    assert fewer.resumes
     assert fewer.pages == pages[1]
     assert fewer.covers(needs)  # admission waits
     assert not needs.resumes
-    paged = replace(experiment, server=replace(experiment.server, kv_cache="paged"))
-    assert Needs.of(paged, requests, pages[1]).resumes
-    assert not Needs.of(paged, requests).resumes
+    reserved = replace(experiment, server=replace(experiment.server, kv_cache="reserved"))
+    assert not Needs.of(reserved, requests, pages[1]).resumes
     with pytest.raises(ValueError, match=r"lower --input-len, --output-len or --max-num-batched-tokens$"):
         pages_that_fit(TINY, needs, 4, 1e5)
 

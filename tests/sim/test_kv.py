@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import pdvsim
 from pdvsim.calibration.validate.peers import closed_loop
 from pdvsim.cli import main
+from pdvsim.common.commandline import experiment_from
 from pdvsim.realrun.machine import MAX_PROMPTS, as_served
-from pdvsim.sim.config import Arch, ControllerName, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.study.inputs import checked
@@ -58,15 +61,39 @@ def test_a_reserved_request_never_asks_again() -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_blocks_by_default_where_vllm_is_modelled(arch: Arch) -> None:
-    assert Experiment(arch).paged == (arch in ("autoregressive", "colocated"))
-    assert Experiment(arch, server=Server(kv_cache="paged")).paged
+def test_every_architecture_has_the_same_cache_by_default(arch: Arch) -> None:
+    assert Experiment(arch).paged
     assert not Experiment(arch, server=Server(kv_cache="reserved")).paged
+
+
+@pytest.mark.parametrize(("arch", "paged"), [("colocated", True), ("autoregressive", True), ("pd", False)])
+def test_an_older_result_that_names_no_cache_means_what_it_meant(arch: Arch, paged: bool) -> None:
+    """Its settings hold null: one lane paged, several reserved."""
+    settings = json.loads(json.dumps(asdict(Experiment(arch)), default=str))
+    assert experiment_from(settings) == Experiment(arch)
+    settings["server"]["kv_cache"] = None
+    assert experiment_from(settings).paged is paged
+
+
+def test_a_scarce_cache_favours_no_architecture() -> None:
+    """32 concurrent requests, a KV cache for 12: pd over colocated as with room for all, within 10%.
+
+    It was a quarter lower when lanes reserved the KV cache and one lane paged it.
+    """
+    traffic = Traffic("random", num_prompts=96, input_len=64, output_len=256, max_concurrency=32)
+    ratio = {}
+    for room in (4_000, 1_000_000):
+        hardware = Hardware(kv_capacity_tokens=room, band=False)
+        runs = {arch: simulate(Experiment(arch, traffic, hardware=hardware)) for arch in ("colocated", "pd")}
+        rates = {arch: summarise(run)["output_throughput"] for arch, run in runs.items()}
+        ratio[room] = rates["pd"] / rates["colocated"]
+        assert all(bool(run.requests["preemptions"].sum()) == (room == 4_000) for run in runs.values())
+    assert ratio[4_000] == pytest.approx(ratio[1_000_000], abs=0.1)
 
 
 @pytest.mark.parametrize(("controller", "drafts"), [("fixed", 1), ("feedback", 8), ("goodput", 8)])
 def test_room_is_kept_for_drafts_that_can_be_made(controller: ControllerName, drafts: int) -> None:
-    server = Server(num_speculative_tokens=1, controller=controller)
+    server = Server(num_speculative_tokens=1, controller=controller, kv_cache="reserved")
     assert Experiment("pd", server=server).longest_draft == drafts
     assert Experiment("autoregressive").longest_draft == 0
     traffic = Traffic("random", num_prompts=1, input_len=50, output_len=10)

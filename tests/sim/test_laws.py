@@ -123,7 +123,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "server.max_num_seqs": draw(st.sampled_from([1, 2, 3, 8, 128])),
         "server.max_num_batched_tokens": draw(st.sampled_from([16, 256, 2048])),
         "server.max_prompts_per_forward": draw(st.sampled_from([None, 1, 4])),
-        "server.kv_cache": draw(st.sampled_from([None, "paged", "reserved"])),
+        "server.kv_cache": draw(st.sampled_from(["paged", "reserved"])),
         "server.num_workers": draw(st.sampled_from([1, 2, 4])),
         "server.max_decode_queue": draw(st.sampled_from([1, 2, 32])),
         "server.verify_gather": draw(st.sampled_from(["auto", "always", "never"])),

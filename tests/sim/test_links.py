@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, kv_capacities, kv_capacity, make_planner, simulate
 from pdvsim.sim.workload.requests import make_requests
@@ -159,6 +161,24 @@ def test_each_card_has_its_own_profile() -> None:
             fast["solo_s"][fast["kind"] == KINDS.index(kind)]
         )
         assert least < ratio < most
+
+
+@pytest.mark.parametrize("detailed", [True, False])
+def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
+    """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
+    traffic = Traffic("random", num_prompts=30, input_len=64, output_len=64, max_concurrency=8)
+    hardware = Hardware(verify_gpu=1, cards=("l4", "h200"), band=False)
+    kept = simulate(Experiment("pdv", traffic, hardware=hardware))
+    run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=Scoring(detailed=detailed)))
+    lanes, launches = summarise(run)["lanes"], kept.launches
+    span_s = kept.requests["finish_s"].max() - kept.requests["arrival_s"].min()
+    for lane, cards in (("decode", ("l4",)), ("verify", ("h200",)), ("prefill", ("l4", "h200"))):
+        shares = []
+        for card in cards:
+            mine = (launches["lane"] == LANES.index(lane)) & (launches["gpu"] == hardware.cards.index(card))
+            shares.append(launches["bytes"][mine].sum() / builtin(card).gpu.bandwidth_bytes_per_s / span_s)
+            assert 0 < shares[-1] < 1
+        assert lanes[lane]["bandwidth_share"] == pytest.approx(sum(shares) / len(shares))
 
 
 @pytest.mark.parametrize(

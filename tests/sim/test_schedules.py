@@ -655,7 +655,8 @@ def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
 
     R0: prompt to 20.1 and 22.1, decode from 22.8: 22.9 -> 24.92 -> 35.22; done 35.42. R1 the same, 35.42 later.
     """
-    result = run("pd", [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], hardware={"kv_capacity_tokens": 200})
+    asked, scarce = [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], {"kv_capacity_tokens": 200}
+    result = run("pd", asked, server={"kv_cache": "reserved"}, hardware=scarce)
     alone: list[Launch] = [
         ("prefill", "prefill", 0, 0.1, 20.1),
         ("prefill", "prefill", 0, 20.1, 22.1),

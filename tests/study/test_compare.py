@@ -7,6 +7,7 @@ import math
 import re
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -166,16 +167,39 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
 ) -> None:
     """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
     argv = ["compare", "--pairs", PAIRS[0], "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]
-    for arch, num_runs, told in (("baseline,pd", 5, True), ("baseline,pd", 4, False), ("pd,pdv-hybrid", 5, False)):
+    few, alike = "too few runs to tell", "not told apart"
+    for arch, num_runs, said in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
         assert main([*argv, "--arch", arch, "--num-runs", str(num_runs)]) == 0
         out = capsys.readouterr().out
         lines = [line for line in out.splitlines() if " output_throughput " in line]
-        assert [not line.endswith("not told apart") for line in lines] == [told]
-        assert re.search(r"or an interval that reaches into the profile's own error of \d+\.\d%", out)
+        assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
+        assert (alike in out) is (said == alike or num_runs >= 5)
+        assert bool(re.search(r"the interval reaches into the profile's own error of \d+\.\d%", out)) is (num_runs >= 5)
         for difference in json.loads((tmp_path / "compare.json").read_text())["paired_differences"]:
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
             assert difference["told_apart"] is (beyond and num_runs >= 5)
+
+
+@pytest.mark.parametrize("command", ["compare", "map", "capacity", "frontier", "advise"])
+@pytest.mark.parametrize(("runs", "said"), [(3, True), (5, False)])
+def test_too_few_runs_are_said_before_anything_is_computed(
+    command: str, runs: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def bench(*_: object, **__: object) -> None:
+        raise Begun
+
+    module = import_module(f"pdvsim.cli.{command}")
+    monkeypatch.setattr(module, "Bench", bench)
+    loads = {"compare": ["--concurrency", "4"], "map": ["--concurrency", "4"], "capacity": ["--goodput", "ttft:500"]}
+    argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
+    with pytest.raises(Begun):
+        module.main([*argv, "--arch", "pd", "pdv"])
+    line = f"pdvsim: {runs} runs per point: no difference can be significant, --num-runs 5 is the least\n"
+    assert (line in capsys.readouterr().err) is said
 
 
 def test_without_a_price_there_is_no_cost_and_the_table_says_so(

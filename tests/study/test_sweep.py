@@ -223,3 +223,27 @@ def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int
     assert (there < 0.8 * 8) is said
     assert ("as the loop fills and drains" in comparison_table(entries)) is said
     assert "one replication: no interval" in comparison_table(entries)
+
+
+@pytest.mark.usefixtures("quick_plots")
+@pytest.mark.parametrize(
+    ("load", "headline"),
+    [
+        (["--concurrency", "2"], "gain %"),
+        (["--request-rate", "inf"], "gain %"),
+        (["--request-rate", "20"], "E2EL %"),
+        (["--request-rate", "inf,20"], "E2EL %"),
+    ],
+)
+def test_where_arrivals_set_the_throughput_architectures_differ_by_latency(
+    load: list[str], headline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--dataset-name", "random", "--num-prompts", "20", "--input-len", "32", "--output-len", "32"]
+    small += ["--jobs", "1"]
+    folder = str(tmp_path / "sweep")
+    assert main(["sweep", "--arch", "autoregressive,colocated", *small, *load, "--num-runs", "2", "-o", folder]) == 0
+    table = capsys.readouterr().out
+    assert [name for name in ("gain %", "E2EL %") if name in table.splitlines()[0]] == [headline]
+    metric = "output_throughput" if headline == "gain %" else "mean_e2el_ms"
+    found = paired_differences(pd.read_parquet(tmp_path / "sweep" / "summary.parquet"), metric, "autoregressive")
+    assert all(f"{100 * d['relative'].mean:+.2f} ±" in table for d in found)

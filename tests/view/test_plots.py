@@ -103,6 +103,9 @@ def test_every_kind_of_load_has_its_own_heatmap() -> None:
     }
     ticks = [[t.get_text() for t in figure.axes[0].get_xticklabels()] for figure in heatmaps.values()]
     assert ticks == [["1", "2", "4"], ["2", "4", "8"]]
+    results.points["mean_e2el_ms"] = 1e6 / results.points["output_throughput"]
+    names = {name for name, _ in standing(results, None, "pd") if "improve" in name}
+    assert names == {"improvement-output-throughput-by-concurrency", "improvement-mean-e2el-by-request-rate"}
 
 
 def test_one_replication_claims_nothing() -> None:

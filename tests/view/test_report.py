@@ -17,6 +17,7 @@ from resultdirs import BASE, WARMUP, sweep_folder
 
 from pdvsim.cli import main
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.records import LANES
 from pdvsim.study.results import load, records
 from pdvsim.study.stats import interval, paired_differences
@@ -72,8 +73,8 @@ def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
         for steps in (waiting(requests), in_flight(requests)):
             assert steps.values.min() >= 0
             assert steps.values[-1] == 0
-        bandwidth = results.bandwidth_bytes_per_s(row)
-        series = over_time(found, bandwidth, bins=50)
+        bandwidth, *_ = bandwidths = results.bandwidths_bytes_per_s(row)
+        series = over_time(found, bandwidths, bins=50)
         span_s = 50 * series["bin_s"]
         # Little's law: the mean number in the system is what the requests spent in it, over the time
         spent_s = (requests["finish_s"] - requests["arrival_s"]).sum()
@@ -93,6 +94,23 @@ def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
         drafted = launches["steps"][launches["kind"] == KINDS.index("draft")]
         assert np.nanmin(series["draft_length"]) >= drafted.min()
         assert np.nanmax(series["draft_length"]) <= drafted.max()
+
+
+def test_bandwidth_over_time_is_that_of_the_run_on_unlike_cards(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    argv = ["run", "--arch", "pdv", "--verify-gpu", "1", "--cards", "l4", "h200", "--dataset-name", "random"]
+    argv += ["--num-prompts", "20", "--input-len", "64", "--output-len", "32", "--no-band", "-o", str(path)]
+    assert main([*argv, "--save-detailed"]) == 0
+    results = load([path])
+    [(_, row)] = results.points.iterrows()
+    found, bandwidths = records(row), results.bandwidths_bytes_per_s(row)
+    assert bandwidths == [builtin(card).gpu.bandwidth_bytes_per_s for card in ("l4", "h200")]
+    assert found is not None
+    series = over_time(found, bandwidths, bins=50)
+    span_s = 50 * series["bin_s"]
+    for lane in ("prefill", "decode", "verify"):
+        moved = row[f"lanes_{lane}_bandwidth_share"] * row["duration"]
+        assert series["bandwidth"][lane].mean() * span_s == pytest.approx(moved)
 
 
 def test_histograms_hold_every_counted_request(document: dict[str, Any]) -> None:

@@ -38,8 +38,11 @@ def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
     return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", DPI)
 
 
-def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str, Figure]]:
-    """The pictures every result has, by name: one of each a setting, one heatmap a kind of load."""
+def standing(results: Results, metric: str | None, against: str) -> Iterator[tuple[str, Figure]]:
+    """The pictures every result has, by name: one of each a setting, one heatmap a kind of load.
+
+    The heatmap is of `metric`, or of what architectures are compared by under that kind of load.
+    """
     settings = results.settings()
     for setting, points in settings:
         words = label(setting)
@@ -50,10 +53,11 @@ def standing(results: Results, metric: str, against: str) -> Iterator[tuple[str,
                 yield name + suffix, figure
     kinds = results.by_load_kind()
     for kind, mine in kinds.items():
-        figure = improvement_figure(mine, metric, against) if against in mine.archs else None
+        compared_by = metric or mine.headline
+        figure = improvement_figure(mine, compared_by, against) if against in mine.archs else None
         if figure is not None:
             suffix = f"-by-{kind}" if len(kinds) > 1 else ""
-            yield slug(f"improvement-{metric.removesuffix('_ms')}{suffix}"), figure
+            yield slug(f"improvement-{compared_by.removesuffix('_ms')}{suffix}"), figure
 
 
 def own(results: Results, axis: Layout) -> tuple[str, Figure]:

@@ -100,7 +100,7 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
         if index in first and len(found.launches["lane"]):
             busiest = int(np.bincount(found.launches["lane"]).max())
             fitting = min(bins, max(busiest // LAUNCHES_A_BIN, BINS // 5))  # finer ones show the beat of the rounds
-            over = over_time(found, results.bandwidth_bytes_per_s(row), fitting)
+            over = over_time(found, results.bandwidths_bytes_per_s(row), fitting)
             series[number] = {"seed": int(row["seed"]), **_plain(over)}
         progress(done)
     return latencies, series

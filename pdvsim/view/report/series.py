@@ -8,6 +8,7 @@ cuts through launches may show a lane a little above or below what it drew then;
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,8 +82,11 @@ def drawn(launches: Columns) -> Steps:
     return present(launches["start_s"][some], launches["end_s"][some], launches["bytes"][some] / took_s[some])
 
 
-def over_time(records: Records, bandwidth_bytes_per_s: float, bins: int = BINS) -> dict[str, Any]:
-    """A run in `bins` equal parts: lanes by name, shares of one GPU averaged over those that could run the lane."""
+def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -> dict[str, Any]:
+    """A run in `bins` equal parts: lanes by name, shares of one GPU averaged over those that could run the lane.
+
+    `bandwidths` are bytes per second of each GPU of a server.
+    """
     requests, launches = records.requests, records.launches
     start_s = float(requests["arrival_s"].min())
     end_s = max(float(requests["finish_s"].max()), float(launches["end_s"].max(initial=start_s)), start_s + 1e-6)
@@ -98,7 +102,7 @@ def over_time(records: Records, bandwidth_bytes_per_s: float, bins: int = BINS) 
         "batch": {},
         "draft_length": [],
     }
-    replicas = len(np.unique(requests["replica"]))
+    replicas, copies = len(np.unique(requests["replica"])), dict(enumerate(bandwidths))
     place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
     for code in np.unique(launches["lane"]).tolist():
         lane = LANES[code]
@@ -107,9 +111,11 @@ def over_time(records: Records, bandwidth_bytes_per_s: float, bins: int = BINS) 
         gpus = max(len(mine), replicas)  # a replica that never ran the lane was idle
         series["queue"][lane] = sum(queue(part).mean(edges) for part in mine)
         series["busy"][lane] = sum(busy(part).mean(edges) for part in mine) / gpus
-        if math.isfinite(bandwidth_bytes_per_s):
-            share = sum(drawn(part).mean(edges) for part in mine) / (gpus * bandwidth_bytes_per_s)
-            series["bandwidth"][lane] = np.maximum(share, 0.0)  # sums of many changes may end a hair below nothing
+        shares = [drawn(part).mean(edges) / copies.get(int(part["gpu"][0]), math.nan) for part in mine]
+        if np.isfinite(shares).all():
+            series["bandwidth"][lane] = np.maximum(
+                sum(shares) / gpus, 0.0
+            )  # sums of many changes may end a hair below nothing
     for code, kind in enumerate(KINDS):
         chosen = launches["kind"] == code
         if kind != "prefill" and chosen.any():
