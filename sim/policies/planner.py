@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import exp
 
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
@@ -102,16 +103,39 @@ class Planner:
         chunk = Chunk(Request(0, 0.0, self.PROMPT_TOKENS, 1, b""), 0, self.PROMPT_TOKENS)
         return self.models["draft"].carrying(0, 0, 1, (chunk,), False).solo_0 / self.PROMPT_TOKENS
 
-    def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """A round of `rows` with what goes with it: the drafter's catching up, and hand-overs between lanes."""
-        whole = self.round_s(rows, context, k, rate)
-        if k:
-            whole += self._catch_up_s(rows, context, k, rate)
+    def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
+        """A round of `rows` with what the drafter must catch up on after the last."""
+        return self.round_s(rows, context, k, rate) + (self._catch_up_s(rows, context, k, rate) if k else 0.0)
+
+    def turn_s(self, rows: int, context: int, k: int, rate: float, joining: float = 0.0) -> float:
+        """A round of `rows` with all that it takes: catch-up, hand-overs between lanes, drafts for those who join.
+
+        `joining` is the mean number of requests that join in a round.
+        """
+        whole = self.caught_up_s(rows, context, k, rate)
         if not self.lanes:
             return whole
-        whole += 2 * self.handoff_s + (self.host_s if k else 0.0)
-        half = rows // 2
-        return min(whole, 2 * self.overlapped_s(half, context // 2, k, rate)) if half and k else whole
+        if k and rows > 1 and not self.gathers(rows, context, k):
+            return 2 * self.overlapped_s(rows // 2, context // 2, k, rate)
+        whole += 2 * self.handoff_s
+        return whole + self.host_s + self._joining_s(rows, context, k, rate, joining) if k else whole
+
+    def gathers(self, rows: int, context: int, k: int) -> bool:
+        """Whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
+        half = max(1, rows // 2)
+        return rows / self.round_s(rows, context, k) > half / self.overlapped_s(half, context // 2, k)
+
+    def _joining_s(self, rows: int, context: int, k: int, rate: float, joining: float) -> float:
+        """How long a verify that gathers all rows waits for the drafts of those who have just been prefilled.
+
+        They come at any time of a round. During the draft of the others theirs follows it; during the verify it begins
+        at once, and the others wait for what is left of it.
+        """
+        alone_s = self._draft_s(1, 1, k, context // rows) + self.host_s + 2 * self.handoff_s
+        draft_s, verify_s = self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate)
+        left_s = alone_s - verify_s / 2 if alone_s > verify_s else alone_s**2 / (2 * verify_s)
+        waiting_s = (draft_s * alone_s + verify_s * left_s) / (draft_s + verify_s)
+        return (1 - exp(-joining)) * waiting_s
 
     def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """What the first forward of a draft reads beyond each row's newest token, in the mean.
