@@ -213,7 +213,6 @@ class Goodput(Controller):
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         count = max((len(rows), *self._sizes))  # where lanes alternate, the batch at hand may be the smaller one
         context = sum(row.context for row in rows) * count // max(1, len(rows))
-        self.learner.served.look(rows)
         speeds = self._predicted(count, context)
         best = self.low + speeds.index(max(speeds))
         gain = max(speeds) / speeds[self.k - self.low]
@@ -241,7 +240,7 @@ class Goodput(Controller):
         """
         served, estimate = self.learner.served, self.learner.estimate
         rate = round(estimate.rate if self.k else estimate.cautious, 2)
-        lengths = [round(8 * log2(tokens + 1)) for tokens in (served.outputs, served.prompts)]
+        lengths = [round(8 * log2(tokens + 1)) if tokens < inf else 0 for tokens in (served.outputs, served.prompts)]
         key = (count, context // (64 * count), round(100 * rate), *lengths)
         speeds = self._speeds.get(key)
         if speeds is None:
@@ -251,8 +250,7 @@ class Goodput(Controller):
 
     def _speed(self, count: int, context: int, k: int, rate: float) -> float:
         tokens, finished = self.learner.served.in_a_round(count, k, rate)
-        reading_s = finished * self.learner.served.prompts * self.planner.prompt_token_s if k else 0.0
-        return tokens / (self.planner.turn_s(count, context, k, rate, finished) + reading_s)
+        return tokens / self.planner.turn_s(count, context, k, rate, finished, self.learner.served.prompts)
 
     def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
         """Plain rounds that trying drafts costs."""

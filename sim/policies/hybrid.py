@@ -56,16 +56,18 @@ class Adaptive(Hybrid):
 
     Drafting is charged with all that the drafter reads: prompts, what it has to catch up on, and, after plain decoding,
     what was decoded without it. A new mode must promise `MARGIN` more than the one in use, so that noise in the
-    acceptance estimate does not make it alternate. Plain decoding teaches nothing about acceptance, so drafts are tried
-    now and then.
+    acceptance estimate does not make it alternate, and to end plain decoding it must do so for `PERSISTENCE` batches.
+    Plain decoding teaches nothing about acceptance, so drafts are tried now and then.
     """
 
     MARGIN = 1.02
+    PERSISTENCE = 8
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
 
     def __init__(self, context: Context) -> None:
         self.mode = "plain"
         self.learner = Learner()
+        self.urge = 0  # batches in a row for which ending plain decoding would have paid
         super().__init__(context)
 
     def drafter_follows(self) -> bool:
@@ -96,13 +98,16 @@ class Adaptive(Hybrid):
         gain, margin = speeds[best] / speeds.get(self.mode, 1e-9), self.MARGIN
         if self.mode == "plain" and gain > margin:
             margin += self.planner.behind_s(rows) * decoding / len(rows) / self.HORIZON_S
+            self.urge = self.urge + 1 if gain > margin else 0
+            return best if self.urge > self.PERSISTENCE else "plain"
+        self.urge = 0
         return best if gain > margin else self.mode
 
     def speed(self, decoding: int, k: int, round_s: float) -> float:
-        """Tokens per second of rounds that take `round_s`, with the drafter's reading of prompts."""
+        """Tokens per second of rounds that take `round_s`, with the prompts that are prefilled meanwhile."""
         served = self.learner.served
         tokens, finished = served.in_a_round(decoding, k, self.learner.estimate.rate)
-        return tokens / (round_s + (finished * served.prompts * self.planner.prompt_token_s if k else 0.0))
+        return tokens / (round_s + self.planner.prefill_s(decoding, k, finished, served.prompts))
 
     def lost(self, rows: list[Request], decoding: int, context: int, k: int) -> float:
         """Plain rounds that trying drafts costs."""
