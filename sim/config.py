@@ -148,7 +148,7 @@ class Server:
     """Who drafts: model, the draft model of --pair; eagle3 or mtp, a head on the target's hidden states; ngram, a
     search in the request's own tokens; none. Default: as --pair says; beside those four it may be a target alone."""
     controller: ControllerName = "fixed"
-    """Who chooses the draft length: fixed, feedback (the PD-Verify paper's), goodput (the best by the latency model)."""
+    """Who chooses the draft length: fixed, feedback (the PD-Verify paper's), goodput (best by the latency model)."""
     min_speculative_tokens: int | None = None
     """Shortest draft a controller may choose. Default: 2 for feedback; for goodput 0, which lets it decode plainly."""
     max_speculative_tokens: int = 8

@@ -88,10 +88,14 @@ class Controller:
     """Always the same draft length."""
 
     learns = False  # from verdicts
-    acceptance: float | None = None  # as it sees it
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
+
+    @property
+    def acceptance(self) -> float | None:
+        """As it sees it."""
+        return None
 
     @property
     def drafting(self) -> bool:
@@ -202,7 +206,7 @@ class Goodput(Controller):
         self._urge = 0  # rounds in a row in which it would have paid to begin or end plain decoding
 
     @property
-    def acceptance(self) -> float:  # type: ignore[override]
+    def acceptance(self) -> float:
         return self.learner.estimate.rate
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:

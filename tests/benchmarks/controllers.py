@@ -148,12 +148,13 @@ def picture(path: Path) -> None:
     from pdvsim.view.figure import DPI, new_figure, styled
     from pdvsim.view.style import BLUE, GREY, ORANGE
 
+    colours: dict[ControllerName, str] = {"feedback": ORANGE, "goodput": BLUE}
     caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
     with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
             best = best_lengths(stages)
-            for controller, colour in (("feedback", ORANGE), ("goodput", BLUE)):
+            for controller, colour in colours.items():
                 result = served(stages, controller, 8)
                 times, lengths = lengths_over_time(result)
                 bins = np.floor(times / 0.2)
