@@ -55,7 +55,7 @@ class Keywords(TypedDict, total=False):
     max_prompts_per_forward: int | None
     max_speculative_tokens: int
     max_verify_batch: int | None
-    min_speculative_tokens: int
+    min_speculative_tokens: int | None
     notify_s: float
     num_workers: int
     output_len: int | None

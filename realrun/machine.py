@@ -81,7 +81,7 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
     server = experiment.server
     if machine.target_path:
         raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
-    if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.min_speculative_tokens):
+    if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):
         raise ValueError(
             f"--drafter {server.drafted_by} must read along in realrun: no adaptive, and with a controller "
             "--min-speculative-tokens 1"

@@ -168,7 +168,8 @@ class Needs:
         elif server.controller == "fixed":
             lengths = (server.num_speculative_tokens,)
         else:
-            lengths = tuple(range(server.min_speculative_tokens, server.max_speculative_tokens + 1))
+            least, most = server.draft_range
+            lengths = tuple(range(least, most + 1))
         longest = max(request.prompt_tokens + request.output_tokens for request in requests)
         capacity = -(-(longest + HEADROOM) // SLOT_ROUNDING) * SLOT_ROUNDING
         wanted = slots * capacity // PAGE

@@ -174,10 +174,10 @@ class RealSite:
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
-        hands_over = policy_of(experiment.arch).hands_over
+        policy = policy_of(experiment.arch)
         planner = Planner(
-            latency, sharing, peak, host_times(experiment, profile), hands_over, None,
-            found_refused(experiment.acceptance), not settings.pad_drafts,
+            latency, sharing, peak, host_times(experiment, profile), policy.hands_over, None,
+            found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)

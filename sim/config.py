@@ -155,9 +155,9 @@ class Server:
     """Who drafts: model, the draft model of --pair; eagle3 or mtp, a head on the target's hidden states; ngram, a
     search in the request's own tokens; none. Default: as --pair says; beside those four it may be a target alone."""
     controller: ControllerName = "fixed"
-    """Who chooses the draft length: fixed, feedback (acceptance, verify queue, decode p95), goodput (latency model)."""
-    min_speculative_tokens: int = 0
-    """Shortest draft a controller may choose; 0 lets it decode plainly where drafts do not pay."""
+    """Who chooses the draft length: fixed, feedback (the PD-Verify paper's), goodput (best by the latency model)."""
+    min_speculative_tokens: int | None = None
+    """Shortest draft a controller may choose. Default: 2 for feedback; for goodput 0, which lets it decode plainly."""
     max_speculative_tokens: int = 8
     """Longest draft a controller may choose."""
     max_num_seqs: int = 128
@@ -205,7 +205,11 @@ class Server:
     def __post_init__(self) -> None:
         check_ranges(self)
         object.__setattr__(self, "pair", drafted_by(self.drafter, pair_name(self.pair)))
-        if self.min_speculative_tokens > self.max_speculative_tokens:
+        if self.controller == "feedback" and self.min_speculative_tokens == 0:
+            raise ValueError(
+                "--controller feedback learns from drafts alone: --min-speculative-tokens must be 1 or more"
+            )
+        if (self.min_speculative_tokens or 0) > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         for name in ("max_draft_batch", "max_verify_batch"):
             limit = getattr(self, name)
@@ -251,6 +255,14 @@ class Server:
     def drafted_by(self) -> DrafterKind:
         """Who drafts."""
         return drafter_kind(self.pair)
+
+    @property
+    def draft_range(self) -> tuple[int, int]:
+        """The shortest and the longest draft that a controller may choose."""
+        least, most = self.min_speculative_tokens, self.max_speculative_tokens
+        if least is None:  # the paper's controller has 2
+            least = min(2, most) if self.controller == "feedback" else 0
+        return least, most
 
     @property
     def longest_draft(self) -> int:
@@ -504,8 +516,6 @@ class Experiment:
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
                 raise ValueError("pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind")
         hardware, drafter = self.hardware, self.server.drafted_by
-        if drafter == "ngram" and self.server.controller == "feedback":
-            raise ValueError("--controller feedback learns what drafts of one length cost; ngram's are of all lengths")
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
             raise ValueError(f"pdv-ahead drafts ahead of verdicts with a model of its own: --drafter {drafter} cannot")
         if self.seats.gpus > 1 and drafter in (*HEADS, "ngram"):

@@ -215,10 +215,11 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
     if seats.apart:
         cargo = Cargo(pair, experiment.hardware.draft_probs)
         apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
+    policy = policy_of(experiment.arch)
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
-        policy_of(experiment.arch).hands_over, apart, found_refused(experiment.acceptance),
-        not experiment.server.pad_drafts,
+        policy.hands_over, apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
 
 

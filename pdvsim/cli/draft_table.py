@@ -43,7 +43,7 @@ class TableServer(Server):
 
     num_speculative_tokens: tyro.conf.Suppress[int] = 4
     controller: tyro.conf.Suppress[ControllerName] = "fixed"
-    min_speculative_tokens: tyro.conf.Suppress[int] = 0
+    min_speculative_tokens: tyro.conf.Suppress[int | None] = None
     max_speculative_tokens: tyro.conf.Suppress[int] = 8
     max_num_seqs: int = 256
     """The largest batch of the table."""

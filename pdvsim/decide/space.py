@@ -149,7 +149,7 @@ def settings_text(candidate: Experiment) -> list[str]:
     """Its settings, one by one."""
     server, words = candidate.server, []
     if candidate.has_drafter:
-        moved = f"{server.controller} controller, k {server.min_speculative_tokens} to {server.max_speculative_tokens}"
+        moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
         words.append(f"k={server.num_speculative_tokens}" if server.controller == "fixed" else moved)
     if candidate.kin == "baseline":
         words.append(f"{server.num_workers} workers")

@@ -15,8 +15,6 @@ from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
-from pdvsim.sim.policies.controllers import Learner
-from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.records import Log, Reader
 from pdvsim.sim.run import Door, Site, covering_profile, make_controller
 
@@ -151,10 +149,8 @@ def seen_by(server: Policy) -> dict[str, Any]:
     if not server.speculates:
         return {}
     found: dict[str, Any] = {"k": controller.k}
-    if isinstance(controller, Learner):
-        found["acceptance seen"] = controller.estimate.rate
-        if isinstance(controller, Feedback):
-            found["longest allowed"] = controller.cap
+    if controller.acceptance is not None:
+        found["acceptance seen"] = controller.acceptance
     return found
 
 

@@ -189,6 +189,10 @@ class Policy:
                 ready.append(request)
         return ready
 
+    def drafter_follows(self) -> bool:
+        """Whether the drafter prefills what the target does; it need not while nothing is drafted."""
+        return self.controller.drafting
+
     def for_drafter(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
         """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
 
@@ -197,7 +201,7 @@ class Policy:
         """
         if self.looks_up:
             return ()
-        follows = self.speculates and self.controller.drafting
+        follows = self.speculates and self.drafter_follows()
         reads = []
         for chunk in chunks:
             if follows and not chunk.request.owed:

@@ -1,4 +1,4 @@
-"""Who chooses the draft length: nobody (`fixed`), a feedback loop, or an argmax over the calibrated latency model.
+"""Draft-length controllers: `fixed`, and `goodput`, an argmax over the calibrated latency model.
 
 A policy asks `draft_length` how many tokens to draft for the next round and shows `observe` every verdict. Rows carry
 what belongs to their own round: `k`, and `turn_s`, when the round before delivered. So rounds of several batches may be
@@ -8,13 +8,13 @@ under way concurrently.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from math import sqrt
+from collections.abc import Callable, Sequence
+from math import inf, log2, sqrt
 
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 
 
 class AcceptanceEstimate:
@@ -93,6 +93,11 @@ class Controller:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
 
     @property
+    def acceptance(self) -> float | None:
+        """As it sees it."""
+        return None
+
+    @property
     def drafting(self) -> bool:
         """Whether drafts are made these days; while not, the drafter leaves prompts unread."""
         return self.k > 0
@@ -105,119 +110,154 @@ class Controller:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
 
-class Learner(Controller):
-    """A controller that learns acceptance from the verdicts, and may choose to decode plainly.
+class Served:
+    """Mean lengths of the requests served, older ones fading.
 
-    Plain decoding teaches nothing about acceptance, so drafts are tried now and then. The drafter must first read all
-    that it missed, so this happens as often as `TRY_BUDGET` allows.
+    By them a round is charged with what a request costs once: its prompt, its first draft, its last round.
     """
 
-    learns = True
-    TRY_BUDGET = 0.006  # of all rounds may be lost to trying
-    TRY_LEAST = 30  # plain rounds from one try to the next
-    TRY_AGAIN, PROMISING = 10, 2.0  # likewise after a try that went so many standard deviations better than expected
-    TRY_LENGTH = 4
-    TRY_TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
+    def __init__(self) -> None:
+        self.outputs, self.prompts = inf, 0.0  # tokens of a request
+        self._requests = self._outputs = self._prompts = 0.0
 
-    def __init__(self, settings: Server) -> None:
-        super().__init__(settings)
-        self.low, self.high = settings.min_speculative_tokens, settings.max_speculative_tokens
-        self.k = min(max(self.k, self.low), self.high)
-        self.estimate = AcceptanceEstimate()
-        self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
-        self.tokens = 0  # delivered in all
-        self._outputs, self._prompts = 1.0, 0.0  # tokens of the requests served; older ones fade
-        self._plain = 0  # rounds since drafts were tried
-        self._plain_s, self._plain_rows = 0.0, 1  # of the last one
-        self._patience = 90.0  # plain rounds to the next try
+    def look(self, rows: Sequence[Request]) -> None:
+        """Until a request is served, those under way stand in for it, as if they ended now."""
+        if not self._requests:
+            self.outputs = max([row.emitted for row in rows])
+            self.prompts = sum([row.prompt_tokens for row in rows]) / len(rows)
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
-        if self.k == 0 and self._plain >= self._patience:
-            self._plain = 0
-            return min(self.TRY_LENGTH, self.high)
-        return self.chosen(rows, queue_depth)
-
-    def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
-        """The length to use where drafts are not merely tried."""
-        raise NotImplementedError
-
-    @property
-    def prompts(self) -> float:
-        """Prompt tokens that are read for each token delivered, of the requests served."""
-        return self._prompts / self._outputs
-
-    def size(self, rows: Sequence[Request]) -> int:
-        """Rows that a verify has these days: where lanes take turns, a batch at hand may be the smaller one."""
-        return max((len(rows), *self._sizes))
-
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
-        self._sizes.append(len(rows))
-        delivered = len(rows) + sum(verdict)
-        self.tokens += delivered
+    def observe(self, rows: Sequence[Request]) -> None:
+        """A round of `rows` is over; some of them may be finished."""
         for row in rows:
             if row.emitted == row.output_tokens:
+                self._requests = 0.99 * self._requests + 1
                 self._outputs = 0.99 * self._outputs + row.output_tokens
                 self._prompts = 0.99 * self._prompts + row.prompt_tokens
-        found = judged(rows, verdict)
-        if found is None:
+                self.outputs, self.prompts = self._outputs / self._requests, self._prompts / self._requests
+
+    def in_a_round(self, rows: int, k: int, rate: float) -> tuple[float, float]:
+        """Tokens delivered in a round of `rows`, and requests that finish in it."""
+        tokens = rows * expected_tokens(rate, k) / (1 + dropped_tokens(rate, k) / self.outputs)
+        return tokens, tokens / self.outputs
+
+
+class Learner:
+    """What is learned from verdicts by whoever may stop drafting, and when drafts are tried again.
+
+    Plain decoding teaches nothing about acceptance. Before a try the drafter must read all that was decoded without it,
+    so tries are as rare as `BUDGET` demands.
+    """
+
+    BUDGET = 0.006  # share of the time that tries may cost
+    LEAST, AGAIN = 30, 10  # plain rounds between two tries, and after a promising one
+    PROMISING = 2.0  # standard deviations by which it went better than expected
+    TRUST = 60.0  # verdicts that the estimate is worth while only tries feed it
+
+    def __init__(self) -> None:
+        self.estimate = AcceptanceEstimate()
+        self.served = Served()
+        self._plain = 0  # rounds since the last try
+        self._due = self.LEAST
+
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], plain: bool) -> None:
+        """The verdict of a round; `plain` while drafts are only tried."""
+        counts = judged(rows, verdict)
+        if counts is None:
             self._plain += 1
-            self._plain_s, self._plain_rows = now_s - rows[-1].turn_s, len(rows)
             return
-        accepted, rejected = found
-        if not self.k:
-            self.estimate.fade(self.TRY_TRUST)
-            if self._plain_s:
-                spent = (now_s - rows[-1].turn_s) / self._plain_s
-                lost = spent - (len(rows) + sum(verdict)) / self._plain_rows
-                self._patience = max(lost / self.TRY_BUDGET, self.TRY_LEAST)
+        accepted, rejected = counts
+        if plain:
+            self.estimate.fade(self.TRUST)
             expected, tried = self.estimate.rate, accepted + rejected
             if accepted - expected * tried > self.PROMISING * sqrt(max(expected * (1 - expected), 0.05) * tried):
-                self._patience = self.TRY_AGAIN
+                self._due = self.AGAIN
         self.estimate.observe(accepted, rejected)
 
+    def tries(self, lost: Callable[[], float]) -> bool:
+        """Whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
+        if self._plain < self._due:
+            return False
+        if self._due > self.AGAIN:
+            self._due = max(self.LEAST, int(lost() / self.BUDGET))
+            if self._plain < self._due:
+                return False
+        self._plain, self._due = 0, self.LEAST
+        return True
 
-class Goodput(Learner):
+
+class Goodput(Controller):
     """The draft length with the most expected tokens per second for the batch at hand, by the latency model."""
 
-    HOLD = 1.015  # another length must promise so much more than the one in use
-    PERSISTENCE = 40  # rounds in a row for which it must, to begin or end plain decoding
+    learns = True
+    HOLD = 1.005  # another length must promise so much more than the one in use
+    HOLD_PLAIN = 1.015  # likewise to begin or end plain decoding,
+    PERSISTENCE = 40  # in so many rounds in a row
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
+    TRY_LENGTH = 4
 
     def __init__(self, settings: Server, planner: Planner) -> None:
         super().__init__(settings)
         self.planner = planner
-        self._speeds: dict[tuple[int, int, int, int], list[float]] = {}
-        self._urge = 0
+        self.low, self.high = settings.draft_range
+        self.k = min(max(self.k, self.low), self.high)
+        self.learner = Learner()
+        self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
+        self._speeds: dict[tuple[int, ...], list[float]] = {}
+        self._urge = 0  # rounds in a row in which it would have paid to begin or end plain decoding
 
-    def chosen(self, rows: Sequence[Request], queue_depth: int) -> int:
-        count = self.size(rows)
+    @property
+    def acceptance(self) -> float:
+        return self.learner.estimate.rate
+
+    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+        self._sizes.append(len(rows))
+        self.learner.observe(rows, verdict, plain=not self.k)
+        self.learner.served.observe(rows)
+
+    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
+        count = max((len(rows), *self._sizes))  # where lanes alternate, the batch at hand may be the smaller one
         context = sum(row.context for row in rows) * count // max(1, len(rows))
-        # the answer is flat around its best: rounding the question costs nothing and lets it be remembered
-        rate = self.estimate.rate if self.k else self.estimate.cautious
-        key = (count, context // (64 * count), round(rate * 100), round(10 * self.prompts))
-        speeds = self._speeds.get(key)
-        if speeds is None:
-            rate = key[2] / 100
-            speeds = self._speeds[key] = [
-                self._speed(count, context, k, rate, key[3] / 10) for k in range(self.low, self.high + 1)
-            ]
-        best, hold = self.low + speeds.index(max(speeds)), self.HOLD
-        if not self.k and speeds[best - self.low] > hold * speeds[0]:
-            hold += self.planner.behind_s(rows) * count / len(rows) / self.HORIZON_S
-        if speeds[best - self.low] <= hold * speeds[self.k - self.low]:
-            self._urge = 0
-            return self.k
-        self._urge += 1
+        speeds = self._predicted(count, context)
+        best = self.low + speeds.index(max(speeds))
+        gain = max(speeds) / speeds[self.k - self.low]
         if self.k and best:
-            self.k = best
-        elif self._urge > self.PERSISTENCE:
+            self._urge = 0
+            if gain > self.HOLD:
+                self.k = best
+            return self.k
+        hold = self.HOLD_PLAIN
+        if gain > hold and not self.k:
+            hold += self.planner.behind_s(rows) * count / len(rows) / self.HORIZON_S
+        self._urge = self._urge + 1 if gain > hold else 0
+        if self._urge > self.PERSISTENCE:
             self.k, self._urge = best, 0
         elif self.k:  # the best that drafts can do, until it is clear that none are better
             self.k = self.low + speeds.index(max(speeds[1:]))
+        elif self.learner.tries(lambda: self._lost(rows, count, context)):
+            return min(self.TRY_LENGTH, self.high)
         return self.k
 
-    def _speed(self, rows: int, context: int, k: int, rate: float, prompts: float) -> float:
-        """Expected tokens a second, with the drafter's reading of so many prompt tokens for each."""
-        tokens = rows * expected_tokens(rate, k)
-        reading_s = tokens * prompts * self.planner.prompt_token_s if k else 0.0
-        return tokens / (self.planner.turn_s(rows, context, k, rate) + reading_s)
+    def _predicted(self, count: int, context: int) -> list[float]:
+        """Tokens per second at each draft length.
+
+        They are flat around the best, so rounding what they depend on costs nothing and lets them be remembered.
+        """
+        served, estimate = self.learner.served, self.learner.estimate
+        rate = round(estimate.rate if self.k else estimate.cautious, 2)
+        lengths = [round(8 * log2(tokens + 1)) if tokens < inf else 0 for tokens in (served.outputs, served.prompts)]
+        key = (count, context // (64 * count), round(100 * rate), *lengths)
+        speeds = self._speeds.get(key)
+        if speeds is None:
+            speeds = [self._speed(count, context, k, rate) for k in range(self.low, self.high + 1)]
+            self._speeds[key] = speeds
+        return speeds
+
+    def _speed(self, count: int, context: int, k: int, rate: float) -> float:
+        tokens, finished = self.learner.served.in_a_round(count, k, rate)
+        return tokens / self.planner.turn_s(count, context, k, rate, finished, self.learner.served.prompts)
+
+    def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
+        """Plain rounds that trying drafts costs."""
+        k, rate = min(self.TRY_LENGTH, self.high), self.learner.estimate.rate
+        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.turn_s(count, context, k, rate)
+        return trying_s / self.planner.turn_s(count, context, 0, rate) - expected_tokens(rate, k)

@@ -12,7 +12,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies.base import Context
-from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
+from pdvsim.sim.policies.controllers import Learner
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens
 
@@ -43,52 +43,69 @@ class Hybrid(PDV):
 class Adaptive(Hybrid):
     """Before each batch: plain decoding, an atomic round, or three lanes, whichever the profile predicts fastest.
 
-    A new mode must promise `MARGIN` more than the one in use, so that noise in the acceptance estimate does not make it
-    flap. Plain decoding teaches nothing about acceptance, so every `PROBE` plain batches one is drafted for. The
-    drafter must first read all that was decoded without it, so of a large batch only a few rows are.
+    Drafting is charged with all that the drafter reads: prompts, what it has to catch up on, and, after plain decoding,
+    what was decoded without it. A new mode must promise `MARGIN` more than the one in use, so that noise in the
+    acceptance estimate does not make it alternate, and to end plain decoding it must do so for `PERSISTENCE` batches.
+    Plain decoding teaches nothing about acceptance, so drafts are tried now and then.
     """
 
-    MARGIN = 1.05
-    PROBE = 32
-    LARGE, PROBE_ROWS = 16, 4
+    MARGIN = 1.02
+    PERSISTENCE = 8
+    HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
 
     def __init__(self, context: Context) -> None:
-        self.mode = "atomic"
-        self.plain_batches = 0
-        self.estimate = AcceptanceEstimate()
+        self.mode = "plain"
+        self.learner = Learner()
+        self.urge = 0  # batches in a row for which ending plain decoding would have paid
         super().__init__(context)
 
-    def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
-        if len(rows) > self.LARGE and self.mode == "plain" and (self.plain_batches + 1) % self.PROBE == 0:
-            rows, rest = rows[: self.PROBE_ROWS], rows[self.PROBE_ROWS :]
-            self.decode.put_first(rest)
-        yield from super().decode_batch(rows)
+    def drafter_follows(self) -> bool:
+        return self.mode != "plain" and super().drafter_follows()
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         if len(self.verify_queue):
             return None
         k = self.controller.draft_length(rows, 0, self.env.now)
         decoding = max(len(rows), self.in_flight - len(self.prefilling))
-        self.mode = self.best_mode(decoding, sum(row.context for row in rows) * decoding // len(rows), k)
+        context = sum(row.context for row in rows) * decoding // len(rows)
+        self.learner.served.look(rows)
+        self.mode = self.best_mode(rows, decoding, context, k)
         if self.mode == "plain":
-            self.plain_batches += 1
-            return 0 if self.plain_batches % self.PROBE else max(1, k)
+            return k if k and self.learner.tries(lambda: self.lost(rows, decoding, context, k)) else 0
         return k if self.mode == "atomic" else None
 
-    def best_mode(self, decoding: int, context: int, k: int) -> str:
+    def best_mode(self, rows: list[Request], decoding: int, context: int, k: int) -> str:
         """The mode with the most tokens per second for so many requests with so much context in all."""
-        rate = self.estimate.rate
-        gain = expected_tokens(rate, k)
+        rate, half = self.learner.estimate.rate, decoding // 2
         speeds = {
-            "plain": decoding / self.planner.decode_s(decoding, context),
-            "atomic": decoding * gain / self.planner.round_s(decoding, context, k, rate),
+            "plain": self.speed(decoding, 0, self.planner.decode_s(decoding, context)),
+            "atomic": self.speed(decoding, k, self.planner.caught_up_s(decoding, context, k, rate)),
         }
-        if decoding > 1:  # two half batches that take turns in the two lanes
-            half = decoding // 2
-            speeds["lanes"] = half * gain / self.planner.overlapped_s(half, context // 2, k, rate)
-        speeds[self.mode] = speeds.get(self.mode, 0.0) * self.MARGIN
-        return max(speeds, key=lambda mode: speeds[mode])
+        if half:  # two half batches that alternate in the two lanes
+            speeds["lanes"] = self.speed(2 * half, k, 2 * self.planner.overlapped_s(half, context // 2, k, rate))
+        best = max(speeds, key=lambda mode: speeds[mode])
+        gain, margin = speeds[best] / speeds.get(self.mode, 1e-9), self.MARGIN
+        if self.mode == "plain" and gain > margin:
+            margin += self.planner.behind_s(rows) * decoding / len(rows) / self.HORIZON_S
+            self.urge = self.urge + 1 if gain > margin else 0
+            return best if self.urge > self.PERSISTENCE else "plain"
+        self.urge = 0
+        return best if gain > margin else self.mode
+
+    def speed(self, decoding: int, k: int, round_s: float) -> float:
+        """Tokens per second of rounds that take `round_s`, with the prompts that are prefilled meanwhile."""
+        served = self.learner.served
+        tokens, finished = served.in_a_round(decoding, k, self.learner.estimate.rate)
+        return tokens / (round_s + self.planner.prefill_s(decoding, k, finished, served.prompts))
+
+    def lost(self, rows: list[Request], decoding: int, context: int, k: int) -> float:
+        """Plain rounds that trying drafts costs."""
+        rate = self.learner.estimate.rate
+        trying_s = self.planner.behind_s(rows) + self.planner.round_s(decoding, context, k, rate)
+        return trying_s / self.planner.decode_s(decoding, context) - expected_tokens(rate, k)
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        self.estimate.observe(*(judged(rows, verdict) or (0, 0)))
-        return super().settle(rows, verdict)
+        self.learner.observe(rows, verdict, plain=self.mode == "plain")
+        going = super().settle(rows, verdict)
+        self.learner.served.observe(rows)
+        return going

@@ -87,9 +87,7 @@ class PDV(PrefillDecode):
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         found = self._gathering.get(key)
         if found is None:
-            half = max(1, rows // 2)
-            whole_speed = rows / self.planner.round_s(rows, context, k)
-            found = self._gathering[key] = whole_speed > half / self.planner.overlapped_s(half, context // 2, k)
+            found = self._gathering[key] = self.planner.gathers(rows, context, k)
         return found
 
     def preempt(self, request: Request) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from math import exp, sqrt
 
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
@@ -52,7 +52,8 @@ class Apart:
 class Planner:
     """Predicts solo and overlapped times of a batch, on one GPU or with drafter and target apart."""
 
-    PROMPT_TOKENS = 512
+    PREFILL_ROUNDS = 1.5  # that a prompt takes on a stream of its own
+    MOST_PROMPTS = 6.0  # of a forward, on average: more of them cost no less each
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Planner:
         apart: Apart | None = None,
         refused: float = 0.0,
         packs: bool = True,
+        carries: bool = False,
     ) -> None:
         self.models = models
         self.sharing = sharing
@@ -75,6 +77,8 @@ class Planner:
         self.looks_up = "draft" in models and models["draft"].spec.on_host
         self.packs = packs  # rows of a verify with drafts of unlike length
         self.refused = refused  # share of rounds with an n-gram draft, of those that have none accepted
+        self.carries = carries  # prompts in the forwards of a round
+        self._read: dict[tuple[Role, int, int, int, int], float] = {}
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
     def decode_s(self, rows: int, context: int) -> float:
@@ -96,22 +100,74 @@ class Planner:
         drafter = self.models["draft"]
         return drafter.behind(rows).solo_0 if any(row.owed >= drafter.widest for row in rows) else 0.0
 
-    @cached_property
-    def prompt_token_s(self) -> float:
-        """The drafter's time per token of prompts, read several at once."""
-        chunk = Chunk(Request(0, 0.0, self.PROMPT_TOKENS, 1, b""), 0, self.PROMPT_TOKENS)
-        return self.models["draft"].carrying(0, 0, 1, (chunk,), False).solo_0 / self.PROMPT_TOKENS
+    def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
+        """A round of `rows` with what the drafter must catch up on after the last."""
+        return self.round_s(rows, context, k, rate) + (self._catch_up_s(rows, context, k, rate) if k else 0.0)
 
-    def turn_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """A round of `rows` with what goes with it: the drafter's catching up, and hand-overs between lanes."""
-        whole = self.round_s(rows, context, k, rate)
-        if k:
-            whole += self._catch_up_s(rows, context, k, rate)
-        if not self.lanes:
-            return whole
-        whole += 2 * self.handoff_s + (self.host_s if k else 0.0)
-        half = rows // 2
-        return min(whole, 2 * self.overlapped_s(half, context // 2, k, rate)) if half and k else whole
+    def turn_s(
+        self, rows: int, context: int, k: int, rate: float, joining: float = 0.0, prompt_tokens: float = 0.0
+    ) -> float:
+        """A round of `rows` with all that it takes: catch-up, hand-overs between lanes, and requests that join.
+
+        `joining` is their mean number in a round, with prompts of `prompt_tokens`.
+        """
+        whole = self.caught_up_s(rows, context, k, rate)
+        if self.lanes:
+            if k and rows > 1 and not self.gathers(rows, context, k):
+                whole = 2 * self.overlapped_s(rows // 2, context // 2, k, rate)
+            elif k:
+                whole += 2 * self.handoff_s + self.host_s + self._joining_s(rows, context, k, rate, joining)
+            else:
+                whole += 2 * self.handoff_s
+        return whole + self.prefill_s(rows, k, joining, prompt_tokens)
+
+    def prefill_s(self, rows: int, k: int, joining: float, prompt_tokens: float) -> float:
+        """What the prompts of those who join add to a round: the target's reading and, with drafts, the drafter's.
+
+        They come independently of each other, and those of one round are read in one forward; on a stream of their own,
+        those of `PREFILL_ROUNDS`. Lanes share the GPU, so that a prompt there is taken to delay the round by as much as
+        it takes alone.
+        """
+        tokens = round(prompt_tokens)
+        if not tokens or not joining:
+            return 0.0
+        together = min(joining * (1.0 if self.carries else self.PREFILL_ROUNDS), self.MOST_PROMPTS)
+        chance, seconds = exp(-together), 0.0
+        beside = rows if self.carries else 0
+        for count in range(1, int(together + 4 * sqrt(together)) + 2):
+            chance *= together / count
+            seconds += chance * self._read_s("target", beside, k, count, tokens)
+            if k:
+                seconds += chance * self._read_s("draft", 0, k, count, tokens)
+        return seconds * joining / together
+
+    def _read_s(self, role: Role, rows: int, k: int, count: int, tokens: int) -> float:
+        """What so many prompts of so many tokens take, or add to a forward of `rows`."""
+        key = (role, rows, k if rows else 0, count, tokens)
+        seconds = self._read.get(key)
+        if seconds is None:
+            model, chunk = self.models[role], Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens)
+            without_s = model.shape(rows, k + 1).solo_0 if rows else 0.0
+            seconds = model.carrying(rows, k + 1, 1, [chunk] * count, role == "target").solo_0 - without_s
+            self._read[key] = seconds
+        return seconds
+
+    def gathers(self, rows: int, context: int, k: int) -> bool:
+        """Whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
+        half = max(1, rows // 2)
+        return rows / self.round_s(rows, context, k) > half / self.overlapped_s(half, context // 2, k)
+
+    def _joining_s(self, rows: int, context: int, k: int, rate: float, joining: float) -> float:
+        """How long a verify that gathers all rows waits for the drafts of those who have just been prefilled.
+
+        They come at any time of a round. During the draft of the others theirs follows it; during the verify it begins
+        at once, and the others wait for what is left of it.
+        """
+        alone_s = self._draft_s(1, 1, k, context // rows) + self.host_s + 2 * self.handoff_s
+        draft_s, verify_s = self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate)
+        left_s = alone_s - verify_s / 2 if alone_s > verify_s else alone_s**2 / (2 * verify_s)
+        waiting_s = (draft_s * alone_s + verify_s * left_s) / (draft_s + verify_s)
+        return (1 - exp(-joining)) * waiting_s
 
     def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """What the first forward of a draft reads beyond each row's newest token, in the mean.

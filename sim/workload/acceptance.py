@@ -37,6 +37,14 @@ def expected_tokens(alpha: float, k: int) -> float:
     return sum([alpha**i for i in range(k + 1)])  # the same number, without the division by zero at 1
 
 
+def dropped_tokens(alpha: float, k: int) -> float:
+    """Mean tokens of a request's last round that are beyond its end, for outputs much longer than a round.
+
+    By renewal theory E[X (X - 1)] / (2 E[X]), with X the tokens of a round.
+    """
+    return sum([i * alpha**i for i in range(1, k + 1)]) / expected_tokens(alpha, k)
+
+
 def walltime_improvement(alpha: float, k: int, cost: float) -> float:
     """Speed-up over plain decoding, (1 - alpha^(k+1)) / ((1 - alpha)(k cost + 1)) (Leviathan, theorem 3.8).
 

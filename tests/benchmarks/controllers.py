@@ -1,8 +1,10 @@
-"""Draft-length controllers against the best fixed length: `python tests/benchmarks/controllers.py`.
+"""Draft-length controllers against the best fixed length: `python tests/benchmarks/controllers.py --jobs 16`.
 
 A grid of closed loops, from several starting lengths: output tokens per second from `FROM_S` to `TO_S` of simulated
-time, over those of the best fixed length (0, no speculation, among them). And what a step of load and one of
-acceptance do to the length, drawn beside the best fixed lengths. Takes about half an hour of one core.
+time, over those of the best fixed length (0, no speculation, among them), means over seeds. `--picture` draws what a
+step of load and one of acceptance do to the length. Lengths vary by 30%: requests of equal length that are never
+drafted for finish together, and their prompts are prefilled in one forward, which a single round with drafts ends.
+`--random-range-ratio 0` shows it. Needs numpy, simpy and joblib; takes about two hours of one core.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import argparse
 import itertools
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +24,13 @@ from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.view.figure import DPI, new_figure, styled
-from pdvsim.view.style import BLUE, GREY, ORANGE
 
-PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b")
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b", "llama-3.2-1b:llama-3.1-8b")
 RATES = (0.3, 0.5, 0.6, 0.8, 0.9)
-AT_ONCE = {1: 45, 8: 250, 32: 700, 128: 1500}  # requests at once: of how many in all
+CONCURRENCY = {1: 45, 8: 250, 32: 700, 128: 1500}  # of how many requests in all
 ARCHS: tuple[Arch, ...] = ("colocated", "pd", "pdv")
 LENGTHS, STARTS = range(9), (0, 1, 4, 8)
-TOKENS = 128  # of each prompt and each output
+TOKENS = 128  # of each prompt and each output, on average
 FROM_S, TO_S = 2.0, 12.0
 BAR = 0.97
 
@@ -41,34 +42,51 @@ def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
     return float(tokens[(times > from_s) & (times <= to_s)].sum() / (to_s - from_s))
 
 
-def closed_loop(arch: Arch, pair: str, rate: float, at_once: int, controller: ControllerName, k: int) -> float:
-    traffic = Traffic("random", num_prompts=AT_ONCE[at_once], input_len=TOKENS, output_len=TOKENS,
-                      max_concurrency=at_once)  # fmt: skip
-    server = Server(pair, num_speculative_tokens=k, controller=controller)
-    return speed(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), server)))
+def cell(name: str, seeds: int, ratio: float, controllers: Sequence[ControllerName]) -> tuple[str, dict[str, Any]]:
+    """Speeds of the fixed lengths, and those of each controller from each start over the best of them."""
+    arch, pair, rate, concurrency = name.split()
+    traffic = Traffic(
+        "random", num_prompts=CONCURRENCY[int(concurrency)], input_len=TOKENS, output_len=TOKENS,
+        random_range_ratio=ratio, max_concurrency=int(concurrency),
+    )  # fmt: skip
+
+    def mean_speed(controller: ControllerName, k: int) -> float:
+        server = Server(pair, num_speculative_tokens=k, controller=controller)
+        loads = [replace(traffic, seed=seed) for seed in range(seeds)]
+        runs = (simulate(Experiment(arch, load, Acceptance(acceptance_rate=float(rate)), server)) for load in loads)
+        return float(np.mean([speed(run) for run in runs]))
+
+    speeds: dict[str, Any] = {"fixed": [mean_speed("fixed", k) for k in LENGTHS]}
+    for controller in controllers:
+        speeds[controller] = [mean_speed(controller, k) / max(speeds["fixed"]) for k in STARTS]
+    return name, speeds
 
 
-def grid(controllers: Sequence[ControllerName], out: Path) -> dict[str, Any]:
-    """Every cell's ratios by controller and start, written as they come; cells that are there are kept."""
-    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
-    for pair, arch, rate, at_once in itertools.product(PAIRS, ARCHS, RATES, AT_ONCE):
-        cell = found.setdefault(f"{arch} {pair} {rate} {at_once}", {})
-        if "fixed" not in cell:
-            cell["fixed"] = [closed_loop(arch, pair, rate, at_once, "fixed", k) for k in LENGTHS]
-        for controller in controllers:
-            if controller not in cell:
-                speeds = (closed_loop(arch, pair, rate, at_once, controller, k) for k in STARTS)
-                cell[controller] = [found_speed / max(cell["fixed"]) for found_speed in speeds]
-        out.write_text(json.dumps(found, indent=1))
-    return found
+def grid(controllers: Sequence[ControllerName], out: Path, jobs: int, seeds: int, ratio: float) -> dict[str, Any]:
+    """Every cell, written as they come; those that are there already are kept."""
+    from joblib import Parallel, delayed
+
+    cells: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    every = [" ".join(map(str, one)) for one in itertools.product(ARCHS, PAIRS, RATES, reversed(CONCURRENCY))]
+    every.sort(key=lambda name: -int(name.split()[-1]))  # the longest first
+    missing = [name for name in every if not {*controllers} <= {*cells.get(name, ())}]
+    run = Parallel(n_jobs=jobs, return_as="generator_unordered")
+    for name, speeds in run(delayed(cell)(name, seeds, ratio, controllers) for name in missing):
+        cells[name] = speeds
+        out.write_text(json.dumps(cells, indent=1))
+        worst = ", ".join(f"{controller} {min(speeds[controller]):.3f}" for controller in controllers)
+        print(f"{len(cells)} of {len(every)}: {name}: {worst}", flush=True)
+    return cells
 
 
-def summary(found: dict[str, Any], controller: str) -> str:
-    ratios = {(cell, k): r for cell, by in found.items() for k, r in zip(STARTS, by[controller], strict=True)}
+def summary(cells: dict[str, Any], controller: str) -> str:
+    ratios = {(cell, k): r for cell, by in cells.items() for k, r in zip(STARTS, by[controller], strict=True)}
     values = np.array(list(ratios.values()))
     below = sorted((r, cell, k) for (cell, k), r in ratios.items() if r < BAR)
-    head = f"{controller}: least {values.min():.3f}, median {np.median(values):.3f}"
-    head += f", {len(below)} of {len(values)} under {BAR}"
+    head = f"{controller}: lowest {values.min():.3f}, median {np.median(values):.3f}"
+    head += (
+        f", {len(below)} of {len(values)} below {BAR}, in {len({cell for _, cell, _ in below})} of {len(cells)} cells"
+    )
     return "\n".join([head, *(f"  {r:.3f}  {cell} from {k}" for r, cell, k in below)])
 
 
@@ -127,12 +145,16 @@ def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[
 
 def picture(path: Path) -> None:
     """The draft length over time for both steps, beside each stage's best fixed length."""
+    from pdvsim.view.figure import DPI, new_figure, styled
+    from pdvsim.view.style import BLUE, GREY, ORANGE
+
+    colours: dict[ControllerName, str] = {"feedback": ORANGE, "goodput": BLUE}
     caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
     with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):
             best = best_lengths(stages)
-            for controller, colour in (("feedback", ORANGE), ("goodput", BLUE)):
+            for controller, colour in colours.items():
                 result = served(stages, controller, 8)
                 times, lengths = lengths_over_time(result)
                 bins = np.floor(times / 0.2)
@@ -153,15 +175,18 @@ def picture(path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("controllers.json"), help="ratios; what is there is kept")
+    parser.add_argument("--output", type=Path, default=Path("controllers.json"), help="cells; those there are kept")
     parser.add_argument("--picture", type=Path, help="draw the steps here")
-    parser.add_argument("--controllers", nargs="*", default=["feedback", "goodput"])
+    parser.add_argument("--controllers", nargs="*", default=["goodput"])
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--random-range-ratio", type=float, default=0.3)
     arguments = parser.parse_args()
     if arguments.picture is not None:
         picture(arguments.picture)
-    if arguments.controllers:
-        found = grid(arguments.controllers, arguments.output)
-        print("\n".join(summary(found, controller) for controller in arguments.controllers))
+        return
+    cells = grid(arguments.controllers, arguments.output, arguments.jobs, arguments.seeds, arguments.random_range_ratio)
+    print("\n".join(summary(cells, controller) for controller in arguments.controllers))
 
 
 if __name__ == "__main__":

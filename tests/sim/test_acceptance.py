@@ -16,6 +16,7 @@ from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.workload import acceptance as acc
 from pdvsim.sim.workload.acceptance import (
     Streams,
+    dropped_tokens,
     expected_tokens,
     walltime_improvement,
 )
@@ -130,6 +131,14 @@ def test_beta_rates_have_the_mean_and_the_concentration_asked_for() -> None:
     for edge in (0.0, 1.0):
         (one,) = draw(Acceptance(acceptance_rate=edge, acceptance_concentration=5.0), [20])
         assert walk(one, 4) == walk(draw(Acceptance(acceptance_rate=edge), [20])[0], 4)
+
+
+@pytest.mark.parametrize(("alpha", "k"), [(0.3, 1), (0.6, 4), (0.9, 8), (1.0, 3), (0.5, 0)])
+def test_dropped_tokens_are_what_last_rounds_have_beyond_the_end(alpha: float, k: int) -> None:
+    """Requests of 400 to 419 tokens, so that rounds of one length do not all end alike."""
+    lengths = [400 + i % 20 for i in range(600)]
+    over = [sum(a + 1 for a in walk(runs, k)) - len(runs) for runs in draw(Acceptance(acceptance_rate=alpha), lengths)]
+    assert dropped_tokens(alpha, k) == pytest.approx(np.mean(over), abs=4 * np.std(over) / np.sqrt(len(over)) + 1e-9)
 
 
 def test_unconditional_rates_are_reproduced_per_draft_position() -> None:
