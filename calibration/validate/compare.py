@@ -361,12 +361,12 @@ def _quantile(sizes: Sequence[float]) -> float | None:
 
 def coverage(checked: Sequence[Checked], within: Bars) -> dict[str, Any]:
     """The share of runs that bars hold: in all, by metric, and by what `COVERED_BY` tells apart."""
-    return _shares(hits_of(checked, within))
+    return covered(hits_of(checked, within))
 
 
 def cross_coverage(checked: Sequence[Checked]) -> dict[str, Any]:
     """The same with bars made of the other runs: each experiment held against all others."""
-    return _shares(cross_hits(checked))
+    return covered(cross_hits(checked))
 
 
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
@@ -403,7 +403,9 @@ def _within(one: Checked, metric: str, bar: float) -> bool:
     return abs(math.log1p(one.errors[metric])) <= math.log1p(bar)
 
 
-def _shares(hits: Sequence[Hit]) -> dict[str, Any]:
+def covered(hits: Sequence[Hit]) -> dict[str, Any]:
+    """The share of hits, in all, by metric and by what `COVERED_BY` tells apart, each with its number of runs."""
+
     def share(of: Iterable[Hit]) -> dict[str, Any]:
         those = list(of)
         runs = len({(one.run.command, one.run.repeat) for one, _, _ in those})

@@ -81,7 +81,8 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         return metrics | {"error_range": "none: too few real runs were comparable"}
     text = "holds 90% of comparable real runs"
     if rule == "without limit":
-        text += f", which prefilled at most {errors.prompts_per_forward} prompts per forward (this run: no such limit)"
+        most = errors.prompts_per_forward
+        text += f", which prefilled at most {most} prompts per forward (--max-prompts-per-forward {most} narrows it)"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 
 
@@ -98,7 +99,7 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
     text, off = "forward times at both ends of their error bar", {}
     errors = None if experiment.hardware.profile == "roofline" else errors_of(Hardware())  # a roofline is a bound
     if errors is not None:
-        off = _bars(errors, errors.rule(experiment) or "without limit", experiment, metrics, main)
+        off = _bars(errors, "as served", experiment, metrics, main)  # what the model is off by under one rule
         text += ", and the errors of comparable real runs on the H200"
     found: Metrics = {"error_range": text}
     for name in main:
@@ -106,7 +107,7 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
         reached = [value, *(float(end[name]) for end in ends)]
         wide = math.log1p(off.get(name, 0.0))
         down, up = (
-            math.hypot(math.log(most / least), wide) if value > 0 else 0.0
+            math.hypot(math.log(most / least), wide) if least > 0 else wide
             for most, least in ((value, min(reached)), (max(reached), value))
         )
         found |= {f"{name}_low": value * math.exp(-down), f"{name}_high": value * math.exp(up)}
