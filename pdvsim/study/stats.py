@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIDENCE = 0.95
+SAME = 1e-9  # relative; runs that differ by less do so by rounding
 ORDINALS = ("point", "run", "seed")  # columns that number the rows
 
 
@@ -35,7 +36,8 @@ class Interval:
 def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: Iterable[float] = ()) -> Interval:
     """Student t interval of the mean over replications. A replication without a value is left out.
 
-    `within` are the standard errors of the values, each from its own run: the deviation between runs counts as no less.
+    `within` are the standard errors of the values, each from its own run: the deviation between runs counts as no less,
+    unless all runs have the same value. Then there is nothing random in it.
     """
     import numpy as np
 
@@ -50,7 +52,9 @@ def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: It
     quantile = float(stdtrit(len(sample) - 1, 0.5 + confidence / 2))
     inside = np.array([v for v in within if v is not None], float)
     inside = inside[~np.isnan(inside)]
-    deviation = max(float(sample.std(ddof=1)), math.sqrt(np.square(inside).mean()) if len(inside) else 0.0)
+    deviation = float(sample.std(ddof=1))
+    if len(inside) and deviation > SAME * abs(float(sample.mean())):
+        deviation = max(deviation, math.sqrt(np.square(inside).mean()))
     half_width = quantile * deviation / math.sqrt(len(sample))
     return Interval(float(sample.mean()), half_width, len(sample))
 

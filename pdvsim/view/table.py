@@ -161,17 +161,28 @@ def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
 def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the brackets and the ± of entries mean, or that there are none; loads not kept up; times not measured."""
     notes = [*most_outside(entries), *(note for note in [_draining(entries)] if note)]
-    ranges: dict[str, list[str]] = {}
-    for entry in entries:
-        if isinstance(text := entry.get("error_range"), str):
-            ranges.setdefault(text, []).append(str(entry["arch"]))
-    for text, archs in ranges.items():
-        of = f" of {', '.join(dict.fromkeys(archs))}" if len(ranges) > 1 else ""
-        notes.append(f"error range in brackets{of}: {text}")
+    notes += _ranges(entries)
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         return [*notes, f"±: 95% confidence over {replications} replications"]
     return [*notes, "one replication: no interval, nothing is told apart; --num-runs 5 gives intervals"]
+
+
+def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the error ranges of entries are or why there is none, by architecture or load where these differ in it."""
+    texts = [text if isinstance(text := entry.get("error_range"), str) else "" for entry in entries]
+    places = [(str(entry["arch"]), f"{load_name(entry['load_kind'])} {load_text(entry['load'])}") for entry in entries]
+    archs, loads = ([place[at] for place in places] for at in (0, 1))
+    names = next(
+        (names for names in (archs, loads) if len(set(zip(names, texts, strict=True))) == len(set(names))),
+        [f"{arch} at {load}" for arch, load in places],
+    )
+    notes = []
+    for text in dict.fromkeys(filter(None, texts)):
+        those = dict.fromkeys(name for name, other in zip(names, texts, strict=True) if other == text)
+        of = f" of {', '.join(those)}" if len(set(texts)) > 1 else ""
+        notes.append(f"error range in brackets{of}: {text}")
+    return notes
 
 
 def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:

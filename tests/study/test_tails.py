@@ -89,5 +89,6 @@ def test_the_standard_error_of_a_percentile_by_hand() -> None:
 
 def test_within_widens_and_never_narrows() -> None:
     assert interval([1.0, 3.0], within=[0.1, 0.1]) == interval([1.0, 3.0])
-    assert interval([2.0, 2.0], within=[3.0, 4.0]).half_width == pytest.approx(12.7062 * np.sqrt(12.5 / 2), rel=1e-5)
+    assert interval([2.0, 2.1], within=[3.0, 4.0]).half_width == pytest.approx(12.7062 * np.sqrt(12.5 / 2), rel=1e-5)
+    assert interval([2.0, 2.0], within=[3.0, 4.0]).half_width == 0  # nothing random is in it
     assert np.isnan(interval([2.0], within=[3.0]).half_width)
