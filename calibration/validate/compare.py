@@ -31,7 +31,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.reach import TELLING
-from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, Rule, groups, load_kind, traits
+from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, simulate
@@ -106,9 +106,9 @@ class Validation:
     complete: bool
     unlimited: list[Checked] = field(default_factory=list)  # those that are not the same without the engine's limit
 
-    def by_rule(self, held_out: bool) -> dict[Rule, list[Checked]]:
+    def by_rule(self, held_out: bool) -> dict[PromptRule, list[Checked]]:
         """Those that are held out or not, as served and without the limit."""
-        both: dict[Rule, list[Checked]] = {
+        both: dict[PromptRule, list[Checked]] = {
             "as served": next(iter(self.checked.values())),
             "without limit": self.unlimited,
         }

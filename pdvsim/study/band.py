@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.trust import THROUGHPUTS, Errors, Rule, errors_of, groups, traits, unvalidated
+from pdvsim.sim.hardware.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
@@ -87,7 +87,7 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
 
 
 def _bars(
-    errors: Errors, rule: Rule, experiment: Experiment, metrics: Metrics, main: Sequence[str]
+    errors: Errors, rule: PromptRule, experiment: Experiment, metrics: Metrics, main: Sequence[str]
 ) -> dict[str, float]:
     like = groups(experiment, *traits(metrics))
     found = {name: errors.bar(rule, like, name) for name in main}

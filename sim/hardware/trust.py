@@ -29,7 +29,7 @@ from pdvsim.sim.reading import read_json, said
 from pdvsim.sim.relevance import suited
 
 Loading = Literal["closed", "open", "burst"]
-Rule = Literal["as served", "without limit"]  # how many prompts one forward may prefill
+PromptRule = Literal["as served", "without limit"]  # how many prompts one forward may prefill
 
 ANY = "any"  # bars over all runs, for a group of which too few were served
 LONG_PROMPT = 1000  # mean prompt tokens of a run with long prompts
@@ -47,10 +47,10 @@ class Errors:
     prompts_per_forward: int | None  # limit of the engine that served them
     drafters: list[str]
     reached: dict[str, float]  # largest sizes of these runs, where beyond what was measured
-    bars: dict[Rule, Bars]
+    bars: dict[PromptRule, Bars]
     leads: dict[str, float]  # by metric
 
-    def rule(self, experiment: Experiment) -> Rule | None:
+    def rule(self, experiment: Experiment) -> PromptRule | None:
         """Whether an experiment prefills prompts as the real engine did; None: with a smaller limit."""
         limit, most = self.prompts_per_forward, experiment.server.max_prompts_per_forward
         users = experiment.traffic.max_concurrency
@@ -64,7 +64,7 @@ class Errors:
             return "as served"
         return None if limit is None or (most or limit) < limit else "without limit"
 
-    def bar(self, rule: Rule, groups: Sequence[str], metric: str) -> float | None:
+    def bar(self, rule: PromptRule, groups: Sequence[str], metric: str) -> float | None:
         """The share within which 90% of real runs lay, of the first group that tells; None where none does."""
         name = "output_throughput" if metric in THROUGHPUTS else metric
         known = self.bars.get(rule, {})
