@@ -5,6 +5,9 @@ over measured, less one. Beside it stand the spread of repeated real runs (each 
 experiment: what a perfect prediction would still be off), the two ablations of the contention model and, where the card
 was probed before the runs, the errors with forwards as much slower or faster as the probe says.
 
+The real engine prefills a limited number of prompts per forward, which `pdvsim run` does not unless told to. So every
+run where that limit can matter is predicted a second time, without it: error bars are made for both.
+
 Runs that are held out are never mixed with the others: whoever works on the model looks at those alone.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
@@ -27,7 +30,8 @@ from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
 from pdvsim.sim.config import Contention, Experiment
-from pdvsim.sim.hardware.trust import ANY, Loading, load_kind
+from pdvsim.sim.hardware.reach import TELLING
+from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import covering_profile, simulate
@@ -39,10 +43,9 @@ METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for m
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 APART = 0.03  # two architectures measured nearer than this have no order to get right
 GROUPS = ("arch", "pair", "dataset", "load")  # that errors are told apart by
-LONG_PROMPT = 1000  # tokens, from which on prompts of one length are long
+COVERED_BY = (*GROUPS, "group", "prompts", "sizes", "drafter", "controller")  # and whether bars hold them
 SHARES = {"open, low": 0.65, "open, mid": 0.9, "open, high": math.inf}  # of a server's capacity, at most
 COVERED = 0.9  # share of real runs that a bar is to hold
-FOLDS = 5
 TARGETS = {  # at most: of all errors the median and the 95th percentile; the 95th percentile of a group, of a metric
     "median": 0.025, "p95": 0.08, "group": 0.10, "output_throughput": 0.03, "median_ttft_ms": 0.10, "p95_ttft_ms": 0.10,
 }  # fmt: skip
@@ -56,6 +59,8 @@ class Checked:
     predicted: dict[str, float]
     share: float = math.nan  # of what the server can do at most, that an open load asks for
     probed: dict[str, float] | None = None  # predicted for this very card
+    prompt_tokens: float = 0.0  # mean of its requests
+    outside: dict[str, float] = field(default_factory=dict)  # how far the simulation went beyond what was measured
 
     @cached_property
     def errors(self) -> dict[str, float]:
@@ -67,13 +72,29 @@ class Checked:
         """How the server was loaded, as error bars know it."""
         return load_kind(self.run.experiment.traffic)
 
-    @property
+    @cached_property
+    def groups(self) -> tuple[str, str, str]:
+        """The groups of runs whose errors it is among."""
+        return groups(self.run.experiment, self.prompt_tokens, self.outside.get("share", 0.0))
+
+    @cached_property
     def labels(self) -> dict[str, str]:
-        """What it counts towards, by `GROUPS`."""
+        """What it counts towards, by `COVERED_BY`."""
         experiment, load = self.run.experiment, str(self.kind)
         if load == "open":
             load = next(name for name, most in SHARES.items() if not self.share > most)
-        return {"arch": experiment.arch, "pair": experiment.server.pair, "dataset": dataset(experiment), "load": load}
+        drafter = experiment.server.drafted_by
+        return {
+            "arch": experiment.arch,
+            "pair": experiment.server.pair,
+            "dataset": dataset(experiment),
+            "load": load,
+            "group": self.groups[0],
+            "prompts": "long" if self.prompt_tokens >= LONG_PROMPT else "short",
+            "sizes": "beyond" if self.outside.get("share", 0.0) > TELLING else "measured",
+            "drafter": "model" if drafter in ("model", "none") else "head or n-gram",
+            "controller": experiment.server.controller,
+        }
 
 
 @dataclass(frozen=True)
@@ -83,6 +104,15 @@ class Validation:
     checked: dict[Contention, list[Checked]]
     foundation: str
     complete: bool
+    unlimited: list[Checked] = field(default_factory=list)  # those that are not the same without the engine's limit
+
+    def by_rule(self, held_out: bool) -> dict[PromptRule, list[Checked]]:
+        """Those that are held out or not, as served and without the limit."""
+        both: dict[PromptRule, list[Checked]] = {
+            "as served": next(iter(self.checked.values())),
+            "without limit": self.unlimited,
+        }
+        return {rule: [one for one in checked if one.run.held_out == held_out] for rule, checked in both.items()}
 
 
 def dataset(experiment: Experiment) -> str:
@@ -107,41 +137,50 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     reference = probed_reference(profile) if any("probe" in run.meta for run in runs) else None
-    keys: list[tuple[str, Contention, Slower | None]] = []
-    first = {run.command: run for run in reversed(runs)}
-    for number, contention in enumerate(contentions):  # the ablations need no probe
-        of_card = [slower(run.meta.get("probe"), reference) if not number else None for run in runs]
-        keys += [(run.command, contention, than) for run, than in zip(runs, of_card, strict=True)]
-    wanted = list(dict.fromkeys(keys))
-    tasks = [
-        (_at(first[command], contention, profile), than, contention == contentions[0])
-        for command, contention, than in wanted
-    ]
+    first = contentions[0]
+    numbers: dict[tuple[Experiment, Slower | None], int] = {}  # of the simulations, each done once
+    ways: dict[tuple[Contention, bool], list[tuple[ServedRun, int]]] = {(first, False): []}
+    unlimited = [run for run in runs if _at(run, first, profile, False) != _at(run, first, profile, True)]
+    for contention, limited in [*((contention, True) for contention in contentions), (first, False)]:
+        for run in runs if limited else unlimited:
+            # the ablations need no probe
+            than = slower(run.meta.get("probe"), reference) if limited and contention == first else None
+            number = numbers.setdefault((_at(run, contention, profile, limited), than), len(numbers))
+            ways.setdefault((contention, limited), []).append((run, number))
+    named = {number: run.command for those in ways.values() for run, number in those}
+    firsts = {number for _, number in ways[first, True]}
+    tasks = [(number, (*task, number in firsts)) for task, number in numbers.items()]
     rows: dict[int, Row] = {}
-    outcomes = finished_here(_predicted, list(enumerate(tasks)), jobs)
+    outcomes = finished_here(_predicted, tasks, jobs)
     with closing(outcomes), suppress(KeyboardInterrupt):
         for outcome in outcomes:
             if outcome.row is None:
-                raise ValueError(f"{wanted[outcome.index][0]}: {outcome.reason}")
+                raise ValueError(f"{named[outcome.index]}: {outcome.reason}")
             rows[outcome.index] = outcome.row
             if progress:
-                progress(len(rows), len(wanted))
-    by_key = {wanted[number]: row for number, row in rows.items()}
-    shares = {command: row["share"] for (command, contention, _), row in by_key.items() if contention == contentions[0]}
-    checked: dict[Contention, list[Checked]] = {contention: [] for contention in contentions}
-    for run, key in zip([*runs] * len(contentions), keys, strict=True):
-        if (row := by_key.get(key)) is not None:
-            share = shares.get(run.command, math.nan)
-            checked[key[1]].append(Checked(run, row["predicted"], share, row["probed"]))
+                progress(len(rows), len(tasks))
+    shares = {named[number]: rows[number]["share"] for number in firsts if number in rows}
+    checked = {
+        way: [
+            Checked(run, share=shares.get(run.command, math.nan), **rows[number]["checked"])
+            for run, number in those
+            if number in rows
+        ]
+        for way, those in ways.items()
+    }
     foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
-    return Validation(checked, foundation, len(rows) == len(wanted))
+    as_served = {contention: checked[contention, True] for contention in contentions}
+    return Validation(as_served, foundation, len(rows) == len(tasks), checked[first, False])
 
 
-def _at(run: ServedRun, contention: Contention, profile: str | None) -> Experiment:
-    """What is simulated for a run."""
+def _at(run: ServedRun, contention: Contention, profile: str | None, limited: bool) -> Experiment:
+    """What is simulated for a run: as it was served, or without the engine's limit on prompts where that can bind."""
     experiment = run.experiment
     hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
-    return suited(replace(experiment, hardware=hardware))
+    server, users = experiment.server, experiment.traffic.max_concurrency
+    if not limited and (users is None or users > (server.max_prompts_per_forward or users)):
+        server = replace(server, max_prompts_per_forward=None)
+    return suited(replace(experiment, hardware=hardware, server=server))
 
 
 def _predicted(index: int, task: tuple[Experiment, Slower | None, bool]) -> Row:
@@ -152,11 +191,16 @@ def _predicted(index: int, task: tuple[Experiment, Slower | None, bool]) -> Row:
         profile, factor = covering_profile(experiment), slowdown(result, than)
         fits = {name: fit.scaled(factor) for name, fit in profile.models.items()}
         probed = _figures(summarise(simulate(experiment, profile=replace(profile, models=fits))))
+    prompt_tokens, _ = traits(metrics)
     return {
         "foundation": result.meta["foundation"],
         "share": asked(experiment) if first else math.nan,
-        "predicted": _figures(metrics),
-        "probed": probed,
+        "checked": {
+            "predicted": _figures(metrics),
+            "probed": probed,
+            "prompt_tokens": prompt_tokens,
+            "outside": metrics.get("outside_measured", {}),
+        },
     }
 
 
@@ -277,70 +321,106 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
 # error bars ----------------------------------------------------------------------------------------------------------
 
 
-def bars(checked: Sequence[Checked]) -> dict[str, dict[str, float]]:
-    """By kind of load and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
+def bars(checked: Sequence[Checked]) -> Bars:
+    """By group and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
 
-    Repeated runs count as one, their mean. A kind of load with too few experiments for a quantile is left out; `any` is
-    over all of them.
+    Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out.
     """
-    found: dict[str, dict[str, float]] = {}
-    for load in (*get_args(Loading), ANY):
-        chosen = [one for one in checked if load in (ANY, one.kind)]
-        sizes = {metric: _quantile(_off(chosen, metric)) for metric in METRICS}
-        kept = {metric: math.ceil(1e3 * size) / 1e3 for metric, size in sizes.items() if size is not None}
-        if kept:
-            found[load] = kept
+    found: Bars = {}
+    for (group, metric), sizes in sorted(_sizes(checked).items()):
+        if (size := _quantile(list(sizes.values()))) is not None:
+            found.setdefault(group, {})[metric] = math.ceil(1e3 * size) / 1e3
     return found
 
 
-def _off(checked: Iterable[Checked], metric: str) -> list[float]:
-    """The sizes of the log ratios of a metric, one an experiment."""
-    groups: dict[str, list[Checked]] = {}
+def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
+    """By group and metric, the sizes of the log ratios of the experiments in it, each under its command."""
+    repeats: dict[str, list[Checked]] = {}
     for one in checked:
-        if metric in one.errors:
-            groups.setdefault(one.run.command, []).append(one)
-    means = {command: np.mean([one.run.metrics[metric] for one in runs]) for command, runs in groups.items()}
-    return [abs(math.log(runs[0].predicted[metric] / means[command])) for command, runs in groups.items()]
+        repeats.setdefault(one.run.command, []).append(one)
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for command, runs in repeats.items():
+        for metric in METRICS:
+            known = [one.run.metrics[metric] for one in runs if metric in one.errors]
+            if known:
+                size = abs(math.log(runs[0].predicted[metric] / float(np.mean(known))))
+                for group in runs[0].groups:
+                    found.setdefault((group, metric), {})[command] = size
+    return found
 
 
 def _quantile(sizes: Sequence[float]) -> float | None:
-    """The share that a new run is within, 9 times of 10, if it is like these; None of too few."""
-    rank = math.ceil(COVERED * (len(sizes) + 1))
-    return math.expm1(sorted(sizes)[rank - 1]) if rank <= len(sizes) else None
+    """The share that a new run is within, 9 times of 10, if it is like these; None of too few.
+
+    Between two order statistics where 90% of n + 1 is no whole number: else small groups have bars that hold 95%.
+    """
+    if COVERED * (len(sizes) + 1) > len(sizes):
+        return None
+    return math.expm1(float(np.quantile(sizes, COVERED, method="weibull")))
 
 
-def coverage(checked: Sequence[Checked], within: dict[str, dict[str, float]]) -> dict[str, Any]:
-    """The share of runs that bars hold, by metric and in all."""
-    inside: dict[str, list[bool]] = {}
-    for one in checked:
-        for metric, error in one.errors.items():
-            bar = within.get(one.kind, {}).get(metric, within.get(ANY, {}).get(metric))
-            if bar is not None:
-                inside.setdefault(metric, []).append(abs(math.log1p(error)) <= math.log1p(bar))
-    every = [hit for hits in inside.values() for hit in hits]
-    return {
-        "runs": len(checked),
-        "covered": float(np.mean(every)) if every else math.nan,
-        "by_metric": {metric: float(np.mean(inside[metric])) for metric in METRICS if metric in inside},
-    }
+def coverage(checked: Sequence[Checked], within: Bars) -> dict[str, Any]:
+    """The share of runs that bars hold: in all, by metric, and by what `COVERED_BY` tells apart."""
+    return covered(hits_of(checked, within))
 
 
 def cross_coverage(checked: Sequence[Checked]) -> dict[str, Any]:
-    """The same with bars made of the other runs: each fifth of the experiments held against the rest."""
-    of = {command: number % FOLDS for number, command in enumerate(commands([one.run for one in checked]))}
-    found: list[tuple[int, dict[str, Any]]] = []
-    for fold in range(FOLDS):
-        here = [one for one in checked if of[one.run.command] == fold]
-        rest = [one for one in checked if of[one.run.command] != fold]
-        found.append((len(here), coverage(here, bars(rest))))
-    share = [(count, part["covered"]) for count, part in found if count and not math.isnan(part["covered"])]
-    by_metric: dict[str, float] = {}
-    for metric in METRICS:
-        parts = [(count, part["by_metric"][metric]) for count, part in found if metric in part["by_metric"]]
-        if parts:
-            by_metric[metric] = sum(n * x for n, x in parts) / sum(n for n, _ in parts)
-    covered = sum(n * x for n, x in share) / sum(n for n, _ in share) if share else math.nan
-    return {"runs": len(checked), "covered": covered, "by_metric": by_metric}
+    """The same with bars made of the other runs: each experiment held against all others."""
+    return covered(cross_hits(checked))
+
+
+Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
+
+
+def hits_of(checked: Iterable[Checked], within: Bars) -> list[Hit]:
+    """Which figures of which runs their bars hold."""
+    hits: list[Hit] = []
+    for one in checked:
+        for metric in one.errors:
+            bar = next((within[group][metric] for group in one.groups if metric in within.get(group, {})), None)
+            if bar is not None:
+                hits.append((one, metric, _within(one, metric, bar)))
+    return hits
+
+
+def cross_hits(checked: Sequence[Checked]) -> list[Hit]:
+    """The same, with bars for each experiment from all others."""
+    sizes, hits = _sizes(checked), []
+    for one in checked:
+        for metric in one.errors:
+            others = (_without(sizes[group, metric], one.run.command) for group in one.groups)
+            bar = next((bar for bar in map(_quantile, others) if bar is not None), None)
+            if bar is not None:
+                hits.append((one, metric, _within(one, metric, bar)))
+    return hits
+
+
+def _without(sizes: Mapping[str, float], command: str) -> list[float]:
+    return [size for name, size in sizes.items() if name != command]
+
+
+def _within(one: Checked, metric: str, bar: float) -> bool:
+    return abs(math.log1p(one.errors[metric])) <= math.log1p(bar)
+
+
+def covered(hits: Sequence[Hit]) -> dict[str, Any]:
+    """The share of hits, in all, by metric and by what `COVERED_BY` tells apart, each with its number of runs."""
+
+    def share(of: Iterable[Hit]) -> dict[str, Any]:
+        those = list(of)
+        runs = len({(one.run.command, one.run.repeat) for one, _, _ in those})
+        return {"runs": runs, "covered": float(np.mean([hit for _, _, hit in those])) if those else math.nan}
+
+    by_metric = {metric: share(hit for hit in hits if hit[1] == metric) for metric in METRICS}
+    by_label = {
+        kind: {
+            label: share(hit for hit in hits if hit[0].labels[kind] == label)
+            for label in dict.fromkeys(hit[0].labels[kind] for hit in hits)
+        }
+        for kind in COVERED_BY
+    }
+    known = {metric: found for metric, found in by_metric.items() if found["runs"]}
+    return {**share(hits), "by_metric": known, **{f"by_{kind}": found for kind, found in by_label.items()}}
 
 
 # the document --------------------------------------------------------------------------------------------------------
@@ -355,7 +435,7 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
     held = [one for one in found.checked[first] if one.run.held_out]
     known = {name: [one for one in checked if not one.run.held_out] for name, checked in found.checked.items()}
     repeats = spread([one.run for one in known[first]])
-    within = bars(known[first])
+    within = {rule: bars(checked) for rule, checked in found.by_rule(held_out=False).items()}
     return {
         "contention": first,
         "foundation": found.foundation,
@@ -368,12 +448,15 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
         "ablations": {name: _summary(known[name]) for name in others},
         "probed": _probed(known[first]),
         "bars": within,
-        "coverage": cross_coverage(known[first]) if known[first] else None,
+        "reached": _reached(known[first]),
+        "coverage": {rule: cross_coverage(checked) for rule, checked in found.by_rule(held_out=False).items()},
         "held_out": {
             "runs": [_entry(one, numbers) for one in held],
             **_summary(held),
             "probed": _probed(held),
-            "coverage": coverage(held, within),
+            "coverage": {
+                rule: coverage(checked, within[rule]) for rule, checked in found.by_rule(held_out=True).items()
+            },
         }
         if held
         else None,
@@ -401,6 +484,16 @@ def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
             for label in labels
             if (those := [one for one in checked if one.labels[group] == label])
         }
+    return found
+
+
+def _reached(checked: Sequence[Checked]) -> dict[str, float]:
+    """The largest of each size in which runs were beyond what was measured."""
+    found: dict[str, float] = {}
+    for one in checked:
+        for name, size in one.outside.items():
+            if name != "share" and not name.endswith("_limit"):
+                found[name] = max(size, found.get(name, 0.0))
     return found
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 WORST = 10  # runs shown
+SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
 LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
 
 
@@ -83,10 +84,14 @@ def main(argv: list[str]) -> int:
         raise ValueError("all runs are held out; --held-out shows them")
     others = [c for c in compare.CONTENTIONS if c != args.contention] if args.ablations else []
     contentions = [args.contention, *others]
+    limit = _limit(args, runs)
     with Progress(len(compare.commands(runs)) * len(contentions), "simulations", args.json) as progress:
-        found = compare.validate(
-            runs, contentions, args.profile, args.jobs, lambda done, total: progress.update(min(done, total))
-        )
+
+        def told(done: int, total: int) -> None:
+            progress.total = total
+            progress.update(done)
+
+        found = compare.validate(runs, contentions, args.profile, args.jobs, told)
     document = compare.document(found, numbers)
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
@@ -106,7 +111,7 @@ def main(argv: list[str]) -> int:
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
         return 130
     if args.write:
-        _write(args, document)
+        _write(args, runs, limit, document)
     return 0
 
 
@@ -120,7 +125,15 @@ def _shipped() -> list[Path]:
     return [folder / name for name in SHIPPED]
 
 
-def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
+def _limit(args: ValidateCommand, runs: Sequence[ServedRun]) -> int | None:
+    """The prompts per forward of the engine that served the runs; refused where errors of several would be written."""
+    limits = {run.experiment.server.max_prompts_per_forward for run in runs}
+    if args.write and len(limits) > 1:
+        raise ValueError("--write needs runs that were served with one --max-prompts-per-forward")
+    return limits.pop()
+
+
+def _write(args: ValidateCommand, runs: Sequence[ServedRun], limit: int | None, document: Mapping[str, Any]) -> None:
     """The errors where whoever predicts on this profile finds them; those of held-out runs are no part of them."""
     path = errors_path(Hardware(profile=args.profile))
     if path is None:
@@ -129,6 +142,9 @@ def _write(args: ValidateCommand, document: Mapping[str, Any]) -> None:
     errors = Errors(
         profile=document["foundation"],
         runs=len(document["runs"]),
+        prompts_per_forward=limit,
+        drafters=sorted({run.experiment.server.drafted_by for run in runs if not run.held_out}),
+        reached=document["reached"],
         bars=document["bars"],
         leads={metric: math.ceil(1e3 * size) / 1e3 for metric, size in leads.items()},
     )
@@ -237,21 +253,19 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _bars(document: Mapping[str, Any]) -> str:
-    """What `run` prints beside a prediction, and how many runs lie within."""
-    bars, loads = document["bars"], list(document["bars"])
-    kinds = {"across folds": document["coverage"]}
+    """What `run` prints next to a prediction, by group, and how many runs lie within."""
+    kinds = {"of other runs": document["coverage"]}
     kinds |= {"of held-out runs": document["held_out"]["coverage"]} if document["held_out"] else {}
-    metrics = [metric for metric in document["by_metric"] if metric in bars.get(ANY, {})]
-    rows = [
-        [
-            _short(metric),
-            *(_percent(bars[load].get(metric)) for load in loads),
-            *(_percent(covered["by_metric"].get(metric)) for covered in kinds.values()),
-        ]
-        for metric in metrics
-    ]
-    rows.append(["all", *("-" for _ in loads), *(_percent(covered["covered"]) for covered in kinds.values())])
-    return grid(["90% within ±, by load", *loads, *(f"covered {name}" for name in kinds)], rows)
+    rows = []
+    for rule, bars in document["bars"].items():
+        for group, bar in bars.items():
+            shares = [covered[rule]["by_group"].get(group) for covered in kinds.values()]
+            if group == ANY:
+                shares = [covered[rule] for covered in kinds.values()]
+            held = [f"{_percent(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
+            rows.append([rule, group, *(_percent(bar.get(metric)) for metric in SHOWN), *held])
+    header = ["prompts per forward", "90% within ±", *map(_short, SHOWN), *(f"covered {name}" for name in kinds)]
+    return grid(header, rows)
 
 
 def _short(metric: str) -> str:

@@ -1,22 +1,26 @@
-"""How far a run's metrics may be off.
+"""The error range of a run's metrics, and what it comes from.
 
-On a profile that was validated: by as much as its predictions of real runs were off, by metric and kind of load.
+On a profile that was validated: the errors of its predictions of comparable real runs, by metric.
 
 Where forward times were predicted: the run again at both ends of their error bar. All forwards are scaled together, by
 the bar that holds 95% of the errors of single forwards: errors that differ from forward to forward cancel out, so the
-band is wide rather than narrow. Host costs and the sharing of the GPU are left as they are.
+range is wide rather than narrow. Host costs and the sharing of the GPU are left as they are; for their errors, those
+of comparable real runs on the H200 are added (as independent errors are). So both sides of a range have a width, also
+where slow and fast forwards happen to move a metric the same way.
 
 Architectures share the same profile, so their difference is surer than the level of either.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdvsim.sim.config import Experiment, Host
-from pdvsim.sim.hardware.trust import THROUGHPUTS, errors_of, load_kind
+from pdvsim.sim.config import Experiment, Hardware
+from pdvsim.sim.hardware.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import bar_of, covering_profile, simulate
 
@@ -26,14 +30,15 @@ LATENCIES = ("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms")
 
 
 def wanted(experiment: Experiment) -> bool:
-    """Whether an experiment has a band: asked for, and a model of its pair predicted."""
-    return experiment.hardware.band and bar_of(experiment, covering_profile(experiment)) > 0
+    """Whether an experiment has ends: asked for, a model of its pair predicted, and a policy that was validated."""
+    ours = experiment.arch in ARCHITECTURES
+    return experiment.hardware.band and ours and bar_of(experiment, covering_profile(experiment)) > 0
 
 
 def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) -> list[Metrics]:
-    """The metrics with slow and with fast forwards, from two more runs; nothing where there is no band.
+    """The metrics with slow and with fast forwards, from two more runs; nothing where they are not wanted.
 
-    `progress` goes on counting behind the requests of the run itself.
+    `progress` goes on counting after the requests of the run itself.
     """
     if not wanted(experiment):
         return []
@@ -50,34 +55,60 @@ def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) 
 
 
 def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
-    """The metrics of a run, the main ones with `NAME_low` and `NAME_high` over the run and its ends.
+    """The metrics of a run, and their error range: `error_range` says in words what it is, or why there is none.
 
-    Without ends they have a `NAME_error`, where the profile was validated on such a load.
+    The main metrics have a `NAME_error`, the share within which 90% of comparable real runs lay; where forward times
+    were predicted, a `NAME_low` and `NAME_high`.
     """
     metrics, experiment = summarise(result), result.experiment
+    if result.meta.get("clock") != "simulated" or not experiment.hardware.band:
+        return metrics
     main = [
         name for name in metrics if name in THROUGHPUTS or (name.endswith(LATENCIES) and not name.startswith("std_"))
     ]
-    band: Metrics = {}
     if ends:
-        for name in main:
-            values = [float(metrics[name]), *(float(end[name]) for end in ends)]
-            band |= {f"{name}_low": min(values), f"{name}_high": max(values)}
-    elif result.meta.get("clock") == "simulated" and _like_served(result):
-        errors, load = errors_of(experiment.hardware), load_kind(experiment.traffic)
-        bars = {name: errors.bar(load, name) for name in main} if errors else {}
-        band = {f"{name}_error": bar for name, bar in bars.items() if bar is not None}
-    return metrics | band
+        return metrics | _predicted(metrics, experiment, main, ends)
+    errors = errors_of(experiment.hardware)
+    reason = unvalidated(experiment, metrics, errors)
+    if reason is None and "forward_error_bar" in result.meta:
+        reason = "forward times are predicted"
+    if reason is not None or errors is None:
+        return metrics | {"error_range": f"none: {reason}"}
+    rule = errors.rule(experiment)
+    assert rule is not None, "else it is not validated"
+    bars = _bars(errors, rule, experiment, metrics, main)
+    if not bars:
+        return metrics | {"error_range": "none: too few real runs were comparable"}
+    text = "holds 90% of comparable real runs"
+    if rule == "without limit":
+        most = errors.prompts_per_forward
+        text += f", which prefilled at most {most} prompts per forward (--max-prompts-per-forward {most} narrows it)"
+    return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 
 
-def _like_served(result: Result) -> bool:
-    """Whether real runs tell how far it may be off: one card, its own host, drafts by a model, all that realrun can do.
+def _bars(
+    errors: Errors, rule: PromptRule, experiment: Experiment, metrics: Metrics, main: Sequence[str]
+) -> dict[str, float]:
+    like = groups(experiment, *traits(metrics))
+    found = {name: errors.bar(rule, like, name) for name in main}
+    return {name: bar for name, bar in found.items() if bar is not None}
 
-    Heads and n-gram drafts were in none of them so far.
-    """
-    experiment = result.experiment
-    hardware, server = experiment.hardware, experiment.server
-    one_card = hardware.replicas == 1 and experiment.gpus == 1 and hardware.contention == "fluid"
-    plain = experiment.host == Host() and server.priority in ("none", "stream")
-    measured = "forward_error_bar" not in result.meta
-    return hardware.band and one_card and plain and measured and server.drafted_by in ("model", "none")
+
+def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], ends: Sequence[Metrics]) -> Metrics:
+    """The range over a run and its ends, widened by what real runs on the H200 were off."""
+    text, off = "forward times at both ends of their error bar", {}
+    errors = None if experiment.hardware.profile == "roofline" else errors_of(Hardware())  # a roofline is a bound
+    if errors is not None:
+        off = _bars(errors, "as served", experiment, metrics, main)  # what the model is off by under one rule
+        text += ", and the errors of comparable real runs on the H200"
+    found: Metrics = {"error_range": text}
+    for name in main:
+        value = float(metrics[name])
+        reached = [value, *(float(end[name]) for end in ends)]
+        wide = math.log1p(off.get(name, 0.0))
+        down, up = (
+            math.hypot(math.log(most / least), wide) if least > 0 else wide
+            for most, least in ((value, min(reached)), (max(reached), value))
+        )
+        found |= {f"{name}_low": value * math.exp(-down), f"{name}_high": value * math.exp(up)}
+    return found

@@ -316,7 +316,7 @@ def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
     for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
         if name not in table:
             table[name] = value
-    return table
+    return table.copy()  # in one piece: pandas warns of a column more in many
 
 
 def _number(path: Path, name: str, value: Any) -> float:

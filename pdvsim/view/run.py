@@ -24,8 +24,8 @@ class Run:
     def metrics(self) -> dict[str, Any]:
         """Every metric, under the names of `vllm bench serve` where it has one.
 
-        The main ones also have a `NAME_error`, the share within which 9 of 10 real runs of such a load lay, or where
-        forward times are predicted a `NAME_low` and `NAME_high`.
+        The main ones also have a `NAME_error`, the share within which 90% of comparable real runs lay, or where forward
+        times are predicted a `NAME_low` and `NAME_high`; `error_range` says which, or why there is none.
         """
         from pdvsim.study.band import spanned
 

@@ -13,7 +13,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.reach import TELLING
+from pdvsim.sim.hardware.reach import SIZES, TELLING
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.study.stats import Interval
@@ -43,17 +43,8 @@ TOTALS = (
     ("Peak concurrent requests:", "max_concurrent_requests", 2),
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
-WITHIN = "9 of 10 real runs of such a load came as near"
 DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
-SIZES = {
-    "rows": "rows",
-    "k": "draft length",
-    "context": "context",
-    "prompt_tokens": "prompt tokens in a forward",
-    "prompt_start": "prompt cached before",
-    "tokens": "tokens in a forward",
-}
 SPECULATION = (
     ("Acceptance rate per drafted token (%):", "spec_decode_acceptance_rate", 2),  # vLLM's
     ("Acceptance rate per judged token (%):", "spec_decode_judged_acceptance_rate", 2),
@@ -174,14 +165,28 @@ def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
 def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """What the brackets and the ± of entries mean, or that there are none; loads not kept up; times not measured."""
     notes = [*most_outside(entries), *(note for note in [_draining(entries)] if note)]
-    if any(not _missing(entry.get("output_throughput_low")) for entry in entries):
-        notes.append("in brackets: forward times at both ends of the profile's error bar")
-    if any(not _missing(entry.get("output_throughput_error")) for entry in entries):
-        notes.append(f"in brackets: {WITHIN}")
+    notes += _ranges(entries)
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         return [*notes, f"±: 95% confidence over {replications} replications"]
     return [*notes, "one replication: no interval, nothing is told apart; --num-runs 5 gives intervals"]
+
+
+def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What the error ranges of entries are or why there is none, by architecture or load where these differ in it."""
+    texts = [text if isinstance(text := entry.get("error_range"), str) else "" for entry in entries]
+    places = [(str(entry["arch"]), f"{load_name(entry['load_kind'])} {load_text(entry['load'])}") for entry in entries]
+    archs, loads = ([place[at] for place in places] for at in (0, 1))
+    names = next(
+        (names for names in (archs, loads) if len(set(zip(names, texts, strict=True))) == len(set(names))),
+        [f"{arch} at {load}" for arch, load in places],
+    )
+    notes = []
+    for text in dict.fromkeys(filter(None, texts)):
+        those = dict.fromkeys(name for name, other in zip(names, texts, strict=True) if other == text)
+        of = f" of {', '.join(those)}" if len(set(texts)) > 1 else ""
+        notes.append(f"error range in brackets{of}: {text}")
+    return notes
 
 
 def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
@@ -332,7 +337,7 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
     bar = _mean(values.get("forward_error_bar"), 0.0)
     rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
-    rows += [("In brackets:", WITHIN)] if not _missing(values.get("output_throughput_error")) else []
+    rows += [("Error range (in brackets):", str(values["error_range"]))] if "error_range" in values else []
     beyond = outside(values)
     rows += [("Outside what was measured:", beyond)] if beyond else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])

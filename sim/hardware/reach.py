@@ -25,6 +25,14 @@ Array = NDArray[Any]
 
 DRAFT = KINDS.index("draft")
 TELLING = 0.01  # share of the GPU time from which on a table says so
+SIZES = {
+    "rows": "rows",
+    "k": "draft length",
+    "context": "context",
+    "prompt_tokens": "prompt tokens in a forward",
+    "prompt_start": "prompt cached before",
+    "tokens": "tokens in a forward",
+}
 
 
 @dataclass(frozen=True)

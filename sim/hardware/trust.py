@@ -1,27 +1,41 @@
-"""How far predictions on a profile were off where the same runs were served for real: by metric and kind of load.
+"""How far predictions on a profile were off where the same runs were served for real.
 
-`pdvsim validate --write` makes the file, beside the profile: `NAME.errors.json`. A bar holds 90% of the real runs;
-a lead is how far one prediction over another was off, at the 95th percentile. Not told: errors on loads unlike any that
-was served.
+`pdvsim validate --write` makes the file next to the profile: `NAME.errors.json`. A bar holds 90% of the real runs of a
+group; a lead is the error of one prediction over another, at the 95th percentile.
+
+Runs are grouped by what their errors depend on: the load, how many lanes share the GPU, and whether the run is
+demanding (long prompts, sizes beyond those measured, a draft length that changes). The real engine prefills a limited
+number of prompts per forward. A run without that limit has bars of its own: the errors of the same real runs, predicted
+without it.
+
+Not told: errors of runs unlike any that was served. `unvalidated` says which these are.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pdvsim.sim.config import Hardware, Traffic
+from pdvsim.sim.config import ONE_LANE, Experiment, Hardware, Host, Traffic
+from pdvsim.sim.hardware.reach import SIZES, TELLING
+from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.reading import read_json, said
+from pdvsim.sim.relevance import suited
 
 Loading = Literal["closed", "open", "burst"]
+PromptRule = Literal["as served", "without limit"]  # how many prompts one forward may prefill
 
-ANY = "any"  # bars over all kinds of load, for a kind of which too few runs were served
+ANY = "any"  # bars over all runs, for a group of which too few were served
+LONG_PROMPT = 1000  # mean prompt tokens of a run with long prompts
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")  # all off by the same share
+
+Bars = dict[str, dict[str, float]]  # by group and metric
 
 
 @dataclass(frozen=True)
@@ -30,13 +44,31 @@ class Errors:
 
     profile: str
     runs: int  # that they were taken from
-    bars: dict[str, dict[str, float]]  # by kind of load and metric
+    prompts_per_forward: int | None  # limit of the engine that served them
+    drafters: list[str]
+    reached: dict[str, float]  # largest sizes of these runs, where beyond what was measured
+    bars: dict[PromptRule, Bars]
     leads: dict[str, float]  # by metric
 
-    def bar(self, load: Loading, metric: str) -> float | None:
-        """The share within which 90% of real runs lay; None where none was served that tells."""
+    def rule(self, experiment: Experiment) -> PromptRule | None:
+        """Whether an experiment prefills prompts as the real engine did; None: with a smaller limit."""
+        limit, most = self.prompts_per_forward, experiment.server.max_prompts_per_forward
+        users = experiment.traffic.max_concurrency
+        if limit is not None and users is not None and users <= min(limit, most or limit):
+            most = limit  # there are never more prompts to prefill than that
+        given, served = (
+            replace(experiment, server=replace(experiment.server, max_prompts_per_forward=prompts))
+            for prompts in (most, limit)
+        )
+        if suited(given) == suited(served):  # the option does not act in every architecture
+            return "as served"
+        return None if limit is None or (most or limit) < limit else "without limit"
+
+    def bar(self, rule: PromptRule, groups: Sequence[str], metric: str) -> float | None:
+        """The share within which 90% of real runs lay, of the first group that tells; None where none does."""
         name = "output_throughput" if metric in THROUGHPUTS else metric
-        return self.bars.get(load, {}).get(name, self.bars.get(ANY, {}).get(name))
+        known = self.bars.get(rule, {})
+        return next((known[group][name] for group in groups if name in known.get(group, {})), None)
 
 
 def load_kind(traffic: Traffic) -> Loading:
@@ -46,6 +78,65 @@ def load_kind(traffic: Traffic) -> Loading:
     if math.isfinite(traffic.request_rate):
         return "open"
     return "burst" if traffic.max_concurrency is None else "closed"
+
+
+def groups(experiment: Experiment, prompt_tokens: float, outside: float) -> tuple[str, str, str]:
+    """The groups of real runs that a run is compared with, the most alike first.
+
+    `prompt_tokens` is the mean of its requests, `outside` the share of its GPU time beyond what was measured.
+    """
+    load, kind = load_kind(experiment.traffic), experiment.kin
+    style = "sequential" if kind == "baseline" else "one lane" if kind in ONE_LANE else "lanes"
+    changes = experiment.server.controller != "fixed"
+    if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes):
+        style += ", demanding"
+    return f"{load}, {style}", load, ANY
+
+
+def traits(metrics: Mapping[str, Any]) -> tuple[float, float]:
+    """Mean prompt tokens of a run, and the share of its GPU time beyond what was measured."""
+    outside = metrics.get("outside_measured", {}).get("share", 0.0)
+    return metrics["total_input_tokens"] / max(metrics["completed"], 1e-9), outside
+
+
+def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Errors | None) -> str | None:
+    """Why real runs do not tell the errors of a run on a profile that was measured; None where they do."""
+    hardware, server = experiment.hardware, experiment.server
+    if experiment.arch not in ARCHITECTURES:
+        return f"{experiment.arch} was never compared with real runs"
+    if hardware.replicas > 1 or experiment.gpus > 1:
+        return "no real run used several GPUs"
+    if hardware.contention != "fluid":
+        return f"--contention {hardware.contention} is an ablation"
+    if experiment.host != Host():
+        return "the host's costs are not the measured ones"
+    if server.priority not in ("none", "stream") or server.lane_weights:
+        return "no real run had this --priority or --lane-weights"
+    if hardware.profile == "roofline":
+        return "a roofline is a bound, not a prediction"
+    if errors is None:
+        return "this profile was never compared with real runs (pdvsim validate --write)"
+    if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
+        return f"no real run drafted with {server.drafted_by}"
+    if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
+        return "real runs padded their n-gram drafts (--pad-drafts)"
+    if errors.rule(experiment) is None:
+        return f"real runs prefilled up to {errors.prompts_per_forward} prompts per forward, this one fewer"
+    far = beyond(metrics, errors.reached)
+    return f"real runs never had {far}" if far else None
+
+
+def beyond(metrics: Mapping[str, Any], reached: Mapping[str, float]) -> str | None:
+    """The first size of a run that is beyond what was measured and beyond what real runs reached, in words."""
+    outside = metrics.get("outside_measured", {})
+    if not outside.get("share", 0.0) > TELLING:
+        return None
+    for prefix, where in (("", ""), ("together_", " in concurrent lanes")):
+        for name, label in SIZES.items():
+            most, limit = outside.get(prefix + name, 0.0), reached.get(prefix + name, 0.0)
+            if most > limit:
+                return f"{label} of {most:,.0f}{where}" + (f" (at most {limit:,.0f})" if limit else "")
+    return None
 
 
 def errors_path(hardware: Hardware) -> Path | None:
@@ -71,8 +162,8 @@ def errors_of(hardware: Hardware) -> Errors | None:
 def _read(path: Path, changed_ns: int) -> Errors:
     try:
         found = Errors(**read_json(path))
-        sizes = [size for by_metric in (*found.bars.values(), found.leads) for size in by_metric.values()]
-        if not all(0 <= size < math.inf for size in sizes):
+        by_metric = (*(bar for bars in found.bars.values() for bar in bars.values()), found.leads)
+        if not all(0 <= size < math.inf for sizes in by_metric for size in sizes.values()):
             raise ValueError("an error is no share")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not errors of a profile, which validate --write makes: {said(error)}") from None

@@ -67,6 +67,18 @@ class Spread:
             found.append(low + (high - low) * (place - math.floor(place)))
         return found
 
+    def standard_errors(self, ranks: list[float], independent: float) -> list[float]:
+        """Standard error of each percentile, by order statistics, if so many of the numbers are independent.
+
+        A quarter of the distance between the order statistics two standard errors of the rank below and above it: a
+        percentile between two clusters of numbers has a large one, also where its neighbours are all alike.
+        """
+        shares = [rank / 100 for rank in ranks]
+        off = [100 * 2 * math.sqrt(share * (1 - share) / max(independent, 1.0)) for share in shares]
+        ends = [end for rank, two in zip(ranks, off, strict=True) for end in (max(rank - two, 0), min(rank + two, 100))]
+        marks = self.percentiles(ends)
+        return [(high - low) / 4 for low, high in zip(marks[::2], marks[1::2], strict=True)]
+
     @staticmethod
     def _value(at: int) -> float:
         """The middle of a bin, in relative terms; bin 0 holds the zeros."""

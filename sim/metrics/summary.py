@@ -189,9 +189,10 @@ class Sums:
         percentiles = self._scoring.metric_percentiles
         for name, spread in self._spreads.items():
             metrics |= {f"mean_{name}_ms": spread.mean * 1e3, f"std_{name}_ms": spread.std * 1e3}
-            keys = [f"median_{name}_ms", *(f"{percentile_name(p)}_{name}_ms" for p in percentiles)]
-            marks = [mark * 1e3 for mark in spread.percentiles([50.0, *percentiles])]
-            metrics |= dict(zip(keys, marks, strict=True))
+            keys, ranks = ["median", *map(percentile_name, percentiles)], [50.0, *percentiles]
+            marks, errors = spread.percentiles(ranks), spread.standard_errors(ranks, self._independent(name))
+            metrics |= {f"{key}_{name}_ms": mark * 1e3 for key, mark in zip(keys, marks, strict=True)}
+            metrics |= {f"{key}_{name}_ms_se": error * 1e3 for key, error in zip(keys, errors, strict=True)}
         metrics |= self._speculation()
         metrics["stability"] = judged(self._experiment.traffic, self.census)
         # `other` is what lies between: hand-offs, host time, preemption
@@ -201,6 +202,13 @@ class Sums:
         metrics["lanes"] = self._works.lanes(self.window.duration_s, self._experiment.hardware.replicas)
         metrics["kinds"] = self._works.kinds()
         return metrics | self._works.outside.metrics()
+
+    def _independent(self, name: str) -> float:
+        """How many of a latency's values are taken as independent: those of one batch of deliveries are one."""
+        count, e2el = self._spreads[name].count, self._spreads["e2el"]
+        if name != "itl" or not e2el.count:
+            return count
+        return count / max(1.0, rate(e2el.mean * e2el.count, self.window.duration_s))  # requests there on average
 
     def _totals(self) -> dict[str, Any]:
         """vLLM's counts of a window and their rates.

@@ -194,9 +194,12 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
 
 
 def test_no_error_is_claimed_that_no_real_run_told() -> None:
-    told = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none")}
+    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not unless told to."""
+    told = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
     assert "output_throughput_error" in told["none"]
+    assert "output_throughput_error" in told["eagle3"]
     assert not [name for name in told["ngram"] if name.endswith("_error")]
+    assert told["ngram"]["error_range"].startswith("none: real runs padded")
 
 
 # who has drafts ------------------------------------------------------------------------------------------------------

@@ -255,7 +255,7 @@ def test_all_reduces_widen_the_band() -> None:
     slow, fast = (end["output_throughput"] for end in ends(experiment))
     found = spanned(simulate(experiment), ends(experiment))
     assert slow < found["output_throughput"] < fast
-    assert (found["output_throughput_low"], found["output_throughput_high"]) == (slow, fast)
+    assert (found["output_throughput_low"], found["output_throughput_high"]) == pytest.approx((slow, fast))
     bare = covering(roofline(GPUS["h200"]), experiment.pair)
     assert bare.bar(experiment.pair.target) == 0
 

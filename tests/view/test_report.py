@@ -128,7 +128,8 @@ def test_entries_are_intervals_over_replications_and_pairs(folder: Path, documen
     for entry in document["entries"]:
         mine = points[(points["arch"] == entry["arch"]) & (points["load"] == float(entry["load"][1]))]
         for metric in ("output_throughput", "p99_ttft_ms", "mean_e2el_ms"):
-            expected = interval(mine[metric].tolist())
+            within = mine[f"{metric}_se"].tolist() if metric.startswith("p") else ()
+            expected = interval(mine[metric].tolist(), within=within)
             close = [pytest.approx(v, rel=1e-4) for v in (expected.mean, expected.half_width)]
             assert entry["values"][metric] == [*close, 2]
         assert sum(entry["steps"].values()) == pytest.approx(entry["values"]["mean_e2el_ms"][0], rel=1e-3)
