@@ -127,14 +127,11 @@ def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
     from pdvsim.cli.build import build
     from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.decide.draft_lengths import confirm, find_table
+    from pdvsim.decide.draft_lengths import find_table
     from pdvsim.decide.runs import Bench
 
     chosen = build(DraftTableOptions, options)
-    table = find_table(chosen.question())
-    if chosen.confirm:
-        confirm(table, Bench(chosen.jobs))
-    return table
+    return find_table(chosen.question(), Bench(chosen.jobs))
 
 
 def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:

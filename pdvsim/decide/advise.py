@@ -9,13 +9,10 @@ machine; what the budget leaves no room for is named.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.draft_lengths import find_table
-from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.decide.finals import decided
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
@@ -45,13 +42,10 @@ def advise(question: Question, bench: Bench) -> Advice:
     return advice
 
 
-def _engine_table(advice: Advice, drafting: Experiment | None) -> DraftTable | None:
-    """Draft lengths by batch size for an engine, of continuous batching at its own best; None where nothing drafts."""
-    best = next((c for c in (advice.recommended, *advice.finals) if c is not None and c.kin == "colocated"), drafting)
-    if best is None or advice.recommended is None or not advice.recommended.speculates:
-        return None
-    longest = max(advice.question.space.draft_lengths)
-    return find_table(DraftQuestion(replace(best, arch="colocated"), max(1, longest))) if longest else None
+def _for_engines(search: Search) -> Experiment | None:
+    """Colocated batching at its best fixed draft length, as engines can have it, of all that was tried."""
+    tried = [c for c in search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
+    return search.best(search.figures, tried) if tried else None
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
@@ -67,7 +61,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     lengths = ask.space.draft_lengths
     who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)), lengths, ask.space)
     advice.memory = hazards.memory(best)
-    advice.deployment = deployment(best, _engine_table(advice, drafting))
+    advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
         advice.drafter = hazards.drafter_cost(drafting, lengths)

@@ -4,7 +4,7 @@ A round of k drafts for n rows takes T(n, k) and yields g(k) tokens a row. In a 
 a request rate n follows from Little's law. A newcomer waits half a round for its first one. Prompts take their share of
 the GPU, and where drafts have a lane of their own, every other newcomer comes while the others are being verified, and
 has a draft to itself. It is a first sieve: which few draft lengths are worth simulating, and, in `pdvsim draft-table`,
-which is best at each batch size.
+what simulations at a few batch sizes say of those between.
 
 What the KV cache does not hold waits. Left out: other queueing, the spread of lengths, and how works on other streams
 slow a round.
@@ -130,17 +130,23 @@ class Formula:
         capacity = kv_capacity(placed, covering_profile(placed))
         return max(1, int(capacity / self.context))
 
+    def loops(self, k: int, concurrency: Iterable[int]) -> list[tuple[int, float]]:
+        """For each closed loop on one server: rows decoding, and tokens per second."""
+        most = min(self.experiment.server.max_num_seqs, self.fits(k))
+        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
+        batches = [max(1, min(clients, most)) for clients in concurrency]
+        whole_s = [rounds * self.round_s(rows, k) + rows * joining_s for rows in batches]
+        return [(rows, rows * self.output_tokens / s) for rows, s in zip(batches, whole_s, strict=True)]
+
     def at(self, k: int) -> Predicted:
         """What a draft length does at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
-        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
-            rows = max(1, min(at_once, most))
-            whole_s = rounds * self.round_s(rows, k) + rows * joining_s
-            pace_s = whole_s / self.output_tokens * at_once / rows  # with the wait of those that do not fit
-            return Predicted(k, rows, pace_s, servers * rows * self.output_tokens / whole_s, True)
+            [(rows, speed)] = self.loops(k, [at_once])
+            return Predicted(k, rows, at_once / speed, servers * speed, True)  # those that do not fit wait
+        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         rate = traffic.request_rate / servers
         left = 1 - rate * joining_s  # of the GPU, beside newcomers
         rows, need = 1, float("inf")

@@ -77,7 +77,8 @@ def _like_served(result: Result) -> bool:
     """
     experiment = result.experiment
     hardware, server = experiment.hardware, experiment.server
-    one_card = hardware.replicas == 1 and experiment.gpus == 1 and hardware.contention == "fluid"
+    one_card = hardware.replicas == 1 and experiment.gpus == 1
+    as_measured = hardware.contention == "fluid" and hardware.padding == "profile"
     plain = experiment.host == Host() and server.priority in ("none", "stream")
     measured = "forward_error_bar" not in result.meta
-    return hardware.band and one_card and plain and measured and server.drafted_by in ("model", "none")
+    return hardware.band and one_card and as_measured and plain and measured and server.drafted_by in ("model", "none")
