@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
-    from pdvsim.decide.fleet_advice import FleetAdvice
     from pdvsim.decide.frontier import Frontier
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import (
@@ -110,17 +109,18 @@ def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
     return found.frame
 
 
-def advise(**options: Unpack[AdviseKeywords]) -> Advice | FleetAdvice:
+def advise(**options: Unpack[AdviseKeywords]) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice.
 
     With `gpus` it is how to use them.
     """
     from pdvsim.cli.advise import AdviseOptions
     from pdvsim.cli.build import build
+    from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    return chosen.answer(Bench(chosen.jobs))
+    return answer(chosen.question(), Bench(chosen.jobs))
 
 
 def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:

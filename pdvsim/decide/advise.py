@@ -30,6 +30,7 @@ def advise(question: Question, bench: Bench) -> Advice:
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
+    search.fleets, search.cheaper = question.fleets, question.cheaper
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
@@ -53,13 +54,16 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.held is not None
-    order = [advice.finalist(arch) for arch in (advice.held.best, *advice.held.behind)]
+    order = [advice.finalist(name) for name in (advice.held.best, *advice.held.behind)]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)), lengths, ask.space)
+    comparisons, fleets = max(1, len(rivals)), bool(ask.fleets)
+    who = Rivalry(
+        best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, fleets
+    )  # fmt: skip
     advice.memory = hazards.memory(best)
     advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:

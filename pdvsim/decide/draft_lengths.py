@@ -106,7 +106,8 @@ class Speeds:
         plain = self.plain(sizes)
         if not facts.drafts_at_0:
             return plain
-        rounds, prompt_s = formula.rounds(0) + JOINING, formula.prompt_s(1) - formula.prompt_s(0)
+        rounds, prompts = formula.rounds(0) + JOINING, [request.prompt_tokens for request in formula.requests]
+        prompt_s = formula.planner.prompt_token_s * sum(prompts) / len(prompts)
         more_s = []
         for rows in (min(size, self.fits) for size in sizes):
             step = formula.planner.models["draft"].shape(rows, 1)

@@ -125,10 +125,15 @@ class Formula:
 
     def fits(self, k: int) -> int:
         """Rows that the KV cache of a server holds, more or less; without drafts the drafter takes none of its room."""
-        server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=k)
-        placed = replace(self.experiment, server=server)
-        capacity = kv_capacity(placed, covering_profile(placed))
-        return max(1, int(capacity / self.context))
+        return max(1, int(self._capacities[k > 0] / self.context))
+
+    @cached_property
+    def _capacities(self) -> tuple[int, int]:
+        """Tokens of KV cache without a drafter and with one."""
+        servers = (replace(self.experiment.server, controller="fixed", num_speculative_tokens=k) for k in (0, 1))
+        placed = [replace(self.experiment, server=server) for server in servers]
+        plain, drafting = (kv_capacity(one, covering_profile(one)) for one in placed)
+        return plain, drafting
 
     def loops(self, k: int, concurrency: Iterable[int]) -> list[tuple[int, float]]:
         """For each closed loop on one server: rows decoding, and tokens per second."""

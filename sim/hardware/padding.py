@@ -1,9 +1,9 @@
 """How an engine pads a forward to the CUDA graphs that it has captured.
 
 vLLM pads the tokens of a step, prompts included: 1, 2, 4, then multiples of 8 to 256, then of 16 to 512
-(`max_cudagraph_capture_size`). SGLang and TensorRT-LLM (with `enable_padding`) pad the requests of a step. SGLang, with
-a drafter: 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256, then of 16. TensorRT-LLM: 1, 2, 4, multiples of
-8 to 128, then of 64.
+(`max_cudagraph_capture_size`). SGLang and TensorRT-LLM (with `enable_padding`) pad the requests of a step. SGLang:
+1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256, then of 16. TensorRT-LLM: 1, 2, 4, then multiples
+of 8 to 128, then of 64.
 
 Not modelled: what a step larger than the largest graph pays for its launches.
 """
