@@ -27,7 +27,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.study.output import dumps
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b")
-PROMPT, OUTPUT, MOST = 128, 48, 128
+PROMPT, OUTPUT, MOST = 32, 48, 96
 
 
 def question(
@@ -47,7 +47,7 @@ def table(pair: str = PAIRS[0], rate: float = 0.6, engine: EngineName | None = N
 
 @cache
 def simulated(pair: str) -> DraftTable:
-    return find_table(question(pair), Bench(1))
+    return find_table(question(pair, 0.65, indifference=0.01), Bench(1))
 
 
 def speed(experiment: Experiment) -> float:
@@ -104,7 +104,7 @@ def test_ranges_are_a_partition(pair: str, rate: float) -> None:
 
 @pytest.mark.parametrize(("pair", "engine"), [*product(PAIRS, ENGINES)])
 def test_more_acceptance_never_shortens_a_draft(pair: str, engine: EngineName) -> None:
-    sizes = [1, 2, 5, 12, 30, 64, 100, 128]
+    sizes = [1, 2, 5, 12, 30, 64, 96]
     lengths = [Speeds(question(pair, rate, engine)).logs(sizes).argmax(axis=1) for rate in (0.1, 0.5, 0.9)]
     for less, more in pairwise(lengths):
         assert (less <= more).all()
@@ -116,7 +116,7 @@ def test_more_acceptance_never_shortens_a_draft(pair: str, engine: EngineName) -
 @pytest.mark.parametrize("pair", PAIRS)
 def test_what_no_drafts_cost(pair: str) -> None:
     """pdvsim's drafter rests at k=0; vLLM's still runs, which costs time; TensorRT-LLM has no k=0."""
-    sizes = [1, 8, 64, 128]
+    sizes = [1, 8, 64, 96]
     columns = {engine: Speeds(question(pair, engine=engine)) for engine in ENGINES}
     assert columns["pdvsim"].logs(sizes)[:, 0] == pytest.approx(columns["pdvsim"].plain(sizes))
     for engine in ("vllm", "sglang"):
@@ -132,31 +132,29 @@ def test_the_lowest_k_is_the_engines(pair: str) -> None:
     assert set(low.best) == {1}
     assert low.plain_from == 1
     assert "lowest k is 1" in draft_text(low)
-    with pytest.raises(ValueError, match="below tensorrt-llm's lowest k"):
+    with pytest.raises(ValueError, match="below the lowest k of tensorrt-llm"):
         question(pair, engine="tensorrt-llm", against=0)
 
 
-def test_a_drafter_that_runs_at_0_costs_what_it_costs_simulated(tmp_path: Path) -> None:
-    """Simulated by a policy that drafts a token and verifies none."""
-    file = tmp_path / "follows.py"
-    file.write_text(
-        "from pdvsim.sim.policies.colocated import Colocated\n\n\n"
-        "class Follows(Colocated):\n"
-        "    def draft(self, rows, k):\n"
-        "        for row in rows:\n"
-        "            row.owed = 0\n"
-        "        return super().draft(rows, k)\n\n"
-        "    def verify(self, rows, k, drafted=None):\n"
-        "        return super().verify(rows, 0, drafted)\n",
-        encoding="utf-8",
-    )
-    asked, bench = question(PAIRS[1]), Bench(1)
+@pytest.mark.parametrize("pair", PAIRS[1:])
+def test_an_idle_drafter_costs_a_step_per_token(pair: str) -> None:
+    """Simulated: a step is longer by the drafter's own, by hand; and by formula it is near that."""
+    asked = question(pair, engine="pdvsim")
+    idle = replace(asked, engine="vllm", base=asked.base)
+    speeds = Speeds(idle)
+    [run, _], [plain, _] = idle.loops(1, 0), idle.loops(1, PLAIN)
+    drafter = builtin("h200").padded("vllm").latency(idle.drafting(1).pair.draft).shape(1, 1)
+    more_s = drafter.solo_0 + drafter.solo_1 * (PROMPT + OUTPUT / 2)
+    tpot_s = [pdvsim.Run(simulate(one)).metrics["mean_tpot_ms"] / 1e3 for one in (run, plain)]
+    assert tpot_s[0] - tpot_s[1] == pytest.approx(more_s, rel=0.05)
     for rows in (1, 32, 96):
-        speeds = Speeds(asked)
-        bench.rows(asked.loops(rows, PLAIN))
+        bench = Bench(1)
+        bench.rows([*idle.loops(rows, PLAIN), *idle.loops(rows, 0)])
         speeds.learn([(rows, PLAIN)], bench)
-        follows = [speed(replace(run, arch=f"{file}:Follows")) for run in asked.loops(rows, 1)]
-        assert math.exp(speeds.logs([rows])[0, 0]) == pytest.approx(np.mean(follows), rel=0.04)
+        by_formula = speeds.logs([rows])[0, 0]
+        speeds.learn([(rows, 0)], bench)
+        assert speeds.logs([rows])[0, 0] == pytest.approx(by_formula, abs=0.1)
+        assert math.exp(speeds.logs([rows])[0, 0]) == pytest.approx(speeds.simulated[rows, 0].mean)
 
 
 def test_each_engine_is_simulated_as_it_pads() -> None:
@@ -180,7 +178,8 @@ def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:
 def test_a_table_by_context() -> None:
     base = question(PAIRS[1]).base
     found = find_table(DraftQuestion(base, 4, contexts=(512, 8192), num_runs=2))
-    assert [other.context for other in found.by_context] == pytest.approx([512, 8192], rel=0.01)
+    means = [Formula(found.question.at_context(other).base).context for other in (512, 8192)]
+    assert means == pytest.approx([512, 8192], rel=0.04)  # of a sample of prompts
     assert found.by_context[1].fits < found.by_context[0].fits
     assert found.by_context[0].ranges() == find_table(found.question.at_context(512)).ranges()
     text = draft_text(found)

@@ -2,7 +2,7 @@
 
 Closed loops are simulated with prompts, catch-up and power limit, at a few sizes and on both sides of every edge of the
 table. Between these sizes the formula (`formula`) is moved to what the simulations say. At k=0 the drafter of some
-engines still runs, which costs a draft step per token and is added to plain decoding.
+engines still runs, which costs a draft step per token.
 
 Left out: vLLM's drafter reads a whole round again before it drafts, rejected tokens included.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -60,11 +60,12 @@ class Speeds:
 
     def learn(self, points: Iterable[Point], bench: Bench) -> None:
         """Take over what has been simulated."""
-        for rows, k in points:
+        for rows, k in sorted(points):  # plain decoding first: that of k=0 goes by it
             if found := bench.known(self.question.loops(rows, k)):
                 speeds = interval(float(row["output_throughput"]) for row in found)
                 self.simulated[rows, k] = speeds
-                self._moved[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
+                formula = self._by_formula([rows], k) if k else self._idle_by_formula([rows])
+                self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
         """Of each batch size, by draft length from 0 on; minus infinity where the engine has no such length."""
@@ -87,11 +88,15 @@ class Speeds:
         return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
 
     def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """How far simulations are from the formula, of the nearest length: straight over the size's logarithm."""
-        at: dict[int, int] = {}  # each simulated size, and the length there to go by
+        """How far simulations are from the formula, of the nearest length at each size."""
+        at: dict[int, int] = {}
         for rows, other in self._moved:
-            if rows not in at or abs(other - k) < abs(at[rows] - k):
+            if other and (rows not in at or abs(other - k) < abs(at[rows] - k)):
                 at[rows] = other
+        return self._interpolated(sizes, at)
+
+    def _interpolated(self, sizes: Sequence[int], at: Mapping[int, int]) -> Logs:
+        """Of these sizes and lengths that were simulated, straight between them over the logarithm of the size."""
         if not at:
             return np.zeros(len(sizes))
         places = sorted(at)
@@ -100,18 +105,20 @@ class Speeds:
 
     def _idle(self, sizes: Sequence[int]) -> Logs:
         """At k=0: plain decoding, and the drafter's reading of every token where it still runs."""
+        return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
+
+    def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
         facts, formula = self.question.facts, self.formula
         if facts.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
         plain = self.plain(sizes)
         if not facts.drafts_at_0:
             return plain
-        rounds, prompts = formula.rounds(0) + JOINING, [request.prompt_tokens for request in formula.requests]
-        prompt_s = formula.planner.prompt_token_s * sum(prompts) / len(prompts)
-        more_s = []
+        rounds, drafter, more_s = formula.rounds(0) + JOINING, formula.planner.models["draft"], []
         for rows in (min(size, self.fits) for size in sizes):
-            step = formula.planner.models["draft"].shape(rows, 1)
+            step = drafter.shape(rows, 1)
             step_s = step.solo_0 + step.solo_1 * int(rows * formula.context)
+            prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False).solo_0 - step.solo_0
             more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
         return -np.log(np.exp(-plain) + more_s)
 
@@ -140,7 +147,9 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
         interrupted = True
     table = _table(speeds)
     for context in question.contexts if not interrupted else ():
-        table.by_context.append(other := find_table(question.at_context(context), bench))
+        other = find_table(question.at_context(context), bench)
+        other.context = context  # that of the sampled prompts is a little off
+        table.by_context.append(other)
         if interrupted := other.interrupted:
             break
     table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
@@ -181,8 +190,14 @@ def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
     """Lengths near the best at a size, the one to compare with, and plain decoding."""
     logs = speeds.logs([rows])[0]
     best = max(1, int(logs.argmax()))
-    near = {k for k in range(1, len(logs)) if abs(k - best) <= 1 or logs[best] - logs[k] <= CLOSE}
-    return [PLAIN, *sorted(near | ({speeds.question.compared} - {0}))]
+    near = {k for k in range(1, len(logs)) if abs(k - best) <= 1} | {speeds.question.compared}
+    near |= {k for k in range(len(logs)) if logs[best] - logs[k] <= CLOSE}
+    return list(dict.fromkeys([PLAIN, *(_as_run(speeds, k) for k in sorted(near))]))
+
+
+def _as_run(speeds: Speeds, k: int) -> int:
+    """The length to simulate: none is no drafter where that does not run at k=0."""
+    return k if k or speeds.question.facts.drafts_at_0 else PLAIN
 
 
 def _edges(speeds: Speeds, most: int) -> list[Point]:
@@ -193,7 +208,7 @@ def _edges(speeds: Speeds, most: int) -> list[Point]:
     found = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
     first = _plain_from(plain, _chosen(logs, tiers))
     found += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
-    return list(dict.fromkeys([(rows, max(k, 1)) for rows, k in found] + [(rows, PLAIN) for rows, _ in found]))
+    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, _as_run(speeds, k))]))
 
 
 def _table(speeds: Speeds) -> DraftTable:

@@ -9,10 +9,12 @@ from typing import Any, Literal, NamedTuple
 from pdvsim.common.version import __version__
 from pdvsim.decide.deploy import Block, deployment_text, of_table, sglang, tensorrt_llm, vllm
 from pdvsim.decide.formula import SAMPLE, Formula
+from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.runs import replications
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.policies import named
 from pdvsim.sim.run import profile_of
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
@@ -27,6 +29,7 @@ USUAL = 4  # draft length that people leave as it is
 RUN_BATCHES = 3  # requests of a simulation, at least, in batches of its size
 SHOWN = 0.0005  # the least share that is not printed as 0.0%
 PLAIN = -1  # in place of a draft length: a server without a drafter
+IDLE_DRAFTER = named(IdleDrafter)
 
 
 class Engine(NamedTuple):
@@ -86,9 +89,10 @@ class DraftQuestion:
             raise ValueError("a draft table needs a drafter: --drafter none has none")
         if self.engine not in (None, "pdvsim") and self.base.kin != "colocated":
             raise ValueError(f"--engine {self.engine} serves colocated batches, not {self.base.arch}")
-        if not self.facts.lowest_k <= self.compared <= self.max_k:
-            side = "beyond --max-k" if self.compared > self.max_k else f"below {self.served_by}'s lowest k,"
-            raise ValueError(f"--against {self.against} is {side} {min(self.max_k, max(1, self.facts.lowest_k))}")
+        if self.compared > self.max_k:
+            raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
+        if self.compared < self.facts.lowest_k:
+            raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
         if self.base.seats.gpus > 1:
             raise ValueError("a draft table is of one GPU: --verify-gpu and --place do not apply")
         checked(self.drafting(self.max_k))
@@ -144,7 +148,8 @@ class DraftQuestion:
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
         """Replications of a closed loop of so many requests, measured after the first batch; k may be PLAIN."""
-        one = self.drafting(max(k, 0))
+        idle = k == 0 and self.facts.drafts_at_0
+        one = replace(self.drafting(1), arch=IDLE_DRAFTER) if idle else self.drafting(max(k, 0))
         count = max(self.base.traffic.num_prompts, RUN_BATCHES * rows)
         traffic = replace(one.traffic, num_prompts=count, max_concurrency=rows)
         scoring = replace(one.scoring, warmup_requests=min(rows, count - 1))

@@ -111,12 +111,16 @@ class Formula:
         """A round of `rows`, with the drafter's catching up and hand-overs."""
         return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
 
+    @cached_property
+    def prompt(self) -> tuple[Chunk]:
+        """A prompt of the mean length."""
+        tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
+        return (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
+
     def prompt_s(self, k: int) -> float:
         """Reading one prompt, by both models where anything is drafted."""
-        tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
-        chunk = (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
         roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
-        return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
+        return sum(self.planner.models[role].carrying(0, 0, 1, self.prompt, role == "target").solo_0 for role in roles)
 
     def newcomer_s(self, k: int) -> float:
         """What a newcomer takes of the GPU beside its rounds: its prompt and, if so, a draft to itself."""
