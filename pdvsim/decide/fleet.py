@@ -59,7 +59,7 @@ def fleet_name(candidate: Experiment) -> str:
         name += f" on {first}+{candidate.group(seats.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
-    return f"{hardware.replicas}x {name}" if hardware.replicas > 1 else name
+    return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
 def fleets(
@@ -108,7 +108,7 @@ def _ways(
 
     if kind != "pdv-ahead":
         if alone:
-            yield Fleet(str(arch), arch, given)
+            yield Fleet(fleet_name(replace(base, arch=arch)), arch, given)
         yield made(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
         yield made(size, replace(given, tensor_parallel_size=size))
