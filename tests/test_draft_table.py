@@ -373,7 +373,7 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
         (["--input-len", "4000"], "lower --input-len"),
         (["--indifference", "1"], "indifference must be 0 to 0.99"),
-        (["--contexts", "0"], "contexts must be 1 to 1000000"),
+        (["--contexts", "0"], "contexts must be 1 to 10000000"),
         (["--padding", "vllm"], "--padding"),
         (["--acceptance-trace", "/no/such.jsonl"], "/no/such.jsonl"),
     ],

@@ -17,7 +17,7 @@ from pdvsim.decide.advice import Question, advice_document, advice_text
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Fleet, fleets, prices
+from pdvsim.decide.fleet import Fleet, fleets
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import BUDGET, PROMPTS, WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, plain
 from pdvsim.decide.runs import Bench
@@ -121,7 +121,7 @@ class AdviseOptions:
             self.budget,
             self.gpu_hour_usd,
             self.fleets(base),
-            tuple(prices(self.card_hour_usd).items()),
+            self.card_hour_usd,
         )
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:

@@ -13,7 +13,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
-from pdvsim.decide.fleet import Fleet, fleet_name, hourly
+from pdvsim.decide.fleet import Fleet, fleet_name, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.options import BUDGET
@@ -56,7 +56,7 @@ class Question:
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
     fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, that compete in place of architectures
-    card_hour_usd: tuple[tuple[str, float], ...] = ()  # what an hour of each of their cards costs
+    card_hour_usd: tuple[str, ...] = ()  # what an hour of each of their cards costs, as card=dollars
 
     def __post_init__(self) -> None:
         if not 0 < self.base.traffic.request_rate < float("inf"):
@@ -79,7 +79,7 @@ class Question:
     def hourly(self, name: str) -> float:
         """What a fleet costs an hour: dollars, or GPUs where no prices are given."""
         fleet = next(fleet for fleet in self.fleets if fleet.name == name)
-        return hourly(fleet, self.base, dict(self.card_hour_usd))
+        return hourly(fleet, self.base, prices(self.card_hour_usd))
 
     @property
     def cheaper(self) -> frozenset[str]:

@@ -35,10 +35,10 @@ SPACING = 4  # a simulated size is so many times the one before
 CLOSE = 0.1  # lengths within this of the best at a simulated size are simulated there, besides its neighbours
 TURNS = 4  # times that edges which have moved are simulated
 
-Point = tuple[int, int]  # batch size, and draft length or PLAIN
+SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
 
 
-class Span(NamedTuple):
+class SizeRange(NamedTuple):
     """Batch sizes with one draft length."""
 
     first: int
@@ -54,11 +54,11 @@ class Speeds:
         self.question = question
         self.formula = Formula(replace(drafting, traffic=replace(drafting.traffic, num_prompts=SAMPLE)))
         self.fits = self.formula.fits(question.max_k)
-        self.simulated: dict[Point, Interval] = {}
+        self.simulated: dict[SizeAndLength, Interval] = {}
         self._formulas = {drafting.acceptance: self.formula}
-        self._moved: dict[Point, float] = {}  # log of simulated over formula
+        self._moved: dict[SizeAndLength, float] = {}  # log of simulated over formula
 
-    def learn(self, points: Iterable[Point], bench: Bench) -> None:
+    def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
         """Take over what has been simulated."""
         for rows, k in sorted(points):  # plain decoding first: that of k=0 goes by it
             if found := bench.known(self.question.loops(rows, k)):
@@ -179,7 +179,7 @@ def _simulate(speeds: Speeds, bench: Bench) -> None:
         _run(speeds, new, bench)
 
 
-def _run(speeds: Speeds, points: Sequence[Point], bench: Bench) -> None:
+def _run(speeds: Speeds, points: Sequence[SizeAndLength], bench: Bench) -> None:
     try:
         bench.rows([run for rows, k in points for run in speeds.question.loops(rows, k)])
     finally:
@@ -200,7 +200,7 @@ def _as_run(speeds: Speeds, k: int) -> int:
     return k if k or speeds.question.facts.drafts_at_0 else PLAIN
 
 
-def _edges(speeds: Speeds, most: int) -> list[Point]:
+def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
     """Both sizes at each edge of the table, with the lengths of both sides and plain decoding."""
     sizes = range(1, most + 1)
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
@@ -241,7 +241,7 @@ def _table(speeds: Speeds) -> DraftTable:
     )
 
 
-def _chosen(logs: Logs, tiers: Sequence[Span]) -> Logs:
+def _chosen(logs: Logs, tiers: Sequence[SizeRange]) -> Logs:
     """The table's own speed at each size."""
     return np.concatenate([logs[tier.first - 1 : tier.last, tier.k] for tier in tiers])
 
@@ -252,16 +252,16 @@ def _plain_from(plain: Logs, chosen: Logs) -> int:
     return int(behind[-1]) + 2 if len(behind) else 1
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[Span]:
+def _spans(lengths: Sequence[int]) -> Iterator[SizeRange]:
     """Runs of equal draft lengths."""
     first = 1
     for k, group in groupby(lengths):
         last = first + sum(1 for _ in group) - 1
-        yield Span(first, last, k)
+        yield SizeRange(first, last, k)
         first = last + 1
 
 
-def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[Span]:
+def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
     """The fewest spans, then the least lost: over no run of sizes with one best length more than `indifference`."""
     runs = list(_spans(best))
     behind = logs.max(axis=1, keepdims=True) - logs
@@ -283,7 +283,7 @@ def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[Span]:
     end = len(runs)
     while end:
         _, _, start, k = cheapest[end]
-        found.append(Span(runs[start].first, runs[end - 1].last, k))
+        found.append(SizeRange(runs[start].first, runs[end - 1].last, k))
         end = start
     return found[::-1]
 

@@ -24,7 +24,6 @@ from pdvsim.view.table import grid
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
 
 SIZES = Range(1, 4096)
-CONTEXTS = Range(1, 1_000_000)
 USUAL = 4  # draft length that people leave as it is
 RUN_BATCHES = 3  # requests of a simulation, at least, in batches of its size
 SHOWN = 0.0005  # the least share that is not printed as 0.0%
@@ -32,7 +31,7 @@ PLAIN = -1  # in place of a draft length: a server without a drafter
 IDLE_DRAFTER = named(IdleDrafter)
 
 
-class Engine(NamedTuple):
+class EngineFacts(NamedTuple):
     """What an engine does with draft lengths by batch size."""
 
     padding: Padding
@@ -42,24 +41,24 @@ class Engine(NamedTuple):
     at_0: str
 
 
-ENGINES: dict[EngineName, Engine] = {
-    "vllm": Engine(
+ENGINES: dict[EngineName, EngineFacts] = {
+    "vllm": EngineFacts(
         "vllm", 0, True,
         "vLLM pads the tokens of a step to 1, 2, 4, multiples of 8 up to 256 and multiples of 16 up to 512",
         "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)",
     ),
-    "sglang": Engine(
+    "sglang": EngineFacts(
         "sglang", 0, True,
         "SGLang pads the requests of a step to 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256 and of 16",
         "at k=0 SGLang still runs the drafter",
     ),
-    "tensorrt-llm": Engine(
+    "tensorrt-llm": EngineFacts(
         "tensorrt-llm", 1, False,
         "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64",
         "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
         "(TensorRT-LLM pull request 16888)",
     ),
-    "pdvsim": Engine(
+    "pdvsim": EngineFacts(
         "profile", 0, False,
         "requests of a step are padded as in the engine that the profile was measured on",
         "at k=0 the drafter rests, as with pdvsim's controllers",
@@ -97,7 +96,6 @@ class DraftQuestion:
             raise ValueError("a draft table is of one GPU: --verify-gpu and --place do not apply")
         checked(self.drafting(self.max_k))
         for context in self.contexts:
-            check("contexts", context, CONTEXTS)
             checked(self.at_context(context).drafting(self.max_k))
 
     @property
@@ -114,7 +112,7 @@ class DraftQuestion:
         return self.engine or ("vllm" if self.base.kin == "colocated" else "pdvsim")
 
     @property
-    def facts(self) -> Engine:
+    def facts(self) -> EngineFacts:
         """What the engine does; steps of a profile from an engine's own log are padded already."""
         engine = ENGINES[self.served_by]
         if not profile_of(self.base).whole_steps:
