@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
-    from pdvsim.decide.fleet_advice import FleetAdvice
     from pdvsim.decide.frontier import Frontier
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import (
@@ -110,31 +109,29 @@ def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
     return found.frame
 
 
-def advise(**options: Unpack[AdviseKeywords]) -> Advice | FleetAdvice:
+def advise(**options: Unpack[AdviseKeywords]) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice.
 
     With `gpus` it is how to use them.
     """
     from pdvsim.cli.advise import AdviseOptions
     from pdvsim.cli.build import build
+    from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    return chosen.answer(Bench(chosen.jobs))
+    return answer(chosen.question(), Bench(chosen.jobs))
 
 
 def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
     from pdvsim.cli.build import build
     from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.decide.draft_lengths import confirm, find_table
+    from pdvsim.decide.draft_lengths import find_table
     from pdvsim.decide.runs import Bench
 
     chosen = build(DraftTableOptions, options)
-    table = find_table(chosen.question())
-    if chosen.confirm:
-        confirm(table, Bench(chosen.jobs))
-    return table
+    return find_table(chosen.question(), Bench(chosen.jobs))
 
 
 def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:

@@ -60,6 +60,7 @@ class Keywords(TypedDict, total=False):
     num_workers: int
     output_len: int | None
     pad_drafts: bool
+    padding: Literal["profile", "vllm", "sglang", "tensorrt-llm"]
     pair: str
     partition: float | Sequence[float]
     place: str | Sequence[str]
@@ -210,9 +211,9 @@ class DraftTableKeywords(Keywords, total=False):
 
     against: int | None
     arch: str | type[Policy]
-    confirm: bool
+    contexts: int | Sequence[int]
     controller: Literal["fixed", "feedback", "goodput"]
-    idle_drafter: Literal["follows", "rests"] | None
+    engine: Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"] | None
     indifference: float
     jobs: int | None
     max_k: int

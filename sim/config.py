@@ -19,6 +19,7 @@ from pdvsim.sim.hardware.links import DraftProbs, LinkName
 from pdvsim.sim.hardware.models import HEADS, drafted_by, drafter_kind, is_config, pair_name, shard
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.names import card_name
+from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import file_of, kin, policy_of
 
@@ -285,6 +286,9 @@ class Hardware:
     error bar, which are simulated as well."""
     contention: Contention = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
+    padding: Padding = "profile"
+    """How forwards are padded to CUDA graphs: profile (as measured), vllm (the tokens of a step), sglang or
+    tensorrt-llm (its requests)."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights and KV cache."""
     kv_capacity_tokens: int | None = None

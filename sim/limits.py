@@ -129,6 +129,7 @@ RANGES: dict[str, Range] = {
     "try_max_num_seqs": Range(1, 65_536),
     "try_max_num_batched_tokens": Range(1, MAX_TOKENS),
     "max_k": _DRAFT,
+    "contexts": Range(1, MAX_TOKENS),
     "against": Range(0, MAX_DRAFT),
     "acceptances": _SHARE,
     "places": _SHARE,  # of a map, where they are acceptance rates

@@ -139,7 +139,7 @@ def covering_profile(experiment: Experiment) -> Profile:
             )
         for spec in (pair.draft, pair.target):
             profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
-    return covering(profile, pair, link_of(experiment))
+    return covering(profile, pair, link_of(experiment)).padded(experiment.hardware.padding)
 
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
@@ -149,7 +149,7 @@ def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[
     for at, card in enumerate(cards):
         if card != cards[seats.verify]:
             own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
-            found[at] = covering(own, experiment.pair, link_of(experiment))
+            found[at] = covering(own, experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
     return [one.at_bar(end) for one in found] if end else found
 
 

@@ -43,7 +43,7 @@ COLOCATED = Experiment("colocated", TRAFFIC, server=Server(max_num_seqs=128))
 def table(rate: float = 0.6, pair: str = Server.pair, replicas: int = 1) -> DraftTable:
     server, hardware = replace(COLOCATED.server, pair=pair), Hardware(replicas=replicas)
     base = replace(COLOCATED, acceptance=Acceptance(acceptance_rate=rate), server=server, hardware=hardware)
-    return find_table(DraftQuestion(base))
+    return find_table(DraftQuestion(base, indifference=0.005))
 
 
 def flags(line: str) -> dict[str, str | None]:
@@ -81,7 +81,7 @@ def test_the_table_is_in_the_line() -> None:
 
 
 def test_limits_and_versions_are_in_the_line() -> None:
-    block = deployment(COLOCATED, table())[0]
+    block = vllm(of_table(table()))
     given = flags(block.text)
     assert shlex.split(block.text)[:3] == ["vllm", "serve", "meta-llama/Llama-2-7b-chat-hf"]
     assert given["--max-num-seqs"] == "128"
@@ -99,17 +99,31 @@ def test_one_draft_length_needs_no_table() -> None:
     assert "needs vLLM 0.15.0 or later, for draft models" in deployment(COLOCATED)[0].notes
 
 
-def test_the_table_ends_with_the_batch_limit() -> None:
-    small = replace(COLOCATED, server=replace(COLOCATED.server, max_num_seqs=table().ranges()[0][1] + 3))
-    ranges = speculative(deployment(small, table())[0])["num_speculative_tokens_per_batch_size"]
-    assert ranges == table().ranges(small.server.max_num_seqs)
-    assert ranges[-1][1] == small.server.max_num_seqs
+@pytest.mark.parametrize("k", [1, 3, 4, 7])
+def test_every_line_has_the_draft_length_that_is_advised(k: int) -> None:
+    """vLLM's, SGLang's and our own; whatever a table would say at other batch sizes."""
+    advised = replace(COLOCATED, server=replace(COLOCATED.server, num_speculative_tokens=k))
+    other = replace(COLOCATED, server=replace(COLOCATED.server, num_speculative_tokens=k + 1))
+    first, second, ours, _ = deployment(advised, other)
+    assert speculative(first)["num_speculative_tokens"] == k
+    assert flags(second.text)["--speculative-num-steps"] == str(k)
+    assert parse(RunCommand, shlex.split(ours.text)[2:]).experiment.server.num_speculative_tokens == k
+
+
+def test_what_a_controller_does_is_not_translated() -> None:
+    """Engines get the best fixed draft length, and are told so."""
+    moving = replace(COLOCATED, server=replace(COLOCATED.server, controller="goodput"))
+    fixed = replace(COLOCATED, server=replace(COLOCATED.server, num_speculative_tokens=2))
+    first, second, *_ = deployment(moving, fixed)
+    assert speculative(first)["num_speculative_tokens"] == 2
+    assert flags(second.text)["--speculative-num-steps"] == "2"
+    assert "no flag asks for draft lengths as --controller goodput chooses them" in first.notes[0]
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
 def test_without_drafts_there_is_no_drafter(arch: str) -> None:
     plain = replace(COLOCATED, arch=arch, server=replace(COLOCATED.server, num_speculative_tokens=0))
-    for given in (None, table()):
+    for given in (None, COLOCATED):
         first, second, *_ = deployment(plain, given)
         assert "--speculative-config" not in flags(first.text)
         assert flags(first.text)["--max-num-batched-tokens"] == "2048"
@@ -125,14 +139,10 @@ def test_a_drafter_that_never_pays_is_left_out() -> None:
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in ("autoregressive", "colocated")])
 def test_lanes_are_not_translated(arch: str) -> None:
     lanes = replace(COLOCATED, arch=arch)
-    blocks = deployment(lanes, table())
-    assert blocks[0].text == vllm(of_table(table())).text
-    assert blocks[1].text == sglang(of_table(table()))[0].text
+    blocks = deployment(lanes, COLOCATED)
+    assert [block.text for block in blocks[:2]] == [block.text for block in deployment(COLOCATED)[:2]]
     for block in blocks[:2]:
-        assert (
-            block.notes[0]
-            == f"{arch} {BEYOND[arch]}: no flag asks for that; this is colocated batching at its own best"
-        )
+        assert block.notes[0].startswith(f"{arch} {BEYOND[arch]}: no flag asks for that; this is colocated batching")
     first, *rest = deployment(lanes)
     assert (first.label, first.text) == ("vLLM, SGLang", "")
     assert [block.label for block in rest] == ["pdvsim", "realrun"]
@@ -140,26 +150,24 @@ def test_lanes_are_not_translated(arch: str) -> None:
 
 def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None:
     second = replace(COLOCATED, arch="pdv", hardware=Hardware(verify_gpu=1))
-    assert "with its lanes on several GPUs" in deployment(second, table())[0].notes[0]
+    assert "with its lanes on several GPUs" in deployment(second, COLOCATED)[0].notes[0]
     file = tmp_path / "mine.py"
     file.write_text("from pdvsim.sim.policies.colocated import Colocated\n\n\nclass Mine(Colocated): ...\n", "utf-8")
-    assert "is a policy of your own" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), table())[0].notes[0]
+    assert "is a policy of your own" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), COLOCATED)[0].notes[0]
 
 
 def test_sglang_has_one_length_for_a_draft_model() -> None:
-    line, file, *_ = deployment(COLOCATED, table())[1:]
+    line, file = sglang(of_table(table()))
     given = flags(line.text)
     assert set(given) <= SGLANG_FLAGS
     assert shlex.split(line.text)[:3] == ["python3", "-m", "sglang.launch_server"]
     assert (given["--speculative-algorithm"], given["--speculative-eagle-topk"]) == ("STANDALONE", "1")
-    assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == ("4", "5")
+    steps = table().single
+    assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == (str(steps), str(steps + 1))
     assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "2048")
     slots = json.loads(file.text)
     assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in table().ranges()}
     assert "EAGLE and EAGLE3 drafters alone" in file.notes[1]
-    moving = replace(COLOCATED, server=replace(COLOCATED.server, controller="goodput"))
-    single = flags(deployment(moving, table())[1].text)["--speculative-num-steps"]
-    assert single == str(table().single)
 
 
 def test_vocabularies_of_unlike_size() -> None:
@@ -171,7 +179,7 @@ def test_vocabularies_of_unlike_size() -> None:
 
 
 def test_replicas_are_servers() -> None:
-    for block in deployment(replace(COLOCATED, hardware=Hardware(replicas=3)), table())[:2]:
+    for block in deployment(replace(COLOCATED, hardware=Hardware(replicas=3)))[:2]:
         assert any(note.startswith("start 3 of them behind a router") for note in block.notes)
 
 
@@ -231,7 +239,7 @@ def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
 
 
 def test_the_text_has_every_block() -> None:
-    blocks = deployment(COLOCATED, table())
+    blocks = deployment(COLOCATED)
     text = deployment_text(blocks)
     for block in blocks:
         assert f"{block.label}:\n{block.text}" in text

@@ -13,12 +13,11 @@ from pdvsim.cli.args import parse
 from pdvsim.cli.page import facts_of, page_file, write_page
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import Advice, Question, advice_document, advice_text
+from pdvsim.decide.advice import Question, advice_document, advice_text
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Fleet, fleets, prices
-from pdvsim.decide.fleet_advice import FleetAdvice, advise_fleet, fleet_document, fleet_text
+from pdvsim.decide.fleet import Fleet, fleets
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import (
     BUDGET,
@@ -56,8 +55,8 @@ class AdviseOptions:
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Architectures to choose from."""
     gpus: int = 1
-    """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These ways are
-    compared, then, each at its best, by the objective and by cost."""
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
+    objective and by cost."""
     drafter_card: str | None = None
     """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
     card_hour_usd: tuple[str, ...] = ()
@@ -101,19 +100,13 @@ class AdviseOptions:
         """Architectures to choose from: those named, else what is usual for so many GPUs."""
         return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
-    def fleets(self) -> tuple[Fleet, ...]:
+    def fleets(self, base: Experiment) -> tuple[Fleet, ...]:
         """Ways to use several GPUs; none where there is one."""
         if self.gpus > 1:
-            alone = bool(self.card_hour_usd)
-            return fleets(self.question().base, self.archs, self.gpus, self.drafter_card, alone)
+            return fleets(base, self.archs, self.gpus, self.drafter_card, bool(self.card_hour_usd))
         if self.drafter_card or self.card_hour_usd:
             raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
         return ()
-
-    def answer(self, bench: Bench) -> Advice | FleetAdvice:
-        """The advice."""
-        ways, question = self.fleets(), self.question()
-        return advise_fleet(question, ways, prices(self.card_hour_usd), bench) if ways else advise(question, bench)
 
     def question(self) -> Question:
         """What these options ask; a ValueError names what is wrong."""
@@ -136,6 +129,8 @@ class AdviseOptions:
             self.warmup_share,
             self.budget,
             self.gpu_hour_usd,
+            self.fleets(base),
+            self.card_hour_usd,
         )
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
@@ -167,23 +162,18 @@ class AdviseCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(AdviseCommand, argv, "pdvsim advise")
-    question, ways = args.options.question(), args.options.fleets()
+    question = args.options.question()
 
     forewarn_few(question.num_runs, len(question.space.archs))
     files, page = list[Path](), page_file(args.html)
     if args.output:
         folder = output.check_folder(Path(args.output))
-        names = ("advice.json",) if ways else ("advice.json", "advice.png")
-        files = [output.check_file(folder / name) for name in names]
+        files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
     with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
-        advice = args.options.answer(bench)
-    drawn = None
-    if isinstance(advice, FleetAdvice):
-        document, text = output.dumps(fleet_document(advice)), fleet_text(advice)
-    else:
-        document, text = output.dumps(advice_document(advice)), advice_text(advice)
-        drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
+        advice = advise(question, bench)
+    document, text = output.dumps(advice_document(advice)), advice_text(advice)
+    drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
     print(document if args.json else text)
     lead = f"What to run at {question.base.traffic.request_rate:g} requests/s, and how sure that is."
     pictures = {"Where the decision flips": drawn} if drawn else {}
@@ -193,7 +183,5 @@ def main(argv: list[str]) -> int:
         if stopped:
             say("pdvsim", f"interrupted: {stopped}")
         return 130 if stopped else 0
-    contents: dict[Path, bytes | None] = {files[0]: (document + "\n").encode()}
-    if len(files) > 1:
-        contents |= {files[1]: output.picture(drawn, files[1]) if drawn else None}
-    return output.save(contents, stopped)
+    picture = output.picture(drawn, files[1]) if drawn else None
+    return output.save({files[0]: (document + "\n").encode(), files[1]: picture}, stopped)

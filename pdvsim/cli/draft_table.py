@@ -11,11 +11,12 @@ import tyro
 from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
-from pdvsim.decide.draft_lengths import confirm, find_table, simulations
-from pdvsim.decide.draft_table import DraftQuestion, IdleDrafter, draft_document, draft_text
+from pdvsim.decide.draft_lengths import find_table, usual_runs
+from pdvsim.decide.draft_table import DraftQuestion, EngineName, draft_document, draft_text
 from pdvsim.decide.options import OpenTraffic, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server
+from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
@@ -25,6 +26,7 @@ CHOSEN = (  # what the table tries itself
     ("traffic", "use_trace_timestamps"),
     ("server", "num_speculative_tokens"),
     ("server", "controller"),
+    ("hardware", "padding"),
 )
 
 
@@ -33,7 +35,7 @@ class TableTraffic(OpenTraffic):
     """Who asks what."""
 
     num_prompts: int = 60
-    """Requests of a simulation; at least three for each at once."""
+    """Requests of a simulation; at least three times the batch."""
     burstiness: tyro.conf.Suppress[float] = 1.0
 
 
@@ -54,6 +56,7 @@ class TableHardware(Hardware):
     """The GPU and how it is modelled."""
 
     band: tyro.conf.Suppress[bool] = True
+    padding: tyro.conf.Suppress[Padding] = "profile"
 
 
 @dataclass(frozen=True)
@@ -66,16 +69,17 @@ class DraftTableOptions:
     """Longest draft."""
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
-    idle_drafter: IdleDrafter | None = None
-    """At k=0 the drafter reads along (follows: vLLM, SGLang; default of colocated), or rests (pdvsim's controllers)."""
+    engine: EngineName | None = None
+    """The engine that the table is for: how it pads a step, its lowest k, and whether its drafter runs at k=0; default:
+    vllm for colocated, else pdvsim."""
+    contexts: tuple[int, ...] = ()
+    """Also a table for each of these mean contexts, in cached tokens per request, e.g. 512 2048 8192."""
     indifference: float = 0.02
     """Smaller gains, as a share, get no range of their own; 0: the best at every size."""
-    confirm: bool = True
-    """Simulate each range's draft length and its neighbours; --no-confirm: by formula alone."""
-    num_runs: int = 5
+    num_runs: int = 3
     """Replications of each simulation, the same seeds for each."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent runs; default: one per core."""
     traffic: TableTraffic = field(default_factory=TableTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: TableServer = field(default_factory=TableServer)
@@ -90,7 +94,7 @@ class DraftTableOptions:
         for group, name in CHOSEN:
             given = getattr(self, group)
             if getattr(given, name) != getattr(type(given), name):
-                raise ValueError(f"{name} is not for a draft table: it looks for draft lengths at every batch size")
+                raise ValueError(f"{name} is not for a draft table, which tries every draft length and batch size")
         base = Experiment(
             self.arch,
             self.traffic.asked(plain(Server, self.server)),
@@ -99,12 +103,14 @@ class DraftTableOptions:
             plain(Hardware, self.hardware),
             self.host,
         )
-        return DraftQuestion(base, self.max_k, self.against, self.idle_drafter, self.indifference, self.num_runs)
+        return DraftQuestion(
+            base, self.max_k, self.against, self.engine, self.contexts, self.indifference, self.num_runs
+        )
 
 
 @dataclass(frozen=True)
 class DraftTableCommand:
-    """Compute the best draft length for each batch size, with its gain and how sure it is, ready for vLLM."""
+    """Find the best draft length for each batch size by simulation, with its gain, ready for vLLM or TensorRT-LLM."""
 
     options: Annotated[DraftTableOptions, tyro.conf.arg(name="")] = field(default_factory=DraftTableOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
@@ -123,14 +129,11 @@ def main(argv: list[str]) -> int:
     file = output.check_file(Path(args.output)) if args.output else None
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
         raise ValueError(f"{file} cannot be written: the table is made from it")
-    table = find_table(question)
-    if args.options.confirm:
-        runs = sum(len(found) for tier in table.tiers for found in simulations(table, tier).values())
-        with Progress(runs, "runs", args.json) as progress:
-            confirm(table, Bench(args.options.jobs, progress.update))
+    with Progress(usual_runs(question), "simulations, more or less,", args.json) as progress:
+        table = find_table(question, Bench(args.options.jobs, progress.update))
     document = output.dumps(draft_document(table))
     print(document if args.json else draft_text(table))
-    stopped = "the table is there, not all of its simulations" if table.interrupted else ""
+    stopped = "the table rests on the simulations that had finished" if table.interrupted else ""
     if file is not None:
         return output.save({file: (document + "\n").encode()}, stopped)
     if stopped:

@@ -13,10 +13,11 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
+from pdvsim.decide.fleet import Fleet, fleet_name, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.options import BUDGET
-from pdvsim.decide.space import Space, described
+from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import contest_document, lead_text, lengths_note, positive, threshold_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
@@ -26,6 +27,7 @@ from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.table import cell, founded, grid, most_outside
 
+MILLION = 1e6
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
     ("Output throughput (tok/s)", "output_throughput"),
@@ -53,6 +55,8 @@ class Question:
     warmup_share: float = 0.2
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
+    fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, that compete in place of architectures
+    card_hour_usd: tuple[str, ...] = ()  # what an hour of each of their cards costs, as card=dollars
 
     def __post_init__(self) -> None:
         if not 0 < self.base.traffic.request_rate < float("inf"):
@@ -60,7 +64,28 @@ class Question:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
         check_ranges(self)
+        for fleet in self.fleets:
+            self.hourly(fleet.name)  # a price that is missing is asked for now
         vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
+
+    def name(self, candidate: Experiment) -> str:
+        """Who competes with these settings: an architecture, or a fleet."""
+        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+
+    def described(self, candidate: Experiment) -> str:
+        """A candidate in a few words."""
+        return ", ".join([self.name(candidate), *settings_text(candidate)])
+
+    def hourly(self, name: str) -> float:
+        """What a fleet costs an hour: dollars, or GPUs where no prices are given."""
+        fleet = next(fleet for fleet in self.fleets if fleet.name == name)
+        return hourly(fleet, self.base, prices(self.card_hour_usd))
+
+    @property
+    def cheaper(self) -> frozenset[str]:
+        """Fleets that cost less than others."""
+        costs = {fleet.name: self.hourly(fleet.name) for fleet in self.fleets}
+        return frozenset(name for name, cost in costs.items() if cost < max(costs.values()))
 
     @property
     def varies_acceptance(self) -> bool:
@@ -104,9 +129,22 @@ class Advice:
         """Whether the recommendation meets the service levels and keeps up."""
         return self.question.goal.met(self.rows)
 
-    def finalist(self, arch: str) -> Experiment:
-        """The finalist of an architecture."""
-        return next(candidate for candidate in self.finals if candidate.arch == arch)
+    def finalist(self, name: str) -> Experiment:
+        """The finalist of this name."""
+        return next(candidate for candidate in self.finals if self.question.name(candidate) == name)
+
+    @property
+    def cheapest(self) -> Experiment | None:
+        """Of the fleets that meet the service levels and keep up, the one that costs least."""
+        ask = self.question
+        able = [c for c, rows in self.finals.items() if ask.goal.met(rows)] if ask.fleets else []
+        return min(able, key=lambda c: ask.hourly(ask.name(c)), default=None)
+
+    def per_million(self, candidate: Experiment) -> Interval:
+        """What a million output tokens cost on a fleet at this load: dollars, or hours of a GPU."""
+        tokens = [float(row["output_throughput"]) * 3600 for row in self.finals[candidate]]
+        price = self.question.hourly(self.question.name(candidate))
+        return interval(price * MILLION / each for each in tokens)
 
 
 def advice_text(advice: Advice) -> str:
@@ -149,7 +187,8 @@ def advice_document(advice: Advice) -> dict[str, Any]:
     return document | {
         "recommendation": {
             "arch": best.arch,
-            "described": described(best),
+            "fleet": ask.name(best) if ask.fleets else None,
+            "described": ask.described(best),
             "meets": advice.met,
             "replications": len(rows),
             "server": output.settings(best.server),
@@ -162,9 +201,11 @@ def advice_document(advice: Advice) -> dict[str, Any]:
         "objective": ask.goal.objective,
         "contest": contest_document(advice.held),
         "finalists": [
-            {"described": described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
+            {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
+            | (_cost(advice, c) if ask.fleets else {})
             for c, mine in advice.finals.items()
         ],
+        **({"cheapest": advice.cheapest and ask.name(advice.cheapest)} if ask.fleets else {}),
         "flips": [
             asdict(found) | {"probes": [asdict(found.probes[at]) for at in sorted(found.probes)]}
             for found in advice.flips
@@ -195,7 +236,8 @@ def _unfinished(advice: Advice) -> list[str]:
     order = advice.search.ranked(list(advice.search.figures), advice.question.base)
     if not order:
         return ["Nothing is known yet."]
-    return [f"Not decided. In {len(order)} short tries so far, none of them replicated: {described(order[0])} leads."]
+    first = advice.question.described(order[0])
+    return [f"Not decided. In {len(order)} short tries so far, none of them replicated: {first} leads."]
 
 
 def _recommendation(advice: Advice) -> list[str]:
@@ -203,7 +245,9 @@ def _recommendation(advice: Advice) -> list[str]:
     assert best is not None
     assert held is not None
     rate, goal = ask.base.traffic.request_rate, ask.goal
-    lines = [f"{described(best)}", f"for {ask.base.server.pair} on {best.hardware.gpu} at {rate:g} req/s"]
+    count = best.hardware.replicas * best.gpus
+    card = f"{count} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
+    lines = [ask.described(best), f"for {ask.base.server.pair} on {card} at {rate:g} req/s"]
     if goal.levels:
         share = interval(map(attained, advice.rows))
         verb = "meets" if advice.met else "does NOT meet"
@@ -264,18 +308,24 @@ def _how_sure(advice: Advice) -> list[str]:
     best, held, goal = advice.recommended, advice.held, advice.question.goal
     assert best is not None
     assert held is not None
-    rows = []
-    for arch in (held.best, *held.behind):
-        candidate = advice.finalist(arch)
-        behind = "" if arch == held.best else lead_text(held, arch)
-        state = "not told apart" if arch in held.unsure else ""
+    rows, ask = [], advice.question
+    for name in (held.best, *held.behind):
+        candidate = advice.finalist(name)
+        behind = "" if name == held.best else lead_text(held, name)
+        state = "not told apart" if name in held.unsure else ""
         chosen = ("recommended" if advice.met else "least bad") if candidate == best else ""
-        rows.append([described(candidate), positive(held.values[arch]), behind, state, chosen])
+        rows.append([ask.described(candidate), positive(held.values[name]), behind, *_costs(advice, candidate), state])
+        rows[-1].append(chosen)
     for candidate, mine in advice.finals.items():
-        if candidate.arch not in held.values:
+        if ask.name(candidate) not in held.values:
             state = "misses the levels" if goal.levels else "does not keep up"
-            rows.append([described(candidate), positive(interval(map(goal.value, mine))), "", state, ""])
-    lines = [grid(["finalist", NAMES[goal.objective], f"{held.best} ahead by", "", ""], rows)]
+            value = positive(interval(map(goal.value, mine)))
+            rows.append([ask.described(candidate), value, "", *_costs(advice, candidate), state, ""])
+    unit = "$" if ask.card_hour_usd else "GPU"
+    costs = [f"{unit}/h", f"{unit if unit == '$' else 'GPU-hours'} per million tokens"] if ask.fleets else []
+    lines = [grid(["finalist", NAMES[goal.objective], f"{held.best} ahead by", *costs, "", ""], rows)]
+    if ask.card_hour_usd and (cheapest := advice.cheapest) not in (None, best):
+        lines.append(f"Cheapest that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:
         return [*lines, "The only finalist that could be chosen."]
     lines.append(
@@ -283,8 +333,26 @@ def _how_sure(advice: Advice) -> list[str]:
         f"{threshold_text([held], advice.question.indifference)}."
     )
     if held.alike:
-        lines.append(f"{best.arch} is the simplest of those that seeds do not tell apart.")
+        lines.append(f"{ask.name(best)} is the simplest of those that seeds do not tell apart.")
     return lines
+
+
+def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
+    name = advice.question.name(candidate)
+    fleet = next(fleet for fleet in advice.question.fleets if fleet.name == name)
+    return {
+        "fleet": name,
+        "cards": fleet.cards(advice.question.base),
+        "hourly": advice.question.hourly(name),
+        "per_million_output_tokens": advice.per_million(candidate),
+    }
+
+
+def _costs(advice: Advice, candidate: Experiment) -> list[str]:
+    """An hour of a fleet, and a million tokens."""
+    if not advice.question.fleets:
+        return []
+    return [f"{advice.question.hourly(advice.question.name(candidate)):.3g}", positive(advice.per_million(candidate))]
 
 
 def _where(advice: Advice) -> list[str]:
@@ -328,7 +396,7 @@ def _failure_modes(advice: Advice) -> list[str]:
     assert best is not None
     lines = []
     if advice.alone is not None:
-        lines.append("low concurrency: " + _alone(advice.alone, best))
+        lines.append("low concurrency: " + _alone(advice.alone, advice.question.name(best)))
     if advice.break_even is not None:
         lines.append("poor speculation: " + _break_even(advice.break_even, best))
     if advice.balance is not None:
@@ -342,14 +410,14 @@ def _failure_modes(advice: Advice) -> list[str]:
     return lines + [f"left out, the budget is spent: {what}" for what in named]
 
 
-def _alone(found: hazards.Alone, best: Experiment) -> str:
+def _alone(found: hazards.Alone, best: str) -> str:
     held = found.e2el_ms
-    text = f"with one request at a time E2EL is {cell(held.values[best.arch], 0)} ms"
-    alike = [arch for arch in (held.best, *held.unsure) if arch != best.arch]
-    if best.arch in (held.best, *held.unsure):
+    text = f"with one request at a time E2EL is {cell(held.values[best], 0)} ms"
+    alike = [name for name in (held.best, *held.unsure) if name != best]
+    if best in (held.best, *held.unsure):
         text += ", the lowest of the finalists" + (f" (not told apart from {', '.join(alike)})" if alike else "")
     else:
-        behind = held.leads[best.arch].mean
+        behind = held.leads[best].mean
         text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({behind:.1%} lower)"
     if found.speculation_gain is not None:
         text += f"; drafting makes tokens {cell(found.speculation_gain)} times as fast as plain decoding there"
@@ -416,9 +484,10 @@ def _notes(advice: Advice) -> list[str]:
     best = "the least" if ask.goal.sign < 0 else "the most"
     first_of_all = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were left out" if advice.search.skipped else ""
+    who = "way to use the GPUs" if ask.fleets else "architecture"
     return [
         f"objective: among those that {first_of_all}, {best} {NAMES[ask.goal.objective]}",
-        f"searched {len(advice.search.figures)} settings in short runs, each architecture at its own best{left}; "
+        f"searched {len(advice.search.figures)} settings in short runs, each {who} at its own best{left}; "
         f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
         f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {advice.recommended.traffic.num_prompts} "
         f"requests, the first {ask.warmup_share:.0%} left out, seeds that the search did not use",

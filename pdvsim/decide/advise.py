@@ -9,13 +9,10 @@ machine; what the budget leaves no room for is named.
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.draft_lengths import find_table
-from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.decide.finals import decided
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
@@ -33,6 +30,7 @@ def advise(question: Question, bench: Bench) -> Advice:
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
+    search.fleets, search.cheaper = question.fleets, question.cheaper
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
@@ -45,13 +43,10 @@ def advise(question: Question, bench: Bench) -> Advice:
     return advice
 
 
-def _engine_table(advice: Advice, drafting: Experiment | None) -> DraftTable | None:
-    """Draft lengths by batch size for an engine, of continuous batching at its own best; None where nothing drafts."""
-    best = next((c for c in (advice.recommended, *advice.finals) if c is not None and c.kin == "colocated"), drafting)
-    if best is None or advice.recommended is None or not advice.recommended.speculates:
-        return None
-    longest = max(advice.question.space.draft_lengths)
-    return find_table(DraftQuestion(replace(best, arch="colocated"), max(1, longest))) if longest else None
+def _for_engines(search: Search) -> Experiment | None:
+    """Colocated batching at its best fixed draft length, as engines can have it, of all that was tried."""
+    tried = [c for c in search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
+    return search.best(search.figures, tried) if tried else None
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
@@ -59,15 +54,18 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.held is not None
-    order = [advice.finalist(arch) for arch in (advice.held.best, *advice.held.behind)]
+    order = [advice.finalist(name) for name in (advice.held.best, *advice.held.behind)]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths = ask.space.draft_lengths
-    who = Rivalry(best, rivals, ask.goal, ask.num_runs, ask.indifference, max(1, len(rivals)), lengths, ask.space)
+    comparisons, fleets = max(1, len(rivals)), bool(ask.fleets)
+    who = Rivalry(
+        best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, fleets
+    )  # fmt: skip
     advice.memory = hazards.memory(best)
-    advice.deployment = deployment(best, _engine_table(advice, drafting))
+    advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
         advice.drafter = hazards.drafter_cost(drafting, lengths)

@@ -25,6 +25,7 @@ from pdvsim.sim.hardware.models import pair as named_pair
 
 VLLM = "0.27.1"  # releases whose documentation and source were read
 SGLANG = "0.5.18"
+TENSORRT_LLM = "1.4.0rc1"
 VLLM_DRAFT_MODELS = "0.15.0"  # the first with what a line uses
 VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
@@ -93,7 +94,7 @@ class Served(NamedTuple):
     experiment: Experiment
     ranges: list[list[int]]  # first batch size, last, draft length; one row where it does not vary
     k: int  # where there can be only one draft length; 0: no drafter
-    table: LengthTable | None = None
+    single_lost: float = 0.0  # what that costs, as a share, where others could be better
     notes: tuple[str, ...] = ()  # what of an experiment it is not
 
     @property
@@ -105,9 +106,9 @@ class Served(NamedTuple):
         return len(self.ranges) > 1
 
 
-def deployment(experiment: Experiment, table: LengthTable | None = None) -> list[Block]:
-    """What to start for an experiment; `table` is that of colocated batching for its models, card and traffic."""
-    served = served_as(experiment, table)
+def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
+    """What to start for an experiment; where engines cannot have it, `fixed` is colocated batching at its best k."""
+    served = served_as(experiment, fixed)
     engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
 
@@ -121,39 +122,33 @@ def deployment_text(blocks: Sequence[Block]) -> str:
     return "\n\n".join(parts)
 
 
-def served_as(experiment: Experiment, table: LengthTable | None) -> Served | str:
+def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
     """What engines serve in place of an experiment, or why there is nothing."""
-    if experiment.arch in ("autoregressive", "colocated"):
-        return _as_it_is(experiment, table)
-    does = BEYOND.get(experiment.arch, "is a policy of your own")
-    if experiment.seats.gpus > 1:
-        does += ", with its lanes on several GPUs"
-    cannot = f"{experiment.arch} {does}: no flag asks for that"
-    if table is None:
+    follows = experiment.speculates and experiment.server.controller != "fixed"
+    if experiment.arch in ("autoregressive", "colocated") and not follows:
+        return _of(experiment)
+    if experiment.arch == "colocated":
+        cannot = f"no flag asks for draft lengths as --controller {experiment.server.controller} chooses them"
+    else:
+        does = BEYOND.get(experiment.arch, "is a policy of your own")
+        apart = ", with its lanes on several GPUs" if experiment.seats.gpus > 1 else ""
+        cannot = f"{experiment.arch} {does}{apart}: no flag asks for that"
+    if fixed is None:
         return cannot
-    return of_table(table)._replace(notes=(f"{cannot}; this is colocated batching at its own best",))
+    best = "; this is colocated batching at its own best, with a fixed draft length"
+    return _of(fixed)._replace(notes=(cannot + best,))
+
+
+def _of(experiment: Experiment) -> Served:
+    k = experiment.server.num_speculative_tokens if experiment.speculates else 0
+    return Served(experiment, [[1, experiment.server.max_num_seqs, k]], k)
 
 
 def of_table(table: LengthTable) -> Served:
     """A table's own setting; without a drafter where that is faster at every size."""
     if table.plain_from == 1:
         return Served(table.base, [[1, table.base.server.max_num_seqs, 0]], 0)
-    return Served(table.base, table.ranges(), table.single, table)
-
-
-def _as_it_is(experiment: Experiment, table: LengthTable | None) -> Served:
-    server = experiment.server
-    k = server.num_speculative_tokens if experiment.speculates else 0
-    notes: tuple[str, ...] = ()
-    if server.controller != "fixed" and experiment.speculates:
-        notes = (f"draft lengths do not follow acceptance as --controller {server.controller} does",)
-    ranges = table.ranges(server.max_num_seqs) if table is not None and experiment.speculates else []
-    if table is None or len(ranges) < 2:
-        return Served(experiment, [[1, server.max_num_seqs, k]], k, notes=notes)
-    if notes:
-        return Served(experiment, ranges, table.single, table, notes)
-    most = f"simulated with k={k} throughout; the table is what gives most tokens per second at each batch size"
-    return Served(experiment, ranges, k, table, (most,))
+    return Served(table.base, table.ranges(), table.single, table.single_lost)
 
 
 def vllm(served: Served) -> Block:
@@ -195,13 +190,13 @@ def vllm(served: Served) -> Block:
             notes.append(
                 f"{server.max_num_seqs} of --max-num-batched-tokens are the slots that vLLM keeps for its drafter"
             )
-    if served.varies and served.table is not None:
-        one = f"k={served.table.single}" if served.table.single else "no drafter"
-        by = "with a draft model the table takes its V1 runner to piecewise CUDA graphs; " if kind == "model" else ""
+    if served.varies:
+        one = f"k={served.k}" if served.k else "no drafter"
+        notes += ["with a draft model vLLM's V1 runner takes piecewise CUDA graphs"] if kind == "model" else []
         notes += [
-            "it counts the requests of a step, those whose prompts are read too",
-            f"{by}by formula the table is {served.table.single_lost:.1%} faster than {one} throughout",
-            "it was tested with EAGLE and DFlash drafters: measure yours at the edges of the ranges (vLLM issue 49548)",
+            "vLLM counts all requests of a step, those in prefill included",
+            f"the table is {served.single_lost:.1%} faster than {one} throughout",
+            "vLLM's tests of the table are with EAGLE and DFlash: measure at the edges of the ranges (issue 49548)",
         ]
     return Block(label, _line(words), tuple(notes))
 
@@ -246,6 +241,16 @@ def sglang(served: Served) -> list[Block]:
             )
         blocks.append(Block("SGLang's adaptive configuration, a file", json.dumps(slots), tuple(about)))
     return blocks
+
+
+def tensorrt_llm(served: Served) -> Block:
+    """The fields of TensorRT-LLM's `speculative_config` that hold the table."""
+    label = f"TensorRT-LLM's speculative_config (checked against {TENSORRT_LLM})"
+    if not served.longest:
+        return Block(label, "", ("no drafter: plain decoding is faster at every size",))
+    schedule = {str(last): k for _, last, k in served.ranges}
+    notes = ("add the drafter's own fields; above the last batch size it would draft nothing",)
+    return Block(label, json.dumps({"max_draft_len": served.longest, "draft_len_schedule": schedule}), notes)
 
 
 def realrun(experiment: Experiment) -> Block:

@@ -1,68 +1,126 @@
-"""The best draft length at each batch size, as vLLM and SGLang take it: by formula, confirmed by short simulations.
+"""The best draft length at each batch size: simulated at a few sizes, and by formula between them.
 
-A round of k drafts for n rows takes T(n, k) by the calibrated latency model and yields g(k) tokens a row: the best k
-has the most n g / T. At k=0 vLLM and SGLang have the drafter read along (`follows`), which costs a draft step for
-nothing; pdvsim's own controllers let it rest. So a table for the one is not a table for the other.
+Closed loops are simulated with prompts, catch-up and power limit, at a few sizes and on both sides of every edge of the
+table. Between these sizes the formula (`formula`) is moved to what the simulations say. At k=0 the drafter of some
+engines still runs, which costs a draft step per token.
 
-Left out of the formula: prompts read beside the rounds (the simulations have them), and the spread of lengths.
-Left out of both: vLLM's drafter reads a whole round again before it drafts, rejected tokens too.
+Left out: vLLM's drafter reads a whole round again before it drafts, rejected tokens included.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, pairwise
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.decide.contest import shares
-from pdvsim.decide.draft_table import DraftQuestion, DraftTable, Simulated, Tier
-from pdvsim.decide.formula import SAMPLE, Formula
+from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, Simulated, Tier
+from pdvsim.decide.formula import JOINING, SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.run import bar_of, covering_profile, models_of
-from pdvsim.study.stats import interval
+from pdvsim.study.stats import Interval, interval
 
 Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length
 
 RATES = tuple(i / 50 for i in range(51))  # acceptance rates at which a draft length is tried
 TRIED_SIZES = 16  # of a tier, at these rates
+SPACING = 4  # a simulated size is so many times the one before
+CLOSE = 0.1  # lengths within this of the best at a simulated size are simulated there, besides its neighbours
+TURNS = 4  # times that edges which have moved are simulated
+
+SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
+
+
+class SizeRange(NamedTuple):
+    """Batch sizes with one draft length."""
+
+    first: int
+    last: int
+    k: int
 
 
 class Speeds:
-    """Tokens per second of batches, by formula."""
+    """Tokens per second of closed loops, by formula until simulations have been learned from."""
 
     def __init__(self, question: DraftQuestion) -> None:
         drafting = question.drafting(question.max_k)
         self.question = question
         self.formula = Formula(replace(drafting, traffic=replace(drafting.traffic, num_prompts=SAMPLE)))
+        self.fits = self.formula.fits(question.max_k)
+        self.simulated: dict[SizeAndLength, Interval] = {}
+        self._formulas = {drafting.acceptance: self.formula}
+        self._moved: dict[SizeAndLength, float] = {}  # log of simulated over formula
 
-    def logs(self, sizes: Sequence[int], acceptance: Acceptance) -> Logs:
-        """Of each batch size, by draft length from 0 on."""
-        tokens = [self.formula.tokens_a_round(k, acceptance) for k in range(self.question.max_k + 1)]
-        first = tokens[1] - 1.0
-        rounds_s = [[self._round_s(rows, k, first) for k in range(len(tokens))] for rows in sizes]
-        found: Logs = np.log(np.outer(sizes, tokens) / rounds_s)
-        return found
+    def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
+        """Take over what has been simulated."""
+        for rows, k in sorted(points):  # plain decoding first: that of k=0 goes by it
+            if found := bench.known(self.question.loops(rows, k)):
+                speeds = interval(float(row["output_throughput"]) for row in found)
+                self.simulated[rows, k] = speeds
+                formula = self._by_formula([rows], k) if k else self._idle_by_formula([rows])
+                self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
+
+    def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
+        """Of each batch size, by draft length from 0 on; minus infinity where the engine has no such length."""
+        columns = [self._idle(sizes)]
+        columns += [self._length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
+        return np.column_stack(columns)
 
     def plain(self, sizes: Sequence[int]) -> Logs:
         """Of each batch size, on a server without a drafter."""
-        return np.log([rows / self._turn_s(rows, 0, 0.0) for rows in sizes])
+        return self._length(sizes, PLAIN)
 
-    def _round_s(self, rows: int, k: int, first: float) -> float:
-        whole = self._turn_s(rows, k, first)
-        if k or not self.question.follows:
-            return whole
-        step = self.formula.planner.models["draft"].shape(rows, 1)
-        return whole + step.solo_0 + step.solo_1 * int(rows * self.formula.context)
+    def _length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+        return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
-    def _turn_s(self, rows: int, k: int, first: float) -> float:
-        return self.formula.planner.turn_s(rows, int(rows * self.formula.context), k, first)
+    def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+        formula = self.formula
+        if acceptance is not None:
+            changed = replace(formula.experiment, acceptance=acceptance)
+            formula = self._formulas.setdefault(acceptance, Formula(changed))
+        return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
+
+    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
+        """How far simulations are from the formula, of the nearest length at each size."""
+        at: dict[int, int] = {}
+        for rows, other in self._moved:
+            if other and (rows not in at or abs(other - k) < abs(at[rows] - k)):
+                at[rows] = other
+        return self._interpolated(sizes, at)
+
+    def _interpolated(self, sizes: Sequence[int], at: Mapping[int, int]) -> Logs:
+        """Of these sizes and lengths that were simulated, straight between them over the logarithm of the size."""
+        if not at:
+            return np.zeros(len(sizes))
+        places = sorted(at)
+        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, at[rows]] for rows in places])
+        return moved
+
+    def _idle(self, sizes: Sequence[int]) -> Logs:
+        """At k=0: plain decoding, and the drafter's reading of every token where it still runs."""
+        return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
+
+    def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
+        facts, formula = self.question.facts, self.formula
+        if facts.lowest_k > 0:
+            return np.full(len(sizes), -np.inf)
+        plain = self.plain(sizes)
+        if not facts.drafts_at_0:
+            return plain
+        rounds, drafter, more_s = formula.rounds(0) + JOINING, formula.planner.models["draft"], []
+        for rows in (min(size, self.fits) for size in sizes):
+            step = drafter.shape(rows, 1)
+            step_s = step.solo_0 + step.solo_1 * int(rows * formula.context)
+            prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False).solo_0 - step.solo_0
+            more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
+        return -np.log(np.exp(-plain) + more_s)
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:
@@ -78,81 +136,132 @@ def error_of(profile: Profile, experiment: Experiment) -> float:
     return math.nan if any(map(math.isnan, medians)) else math.sqrt(2) * max(medians)
 
 
-def find_table(question: DraftQuestion) -> DraftTable:
-    """The table by formula."""
+def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTable:
+    """The table, and one for each context asked for; without a bench by formula alone. Ctrl-C keeps what is known."""
     started_s = time.monotonic()
-    drafting = question.drafting(question.max_k)
-    profile, speeds = covering_profile(drafting), Speeds(question)
+    speeds, interrupted = Speeds(question), False
+    try:
+        if bench is not None:
+            _simulate(speeds, bench)
+    except KeyboardInterrupt:
+        interrupted = True
+    table = _table(speeds)
+    for context in question.contexts if not interrupted else ():
+        other = find_table(question.at_context(context), bench)
+        other.context = context  # that of the sampled prompts is a little off
+        table.by_context.append(other)
+        if interrupted := other.interrupted:
+            break
+    table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
+    table.spent_s = time.monotonic() - started_s
+    return table
+
+
+def usual_runs(question: DraftQuestion) -> int:
+    """Simulations that a table takes, more or less: five lengths at each size, and two edges that move once."""
+    points = 5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3
+    return points * question.num_runs * (1 + len(question.contexts))
+
+
+def _sizes(most: int) -> list[int]:
+    return [min(SPACING**step, most) for step in range(math.ceil(math.log(most, SPACING)) + 1)]
+
+
+def _simulate(speeds: Speeds, bench: Bench) -> None:
+    """Simulate a few sizes, then both sides of every edge until the edges stay where they are."""
+    most = min(speeds.question.most, speeds.fits)
+    points = [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)]
+    _run(speeds, points, bench)
+    for _ in range(TURNS):
+        new = [point for point in _edges(speeds, most) if point not in speeds.simulated]
+        if not new:
+            return
+        _run(speeds, new, bench)
+
+
+def _run(speeds: Speeds, points: Sequence[SizeAndLength], bench: Bench) -> None:
+    try:
+        bench.rows([run for rows, k in points for run in speeds.question.loops(rows, k)])
+    finally:
+        speeds.learn(points, bench)
+
+
+def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
+    """Lengths near the best at a size, the one to compare with, and plain decoding."""
+    logs = speeds.logs([rows])[0]
+    best = max(1, int(logs.argmax()))
+    near = {k for k in range(1, len(logs)) if abs(k - best) <= 1} | {speeds.question.compared}
+    near |= {k for k in range(len(logs)) if logs[best] - logs[k] <= CLOSE}
+    return list(dict.fromkeys([PLAIN, *(_as_run(speeds, k) for k in sorted(near))]))
+
+
+def _as_run(speeds: Speeds, k: int) -> int:
+    """The length to simulate: none is no drafter where that does not run at k=0."""
+    return k if k or speeds.question.facts.drafts_at_0 else PLAIN
+
+
+def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
+    """Both sizes at each edge of the table, with the lengths of both sides and plain decoding."""
+    sizes = range(1, most + 1)
+    logs, plain = speeds.logs(sizes), speeds.plain(sizes)
+    tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
+    found = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
+    first = _plain_from(plain, _chosen(logs, tiers))
+    found += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
+    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, _as_run(speeds, k))]))
+
+
+def _table(speeds: Speeds) -> DraftTable:
+    question, formula = speeds.question, speeds.formula
+    profile = covering_profile(formula.experiment)
     sizes = range(1, question.most + 1)
-    logs, plain = speeds.logs(sizes, question.base.acceptance), speeds.plain(sizes)
-    error, top = error_of(profile, drafting), logs.max(axis=1)
+    logs, plain = speeds.logs(sizes), speeds.plain(sizes)
     best = logs.argmax(axis=1).tolist()
     tiers = _merged(logs, best, question.indifference)
-    chosen = np.concatenate([logs[first - 1 : last, k] for first, last, k in tiers])
+    chosen = _chosen(logs, tiers)
     single, single_lost = _single(logs, plain, chosen)
-    behind = np.flatnonzero(plain <= chosen)  # sizes at which the table is no slower
-    plain_from = int(behind[-1]) + 2 if len(behind) else 1
-    pair = drafting.pair
+    first = _plain_from(plain, chosen)
+    pair = formula.experiment.pair
     reaches = [reach.rows for m in (pair.draft, pair.target) if (reach := profile.measured.get(m.name)) and reach.rows]
     return DraftTable(
         question,
         [_tier(speeds, logs, plain, *span) for span in tiers],
         tuple(best),
-        float(np.expm1((top - chosen).max())),
-        error,
+        float(np.expm1((logs.max(axis=1) - chosen).max())),
+        error_of(profile, formula.experiment),
         single,
         single_lost,
-        plain_from if plain_from <= question.most else None,
-        speeds.formula.fits(question.max_k),
+        first if first <= question.most else None,
+        formula.context,
+        speeds.fits,
         min(reaches, default=None),
         profile.name,
         profile.foundation,
-        spent_s=time.monotonic() - started_s,
+        [Simulated(rows, k, speed) for (rows, k), speed in sorted(speeds.simulated.items())],
     )
 
 
-def confirm(table: DraftTable, bench: Bench) -> None:
-    """Simulate each tier's draft length and its neighbours at the tier's middle size. Ctrl-C keeps what is known."""
-    started_s = time.monotonic()
-    try:
-        bench.rows([run for tier in table.tiers for runs in simulations(table, tier).values() for run in runs])
-    except KeyboardInterrupt:
-        table.interrupted = True
-    for at, tier in enumerate(table.tiers):
-        speeds = {}
-        for k, runs in simulations(table, tier).items():
-            if rows := bench.known(runs):
-                speeds[k] = [float(row["output_throughput"]) for row in rows]
-        if tier.k in speeds:
-            leads = {k: interval(shares(theirs, speeds[tier.k])) for k, theirs in speeds.items() if k != tier.k}
-            table.tiers[at] = replace(tier, simulated=Simulated(tier.middle, leads) if leads else None)
-    table.runs = bench.runs
-    table.spent_s += time.monotonic() - started_s
+def _chosen(logs: Logs, tiers: Sequence[SizeRange]) -> Logs:
+    """The table's own speed at each size."""
+    return np.concatenate([logs[tier.first - 1 : tier.last, tier.k] for tier in tiers])
 
 
-def simulations(table: DraftTable, tier: Tier) -> dict[int, list[Experiment]]:
-    """The runs that confirm a tier, by draft length: its own and those one shorter and longer.
-
-    None where the KV cache never holds such a batch, and not of 0 where the drafter follows: simulated, it rests.
-    """
-    question = table.question
-    least = 1 if question.follows else 0
-    if tier.middle > table.fits or tier.k < least:
-        return {}
-    lengths = [k for k in (tier.k, tier.k - 1, tier.k + 1) if least <= k <= question.max_k]
-    return {k: question.at_once(tier.middle, k) for k in lengths}
+def _plain_from(plain: Logs, chosen: Logs) -> int:
+    """The size from which on plain decoding is faster than the table; one more than there are where it never is."""
+    behind = np.flatnonzero(plain <= chosen)
+    return int(behind[-1]) + 2 if len(behind) else 1
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Runs of equal draft lengths: first size, last size, draft length."""
+def _spans(lengths: Sequence[int]) -> Iterator[SizeRange]:
+    """Runs of equal draft lengths."""
     first = 1
     for k, group in groupby(lengths):
         last = first + sum(1 for _ in group) - 1
-        yield first, last, k
+        yield SizeRange(first, last, k)
         first = last + 1
 
 
-def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[tuple[int, int, int]]:
+def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
     """The fewest spans, then the least lost: over no run of sizes with one best length more than `indifference`."""
     runs = list(_spans(best))
     behind = logs.max(axis=1, keepdims=True) - logs
@@ -174,7 +283,7 @@ def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[tuple[
     end = len(runs)
     while end:
         _, _, start, k = cheapest[end]
-        found.append((runs[start][0], runs[end - 1][1], k))
+        found.append(SizeRange(runs[start].first, runs[end - 1].last, k))
         end = start
     return found[::-1]
 
@@ -183,14 +292,15 @@ def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int
     there = slice(first - 1, last)
     over = np.expm1(logs[there, k].mean() - logs[there].mean(axis=0))
     rival = min((other for other in range(logs.shape[1]) if other != k), key=lambda other: float(over[other]))
+    ends = (first - 1, last - 1)
     return Tier(
         first,
         last,
         k,
-        (math.exp(logs[first - 1, k]), math.exp(logs[last - 1, k])),
+        (math.exp(logs[ends[0], k]), math.exp(logs[ends[1], k])),
+        (math.expm1(logs[ends[0], k] - plain[ends[0]]), math.expm1(logs[ends[1], k] - plain[ends[1]])),
         rival,
         float(over[rival]),
-        float(np.expm1((logs[there, k] - plain[there]).mean())),
         float(over[speeds.question.compared]),
         _acceptances(speeds, first, last, k),
     )

@@ -1,27 +1,69 @@
-"""A draft table: the question, the draft length for each batch size, and that as text and as a document."""
+"""A draft table: question, engine, the draft length for each batch size, and that as text and as a document."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from pdvsim.common.version import __version__
-from pdvsim.decide.deploy import Block, deployment_text, of_table, vllm
+from pdvsim.decide.deploy import Block, deployment_text, of_table, sglang, tensorrt_llm, vllm
+from pdvsim.decide.formula import SAMPLE, Formula
+from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.runs import replications
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.policies import named
+from pdvsim.sim.run import profile_of
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.stats import Interval
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import grid
 
-IdleDrafter = Literal["follows", "rests"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
 
-SIZES = Range(1, 4096)  # of a batch, at most
+SIZES = Range(1, 4096)
 USUAL = 4  # draft length that people leave as it is
 RUN_BATCHES = 3  # requests of a simulation, at least, in batches of its size
 SHOWN = 0.0005  # the least share that is not printed as 0.0%
+PLAIN = -1  # in place of a draft length: a server without a drafter
+IDLE_DRAFTER = named(IdleDrafter)
+
+
+class EngineFacts(NamedTuple):
+    """What an engine does with draft lengths by batch size."""
+
+    padding: Padding
+    lowest_k: int
+    drafts_at_0: bool  # whether the drafter runs at k=0
+    pads: str
+    at_0: str
+
+
+ENGINES: dict[EngineName, EngineFacts] = {
+    "vllm": EngineFacts(
+        "vllm", 0, True,
+        "vLLM pads the tokens of a step to 1, 2, 4, multiples of 8 up to 256 and multiples of 16 up to 512",
+        "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)",
+    ),
+    "sglang": EngineFacts(
+        "sglang", 0, True,
+        "SGLang pads the requests of a step to 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256 and of 16",
+        "at k=0 SGLang still runs the drafter",
+    ),
+    "tensorrt-llm": EngineFacts(
+        "tensorrt-llm", 1, False,
+        "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64",
+        "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
+        "(TensorRT-LLM pull request 16888)",
+    ),
+    "pdvsim": EngineFacts(
+        "profile", 0, False,
+        "requests of a step are padded as in the engine that the profile was measured on",
+        "at k=0 the drafter rests, as with pdvsim's controllers",
+    ),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -31,9 +73,10 @@ class DraftQuestion:
     base: Experiment
     max_k: int = 8
     against: int | None = None  # a fixed draft length to compare with
-    idle_drafter: IdleDrafter | None = None
+    engine: EngineName | None = None
+    contexts: tuple[int, ...] = ()  # mean cached tokens per request to make a table for, besides the traffic's own
     indifference: float = 0.02  # gains, as a share, that are not worth a tier of their own
-    num_runs: int = 5
+    num_runs: int = 3
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -43,13 +86,17 @@ class DraftQuestion:
             raise ValueError(f"a draft table needs an architecture that drafts in batches; {self.base.arch} {why}")
         if not self.base.has_drafter:
             raise ValueError("a draft table needs a drafter: --drafter none has none")
-        if self.against is not None and self.against > self.max_k:
+        if self.engine not in (None, "pdvsim") and self.base.kin != "colocated":
+            raise ValueError(f"--engine {self.engine} serves colocated batches, not {self.base.arch}")
+        if self.compared > self.max_k:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
-        if self.idle_drafter == "follows" and self.base.kin != "colocated":
-            raise ValueError(f"--idle-drafter follows is what engines do with colocated batches, not {self.base.arch}")
+        if self.compared < self.facts.lowest_k:
+            raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
         if self.base.seats.gpus > 1:
             raise ValueError("a draft table is of one GPU: --verify-gpu and --place do not apply")
         checked(self.drafting(self.max_k))
+        for context in self.contexts:
+            checked(self.at_context(context).drafting(self.max_k))
 
     @property
     def most(self) -> int:
@@ -61,65 +108,73 @@ class DraftQuestion:
         return min(USUAL, self.max_k) if self.against is None else self.against
 
     @property
-    def follows(self) -> bool:
-        """Whether the drafter reads along at k=0."""
-        return self.idle_drafter == "follows" or (self.idle_drafter is None and self.base.kin == "colocated")
+    def served_by(self) -> EngineName:
+        return self.engine or ("vllm" if self.base.kin == "colocated" else "pdvsim")
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine does; steps of a profile from an engine's own log are padded already."""
+        engine = ENGINES[self.served_by]
+        if not profile_of(self.base).whole_steps:
+            return engine
+        return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
 
     @property
     def has_rate(self) -> bool:
         """Whether acceptance is by a rate that can be moved."""
         return self.base.acceptance.by_rate
 
+    def at_context(self, context: int) -> DraftQuestion:
+        """The same answers after prompts of one length, such that requests have this mean context while they decode."""
+        formula = Formula(replace(self.base, traffic=replace(self.base.traffic, num_prompts=SAMPLE)))
+        answers = [request.output_tokens for request in formula.requests]
+        decoded = sum(n * n / 2 for n in answers) / sum(answers)
+        if context <= decoded:
+            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} that the answers alone have")
+        traffic = replace(self.base.traffic, input_len=round(context - decoded))
+        return replace(self, base=replace(self.base, traffic=traffic), contexts=())
+
     def drafting(self, k: int) -> Experiment:
-        """The experiment with a fixed draft length."""
+        """The experiment with a fixed draft length, on one server."""
         given = self.base.acceptance
         return replace(
             self.base,
             server=replace(self.base.server, controller="fixed", num_speculative_tokens=k),
             acceptance=replace(given, synthetic_acceptance_rates=given.synthetic_acceptance_rates[:k]),
+            hardware=replace(self.base.hardware, replicas=1, padding=self.facts.padding),
         )
 
-    def at_once(self, rows: int, k: int) -> list[Experiment]:
-        """Replications of a closed loop of so many requests on one server, measured behind the first batch."""
-        one = self.drafting(k)
+    def loops(self, rows: int, k: int) -> list[Experiment]:
+        """Replications of a closed loop of so many requests, measured after the first batch; k may be PLAIN."""
+        idle = k == 0 and self.facts.drafts_at_0
+        one = replace(self.drafting(1), arch=IDLE_DRAFTER) if idle else self.drafting(max(k, 0))
         count = max(self.base.traffic.num_prompts, RUN_BATCHES * rows)
         traffic = replace(one.traffic, num_prompts=count, max_concurrency=rows)
         scoring = replace(one.scoring, warmup_requests=min(rows, count - 1))
-        hardware = replace(one.hardware, replicas=1)
-        return replications(replace(one, traffic=traffic, hardware=hardware, scoring=scoring), self.num_runs)
+        return replications(replace(one, traffic=traffic, scoring=scoring), self.num_runs)
 
 
 class Simulated(NamedTuple):
-    """What runs of a batch size say of a draft length: the lead of each neighbour over it, as a share."""
+    """A batch size and a draft length that was simulated."""
 
     rows: int
-    leads: dict[int, Interval]
-
-    @property
-    def ahead(self) -> int | None:
-        """The neighbour that is surely faster, the most so if both are."""
-        sure = {k: lead.mean for k, lead in self.leads.items() if lead.mean - lead.half_width > 0}
-        return max(sure, key=lambda k: sure[k]) if sure else None
+    k: int  # or PLAIN
+    tokens_per_s: Interval
 
 
 @dataclass(frozen=True)
 class Tier:
-    """Batch sizes from `first` to `last` with one draft length. Gains are shares, over all its sizes alike."""
+    """Batch sizes from `first` to `last` with one draft length. Gains are shares."""
 
     first: int
     last: int
     k: int
     tokens_per_s: tuple[float, float]  # at its ends
+    over_plain: tuple[float, float]  # over a server without a drafter, at its ends
     next_best: int
-    over_next: float
-    over_plain: float  # over a server without a drafter
+    over_next: float  # over all its sizes alike, as is the next
     over_compared: float
     acceptance: tuple[float, float] | None  # rates between which it stays the best
-    simulated: Simulated | None = None
-
-    @property
-    def middle(self) -> int:
-        return (self.first + self.last) // 2
 
 
 @dataclass(repr=False)
@@ -128,16 +183,19 @@ class DraftTable:
 
     question: DraftQuestion
     tiers: list[Tier]
-    best: tuple[int, ...]  # by formula alone, at batch sizes 1, 2, …
+    best: tuple[int, ...]  # at batch sizes 1, 2, …, small gains included
     lost: float  # the most that leaving out small gains costs, as a share, at any size
     error: float  # what two rounds may be off by, one against the other; nan where the profile states none
     single: int  # the one draft length that costs least where every doubling of the batch counts alike; 0: no drafter
     single_lost: float  # what it costs then
     plain_from: int | None  # the batch size from which on a server without a drafter is faster
-    fits: int  # rows of the traffic's mean context that the KV cache holds
+    context: float  # mean cached tokens of a request while it decodes
+    fits: int  # rows of that context that the KV cache holds
     measured: int | None  # rows that the profile's samples went up to; None: not told
     profile: str
     foundation: str
+    simulated: list[Simulated] = field(default_factory=list)
+    by_context: list[DraftTable] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
@@ -150,7 +208,7 @@ class DraftTable:
         """What it is for."""
         return self.question.base
 
-    def told_apart(self, tier: Tier) -> bool:
+    def significant(self, tier: Tier) -> bool:
         """Whether a tier's draft length is ahead of the next best by more than the error."""
         return not tier.over_next <= (0.0 if math.isnan(self.error) else self.error)
 
@@ -159,25 +217,42 @@ class DraftTable:
         most = rows or self.question.most
         return [[tier.first, min(tier.last, most), tier.k] for tier in self.tiers if tier.first <= most]
 
+    def k_at(self, rows: int) -> int:
+        """The draft length at a batch size."""
+        return next(tier.k for tier in self.tiers if tier.last >= rows)
+
 
 def draft_document(table: DraftTable) -> dict[str, Any]:
     """Everything that was asked and found."""
+    question = table.question
     return {
         "pdvsim_version": __version__,
         "interrupted": table.interrupted,
-        "question": output.settings(table.question),
+        "question": output.settings(question),
+        "engine": {"name": question.served_by} | question.facts._asdict(),
+        "context": table.context,
         "num_speculative_tokens_per_batch_size": table.ranges(),
-        "tiers": [asdict(tier) | _sureness(table, tier) for tier in table.tiers],
-        "against": table.question.compared,
-        "drafter_follows_at_0": table.question.follows,
-        "best_by_formula": list(table.best),
+        "tiers": [asdict(tier) | {"significant": table.significant(tier)} for tier in table.tiers],
+        "against": question.compared,
+        "best": list(table.best),
         "most_lost": table.lost,
         "error": table.error,
         "one_draft_length": {"k": table.single, "behind": table.single_lost},
         "plain_is_faster_from": table.plain_from,
         "rows_that_fit": table.fits,
         "rows_measured": table.measured,
-        "vllm": asdict(ready(table)),
+        "simulated": [point._asdict() | {"k": _length(point.k)} for point in table.simulated],
+        "by_context": [
+            {
+                "context": other.context,
+                "num_speculative_tokens_per_batch_size": other.ranges(),
+                "plain_is_faster_from": other.plain_from,
+                "rows_that_fit": other.fits,
+                "simulated": [point._asdict() | {"k": _length(point.k)} for point in other.simulated],
+            }
+            for other in table.by_context
+        ],
+        "deployment": [asdict(block) for block in ready(table)],
         "profile": table.profile,
         "foundation": table.foundation,
         "runs": table.runs,
@@ -185,92 +260,103 @@ def draft_document(table: DraftTable) -> dict[str, Any]:
     }
 
 
-def ready(table: DraftTable) -> Block:
-    """The vLLM line with the table."""
-    question = table.question
-    if question.base.arch == "colocated" and question.follows:
-        return vllm(of_table(table))
-    does = f"{question.base.arch}, with a drafter that {'reads along' if question.follows else 'rests'} at k=0"
-    return Block("vLLM", "", (f"no line: the table is for {does}, which vLLM is not",))
+def ready(table: DraftTable) -> list[Block]:
+    """What the engine takes the table as."""
+    question, served = table.question, of_table(table)
+    if question.base.arch != "colocated" or question.served_by == "pdvsim":
+        return [Block("To start", "", (f"no line: the table is for {question.base.arch} on pdvsim's engine",))]
+    if question.served_by == "sglang":
+        return sglang(served)
+    return [vllm(served) if question.served_by == "vllm" else tensorrt_llm(served)]
 
 
 def draft_text(table: DraftTable) -> str:
     """The table, how sure it is, and what to start."""
     question = table.question
     served = f"{question.base.server.pair} on {question.base.hardware.gpu}, {question.base.arch}"
-    against = f"over k={question.compared}"
-    header = ["at once", "k", "tok/s", "next best", "gain", "over plain", against, "acceptance", "simulated", ""]
+    header = ["batch", "k", "tok/s", "over plain", "next best", "gain", f"over k={question.compared}", "acceptance", ""]
     body = []
     for tier in table.tiers:
-        lows = "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance)
+        rates = "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance)
         body.append(
             [
                 f"{tier.first} to {tier.last}",
                 str(tier.k),
                 "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
+                "{:+.1%} to {:+.1%}".format(*tier.over_plain),
                 f"k={tier.next_best}",
-                *(f"{share:+.1%}" for share in (tier.over_next, tier.over_plain, tier.over_compared)),
-                lows,
-                _simulated(tier.simulated),
-                "" if table.told_apart(tier) else "not told apart",
+                f"{tier.over_next:+.1%}",
+                f"{tier.over_compared:+.1%}",
+                rates,
+                "" if table.significant(tier) else "no significant difference",
             ]
         )
-    return "\n".join(
-        [
-            f"Draft lengths by batch size: {served}",
-            grid(header, body),
-            *(f"- {note}" for note in _notes(table)),
-            "",
-            deployment_text([ready(table)]),
-        ]
-    )
+    title = f"Draft lengths by batch size for {question.served_by}: {served}, context {table.context:,.0f}"
+    lines = [title, grid(header, body), *(f"- {note}" for note in _notes(table))]
+    if table.by_context:
+        lines += ["", "Draft lengths by batch size and context", *_by_context(table)]
+    return "\n".join([*lines, "", deployment_text(ready(table))])
 
 
-def _sureness(table: DraftTable, tier: Tier) -> dict[str, Any]:
-    simulated = tier.simulated and {
-        "rows": tier.simulated.rows,
-        "leads": tier.simulated.leads,
-        "ahead": tier.simulated.ahead,
-    }
-    return {"told_apart": table.told_apart(tier), "simulated": simulated}
+def _length(k: int) -> int | str:
+    return "plain" if k == PLAIN else k
 
 
-def _simulated(found: Simulated | None) -> str:
-    if found is None:
+def _by_context(table: DraftTable) -> list[str]:
+    tables = sorted([table, *table.by_context], key=lambda one: one.context)
+    starts = {tier.first for one in tables for tier in one.tiers} | {one.plain_from or 1 for one in tables}
+    starts |= {one.fits + 1 for one in tables if one.fits < table.question.most}
+    first = sorted(starts)
+    body = []
+    for low, high in zip(first, [*(start - 1 for start in first[1:]), table.question.most], strict=True):
+        body.append([f"{low} to {high}", *(_at(one, low) for one in tables)])
+    return [
+        grid(["batch", *(f"{one.context:,.0f} tokens" for one in tables)], body),
+        "- (plain): a server without a drafter is faster; -: the KV cache does not hold so many",
+        "- engines take draft lengths by batch size alone: use the column of your traffic",
+    ]
+
+
+def _at(table: DraftTable, rows: int) -> str:
+    if rows > table.fits:
         return "-"
-    if found.ahead is None:
-        return f"agrees at {found.rows}"
-    return f"k={found.ahead} at {found.rows}: {cell(found.leads[found.ahead], 1, 100, '+')} %"
+    faster = table.plain_from is not None and rows >= table.plain_from
+    return f"{table.k_at(rows)}{' (plain)' if faster else ''}"
 
 
 def _notes(table: DraftTable) -> list[str]:
     question = table.question
     within = f" (gains below {question.indifference:.0%} aside)" if question.indifference else ""
-    notes = ["gain: over the next best; over plain: over a server without a drafter; means over the sizes of the range"]
+    notes = ["over plain: over a server without a drafter, at the ends of the range; gain: over the next best"]
     if question.has_rate:
         notes.append(f"acceptance: rates between which k stays the best{within}")
     if table.lost >= SHOWN:
         notes.append(
-            f"gains below {question.indifference:.0%} got no range of their own: the best by formula at each size is "
+            f"gains below {question.indifference:.0%} get no range of their own: the best k at each size is "
             f"at most {table.lost:.1%} faster"
         )
     if math.isnan(table.error):
-        notes.append("the profile states no error of its forward times: how sure a gain is, is not known")
+        notes.append("the profile states no error of its forward times: the significance of a gain is not known")
     else:
-        notes.append(f"not told apart: a gain within {table.error:.1%}, the error of two rounds by the profile")
-    if question.follows:
-        notes.append("at k=0 the drafter still reads along, as in vLLM and SGLang")
+        notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error of two rounds")
+    notes += [question.facts.pads, question.facts.at_0]
     if table.plain_from == 1:
         notes.append("a server without a drafter is faster at every size")
     elif table.plain_from is not None:
         notes.append(
-            f"from {table.plain_from} at once a server without a drafter is faster than any row of this table; if your "
-            "load stays there, serve without one"
+            f"from batch {table.plain_from} on a server without a drafter is faster than this table: serve without "
+            "one if your load stays there"
         )
     if table.fits < question.most:
         notes.append(f"the KV cache holds about {table.fits} requests of this traffic: there are no larger batches")
     if table.measured is not None and table.measured < question.most:
         notes.append(f"batches above {table.measured} were not measured: their times are extrapolated")
-    if table.runs:
-        notes.append(f"simulated: closed loops of k-1, k and k+1, {question.num_runs} seeds each ({table.runs} runs)")
-    return [*notes, f"profile {table.profile}: {table.foundation}; {table.spent_s:.1f} s"]
+    if table.simulated:
+        sizes = ", ".join(map(str, sorted({point.rows for point in table.simulated})))
+        notes.append(
+            f"decided by simulation: closed loops at batch {sizes}, {question.num_runs} seeds each; between these "
+            "sizes by formula"
+        )
+    else:
+        notes.append("by formula alone, which overstates what drafts gain: nothing was simulated")
+    return [*notes, f"profile {table.profile}: {table.foundation}; {table.runs} runs, {table.spent_s:.1f} s"]

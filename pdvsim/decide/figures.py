@@ -117,8 +117,9 @@ def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
-    compared = {arch for found in advice.flips for probe in found.probes.values() for arch in probe.values}
-    archs = [str(candidate.arch) for candidate in advice.finals if candidate.arch in compared]
+    compared = {name for found in advice.flips for probe in found.probes.values() for name in probe.values}
+    named = {advice.question.name(candidate): candidate for candidate in advice.finals}
+    archs = [name for name in named if name in compared]
     base = advice.question.base
     note = setting_line(
         asdict(base),
@@ -126,14 +127,18 @@ def flips_figure(advice: Advice) -> Figure:
         run_seeds(base.traffic.seed, len(advice.rows)),
         drafts="each architecture at its own best",
     )
-    note += f" Shaded: {best.arch} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
+    note += (
+        f" Shaded: {advice.question.name(best)} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
+    )
     note += "none where fewer showed that nobody could be ahead. "
     note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
     with styled():
         figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
-        colours = {arch: arch_colour(arch) for arch in archs}
+        colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
-            _lines(axes, found, archs, colours, str(best.arch), "recommended" if advice.met else "least bad")
+            _lines(
+                axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "least bad"
+            )
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")

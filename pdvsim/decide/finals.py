@@ -8,7 +8,7 @@ A lead that is too small to count gets no more of them, nor does who asked for f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdvsim.common.outcomes import Row
@@ -17,7 +17,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.decide.verdict import chosen, judged
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Experiment
 
 MOST_TIMES = 4
 FINALISTS = 4  # architectures that are replicated, beside plain decoding
@@ -29,11 +29,11 @@ class Finals:
 
     rows: dict[Experiment, list[Row]]
     held: Contest
+    names: dict[str, Experiment]  # who is who in the contest
 
     def chosen(self, base: Experiment) -> Experiment:
         """The one to take."""
-        candidates = {str(candidate.arch): candidate for candidate in self.rows}
-        return candidates[chosen(self.held, candidates, base)]
+        return self.names[chosen(self.held, self.names, base)]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Decision:
     """Who is best at one place."""
 
     place: Experiment
-    settings: dict[Arch, Experiment]  # of every architecture, at its best
+    settings: dict[str, Experiment]  # of everyone who competes, at its best
     finals: Finals
 
     @property
@@ -66,18 +66,20 @@ def decided(
         interrupted = stop
     for at, (place, here) in enumerate(zip(places, finals, strict=True)):
         if interrupted is None:
-            for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget):
+            for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget, search.name):
                 yield at, Decision(place, best[at], found)
         elif all(bench.known(replications(mine, num_runs)) for mine in here):
-            found = next(replicated(here, search.goal, bench, num_runs, search.indifference))
+            found = next(replicated(here, search.goal, bench, num_runs, search.indifference, name=search.name))
             yield at, Decision(place, best[at], found)
     if interrupted is not None:
         raise interrupted
 
 
-def _finalists(search: Search, best: Mapping[Arch, Experiment]) -> list[Experiment]:
+def _finalists(search: Search, best: Mapping[str, Experiment]) -> list[Experiment]:
+    """The best few, plain decoding at its best, and cheaper fleets."""
     found = list(best.values())[:FINALISTS]
-    found += [c for arch, c in best.items() if arch == "autoregressive" and c not in found]
+    found += [c for c in best.values() if c.arch == "autoregressive"][:1]
+    found = list(dict.fromkeys([*found, *(best[name] for name in best if name in search.cheaper)]))
     return [search.goal.prepared(candidate, search.warmup_share) for candidate in found]
 
 
@@ -88,17 +90,19 @@ def replicated(
     num_runs: int,
     indifference: float,
     budget: int | None = None,
+    name: Callable[[Experiment], str] = lambda candidate: str(candidate.arch),
 ) -> Iterator[Finals]:
-    """Run every candidate, one of each architecture, on the same seeds, and compare; again with more seeds each time.
+    """Run every candidate, each of its own name, on the same seeds, and compare; again with more seeds each time.
 
     The last is the answer. `budget` is of simulations.
     """
-    seeds = num_runs
+    seeds, names = num_runs, {name(candidate): candidate for candidate in candidates}
     while True:
         rows = bench.rows([run for candidate in candidates for run in replications(candidate, seeds)])
         found = {c: rows[i * seeds : (i + 1) * seeds] for i, c in enumerate(candidates)}
-        held = judged({str(c.arch): mine for c, mine in found.items()}, goal, candidates[0], indifference)
-        yield Finals(found, held)
+        rows_of = {who: found[candidate] for who, candidate in names.items()}
+        held = judged(rows_of, goal, names, indifference)
+        yield Finals(found, held, names)
         more = len(candidates) * seeds
         would_tell = any(held.leads[other].mean > held.thresholds[other] for other in held.unsure)
         would_tell |= any(held.leads[other].mean > indifference for other in held.alike)

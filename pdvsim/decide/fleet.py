@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pdvsim.decide.runs import Bench
-from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import ONE_LANE, PLACED, SHARDED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
@@ -52,6 +50,18 @@ class Fleet:
         return bool(self.hardware.place)
 
 
+def fleet_name(candidate: Experiment) -> str:
+    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pdv on 1+1 (drafter, target)."""
+    hardware, seats, name = candidate.hardware, candidate.seats, str(candidate.arch)
+    if seats.gpus > 1:
+        other = seats.prefill[0] if candidate.kin == "pd" else seats.draft[0]
+        first = hardware.cards[other] if hardware.cards else candidate.group(other)
+        name += f" on {first}+{candidate.group(seats.verify)}"
+    elif hardware.tensor_parallel_size > 1:
+        name += f" tp{hardware.tensor_parallel_size}"
+    return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
+
+
 def fleets(
     base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str | None = None, alone: bool = False
 ) -> tuple[Fleet, ...]:
@@ -72,7 +82,7 @@ def fleets(
     if given.profile and drafter_card is not None and given.profile != "roofline":
         raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")
     apart = base.server.drafted_by in ("model", "none")
-    found = [fleet for arch in archs for fleet in _ways(given, arch, gpus, drafter_card, alone, apart)]
+    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, drafter_card, alone, apart)]
     if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
         raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
     fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
@@ -84,24 +94,24 @@ def fleets(
 
 
 def _ways(
-    given: Hardware, arch: Arch, gpus: int, drafter_card: str | None, alone: bool, apart: bool
+    base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alone: bool, apart: bool
 ) -> Iterator[Fleet]:
     """Of one architecture, whether its models can be divided so or not; `apart` if its drafter can have a GPU."""
+    given = base.hardware
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind = kin(arch)
 
-    def made(name: str, server: int, hardware: Hardware) -> Fleet:
+    def made(server: int, hardware: Hardware) -> Fleet:
         count = gpus // server
         copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
-        return Fleet(f"{count}x {name}" if count > 1 else name, arch, copies)
+        return Fleet(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
 
     if kind != "pdv-ahead":
         if alone:
-            yield Fleet(f"1x {arch}", arch, given)
-        yield made(arch, 1, given)
+            yield Fleet(fleet_name(replace(base, arch=arch)), arch, given)
+        yield made(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
-        sharded = replace(given, tensor_parallel_size=size)
-        yield made(f"{arch} tp{size}", size, sharded)
+        yield made(size, replace(given, tensor_parallel_size=size))
     for target in SHARDED if kind in PLACED and apart else ():
         # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
         for other in sorted({target} if kind == "pd" else {1, target}):
@@ -110,10 +120,10 @@ def _ways(
             split = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
-            yield made(f"{arch} on {other}+{target}", target + other, split)
+            yield made(target + other, split)
             if drafter_card is not None and kind != "pd" and other == 1:
                 card = card_name(drafter_card, GPUS)
-                yield made(f"{arch} on {card}+{target}", target + 1, replace(split, cards=(card, given.gpu)))
+                yield made(target + 1, replace(split, cards=(card, given.gpu)))
 
 
 def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
@@ -152,21 +162,3 @@ def hourly(fleet: Fleet, place: Experiment, usd: Mapping[str, float]) -> float:
     if missing:
         raise ValueError(f"card-hour-usd has no price for {missing[0]}: give --card-hour-usd {missing[0]}=...")
     return sum(usd[card] for card in cards)
-
-
-def tuned_fleets(
-    search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
-) -> list[dict[str, Experiment]]:
-    """For each place every fleet at its own best settings, by name; what is left of a budget is shared out evenly."""
-    found: list[dict[str, Experiment]] = [{} for _ in places]
-    for at, fleet in enumerate(ways):
-        budget = search.budget
-        if budget is not None:
-            budget = bench.runs + max(0, budget - bench.runs) // (len(ways) - at)
-        space = replace(search.space, archs=(fleet.arch,))
-        mine = Search(search.goal, space, search.warmup_share, search.indifference, budget)
-        for here, best in zip(found, tuned(mine, [fleet.of(place) for place in places], bench), strict=True):
-            here[fleet.name] = best[fleet.arch]
-        search.skipped += mine.skipped
-        search.figures |= mine.figures
-    return found

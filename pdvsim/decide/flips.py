@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.fleet import fleet_name
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
@@ -36,7 +37,7 @@ class Probe:
     """What the finalists did at one place."""
 
     at: float
-    values: dict[str, Interval]  # by architecture
+    values: dict[str, Interval]  # by name
     able: tuple[str, ...]  # who meets the service levels and keeps up
     challenger: str | None
     lead: float  # the challenger's, as a share of the recommendation's figure; nan without one
@@ -77,6 +78,11 @@ class Rivalry:
     comparisons: int  # over how many the 5% chance of error is spread
     draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
     space: Space | None = None  # all that may be tried where a challenger is about to count; None: nothing
+    fleets: bool = False  # whether these are ways to use several GPUs
+
+    def name(self, candidate: Experiment) -> str:
+        """Who it is among these."""
+        return fleet_name(candidate) if self.fleets else str(candidate.arch)
 
     @property
     def runs(self) -> int:
@@ -94,9 +100,9 @@ class Rivalry:
         scoring = replace(candidate.scoring, warmup_requests=warmup)
         return replace(candidate, server=server, traffic=replace(traffic, num_prompts=few), scoring=scoring)
 
-    def only(self, arch: str | None) -> Rivalry:
+    def only(self, name: str | None) -> Rivalry:
         """Without the rivals but one, at the price of all."""
-        return self if arch is None else replace(self, rivals=tuple(r for r in self.rivals if r.arch == arch))
+        return self if name is None else replace(self, rivals=tuple(r for r in self.rivals if self.name(r) == name))
 
 
 def find_flips(
@@ -132,10 +138,10 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget
     if probe.challenger is not None and who.space is not None:
         if bench.runs + 2 * SEEDS > left:
             return None
-        two = (who.recommended.arch, probe.challenger)
+        two = (who.name(who.recommended), probe.challenger)
         best = [
             replace(who.placed(c), server=_retuned(c, who, who.space, bench, left).server)
-            if c.arch in two
+            if who.name(c) in two
             else who.placed(c)
             for c in everyone
         ]
@@ -160,18 +166,19 @@ def _settled(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Ben
 def _probe(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench, seeds: int) -> Probe:
     runs = [replications(candidate, seeds) for candidate in everyone]
     rows = bench.rows([run for mine in runs for run in mine])
-    by_arch = {str(candidate.arch): rows[i * seeds : (i + 1) * seeds] for i, candidate in enumerate(everyone)}
-    figures = {arch: [who.goal.value(row) for row in mine] for arch, mine in by_arch.items()}
-    able = tuple(arch for arch, mine in by_arch.items() if who.goal.met(mine))
-    mine = str(who.recommended.arch)
+    named = {who.name(candidate): candidate for candidate in everyone}
+    by_name = {name: rows[i * seeds : (i + 1) * seeds] for i, name in enumerate(named)}
+    figures = {name: [who.goal.value(row) for row in mine] for name, mine in by_name.items()}
+    able = tuple(name for name, mine in by_name.items() if who.goal.met(mine))
+    mine = who.name(who.recommended)
     challenger, lead = None, math.nan
-    still_open = seeds < who.num_runs and not all(map(who.goal.holds, by_arch[mine]))
+    still_open = seeds < who.num_runs and not all(map(who.goal.holds, by_name[mine]))
     held = contest(figures, who.goal.sign)
-    for rival in sorted(figures, key=lambda arch: -who.goal.sign * held.values[arch].mean):
+    for rival in sorted(figures, key=lambda name: -who.goal.sign * held.values[name].mean):
         if rival == mine or (able and rival not in able):
             continue
         two = {mine: figures[mine], rival: figures[rival]}
-        errors = {arch: lead_error(everyone[0], who.goal.told_by(by_arch[arch])) for arch in two}
+        errors = {name: lead_error(named[name], who.goal.told_by(by_name[name])) for name in two}
         pair = contest(two, who.goal.sign, who.comparisons, who.indifference, errors)
         still_open |= seeds < who.num_runs and pair.best == rival and pair.margin > pair.thresholds[mine]
         if (pair.best == rival and pair.sure) or (able and mine not in able):

@@ -4,7 +4,7 @@ A round of k drafts for n rows takes T(n, k) and yields g(k) tokens a row. In a 
 a request rate n follows from Little's law. A newcomer waits half a round for its first one. Prompts take their share of
 the GPU, and where drafts have a lane of their own, every other newcomer comes while the others are being verified, and
 has a draft to itself. It is a first sieve: which few draft lengths are worth simulating, and, in `pdvsim draft-table`,
-which is best at each batch size.
+what simulations at a few batch sizes say of those between.
 
 What the KV cache does not hold waits. Left out: other queueing, the spread of lengths, and how works on other streams
 slow a round.
@@ -111,12 +111,16 @@ class Formula:
         """A round of `rows`, with the drafter's catching up and hand-overs."""
         return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
 
+    @cached_property
+    def prompt(self) -> tuple[Chunk]:
+        """A prompt of the mean length."""
+        tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
+        return (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
+
     def prompt_s(self, k: int) -> float:
         """Reading one prompt, by both models where anything is drafted."""
-        tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
-        chunk = (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
         roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
-        return sum(self.planner.models[role].carrying(0, 0, 1, chunk, role == "target").solo_0 for role in roles)
+        return sum(self.planner.models[role].carrying(0, 0, 1, self.prompt, role == "target").solo_0 for role in roles)
 
     def newcomer_s(self, k: int) -> float:
         """What a newcomer takes of the GPU beside its rounds: its prompt and, if so, a draft to itself."""
@@ -125,22 +129,33 @@ class Formula:
 
     def fits(self, k: int) -> int:
         """Rows that the KV cache of a server holds, more or less; without drafts the drafter takes none of its room."""
-        server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=k)
-        placed = replace(self.experiment, server=server)
-        capacity = kv_capacity(placed, covering_profile(placed))
-        return max(1, int(capacity / self.context))
+        return max(1, int(self._capacities[k > 0] / self.context))
+
+    @cached_property
+    def _capacities(self) -> tuple[int, int]:
+        """Tokens of KV cache without a drafter and with one."""
+        servers = (replace(self.experiment.server, controller="fixed", num_speculative_tokens=k) for k in (0, 1))
+        placed = [replace(self.experiment, server=server) for server in servers]
+        plain, drafting = (kv_capacity(one, covering_profile(one)) for one in placed)
+        return plain, drafting
+
+    def loops(self, k: int, concurrency: Iterable[int]) -> list[tuple[int, float]]:
+        """For each closed loop on one server: rows decoding, and tokens per second."""
+        most = min(self.experiment.server.max_num_seqs, self.fits(k))
+        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
+        batches = [max(1, min(clients, most)) for clients in concurrency]
+        whole_s = [rounds * self.round_s(rows, k) + rows * joining_s for rows in batches]
+        return [(rows, rows * self.output_tokens / s) for rows, s in zip(batches, whole_s, strict=True)]
 
     def at(self, k: int) -> Predicted:
         """What a draft length does at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
-        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
-            rows = max(1, min(at_once, most))
-            whole_s = rounds * self.round_s(rows, k) + rows * joining_s
-            pace_s = whole_s / self.output_tokens * at_once / rows  # with the wait of those that do not fit
-            return Predicted(k, rows, pace_s, servers * rows * self.output_tokens / whole_s, True)
+            [(rows, speed)] = self.loops(k, [at_once])
+            return Predicted(k, rows, at_once / speed, servers * speed, True)  # those that do not fit wait
+        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         rate = traffic.request_rate / servers
         left = 1 - rate * joining_s  # of the GPU, beside newcomers
         rows, need = 1, float("inf")

@@ -42,9 +42,11 @@ class Alone:
 def alone(who: Rivalry, bench: Bench) -> Alone:
     """Everyone with one request at a time (batch 1)."""
     everyone = (who.recommended, *who.rivals)
-    rows = {str(c.arch): bench.rows(replications(_alone(c), who.num_runs)) for c in everyone}
-    e2el = judged(rows, Goal("e2el"), who.recommended, who.indifference)
-    mine, plain = rows[who.recommended.arch], rows.get("autoregressive")
+    named = {who.name(c): c for c in everyone}
+    rows = {name: bench.rows(replications(_alone(c), who.num_runs)) for name, c in named.items()}
+    e2el = judged(rows, Goal("e2el"), named, who.indifference)
+    mine = rows[who.name(who.recommended)]
+    plain = next((rows[name] for name, c in named.items() if c.arch == "autoregressive"), None)
     gain = None
     if plain is not None and who.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])

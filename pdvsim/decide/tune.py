@@ -17,13 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from pdvsim.decide.fleet import Fleet, fleet_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
+FAR_FLEET = 1.25  # the same of a fleet, with the draft length that the formula finds best, unless it is cheaper
 BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
 KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
@@ -31,7 +33,7 @@ APART = 100_000  # search seeds are this far from those of the replications
 SHORT = 0.25  # length of a search run, as a share of the final ones
 TURNS = 2  # requests of a search run for each that may be in the system at once, at the least
 
-Seated = tuple[int, Arch]  # the number of a place, and who competes there
+Seated = tuple[int, str]  # the number of a place, and who competes there
 
 
 @dataclass
@@ -43,10 +45,23 @@ class Search:
     warmup_share: float
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: as many as it takes
+    fleets: tuple[Fleet, ...] = ()  # who competes in place of architectures
+    cheaper: frozenset[str] = frozenset()  # fleets that may be worth their price where they are far behind
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # on the first seed alone
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most requests in the system at once
     skipped: int = 0
+
+    def name(self, candidate: Experiment) -> str:
+        """Who competes with these settings."""
+        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+
+    def starts(self, base: Experiment) -> list[Experiment]:
+        """Everyone who competes, with the settings to start from."""
+        if not self.fleets:
+            return self.space.starts(base)
+        spaces = ((fleet, replace(self.space, archs=(fleet.arch,))) for fleet in self.fleets)
+        return [start for fleet, space in spaces for start in space.starts(fleet.of(base))]
 
     def ranked(self, candidates: Sequence[Experiment], base: Experiment) -> list[Experiment]:
         """Those of the candidates that have run, best first; of those alike the simplest first."""
@@ -79,42 +94,42 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
 
 def tuned(
     found: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
-) -> list[dict[Arch, Experiment]]:
-    """For each place, every architecture that can run there at its best, the best architecture first.
+) -> list[dict[str, Experiment]]:
+    """For each place, everyone who can run there at its best, by name, the best first.
 
     `alone`: at each place only the architecture that its experiment has.
     """
     going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
-        space = replace(found.space, archs=(base.arch,)) if alone else found.space
-        starts = space.starts(base)
+        starts = replace(found.space, archs=(base.arch,)).starts(base) if alone else found.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
-        going |= {(at, start.arch): [start] for start in starts}
+        going |= {(at, found.name(start)): [start] for start in starts}
     _start(found, going, bench)
+    far = FAR_FLEET if found.fleets else FAR
     for step in found.space.steps():
         tried = {
             key: list(dict.fromkeys(way for candidate in mine for way in _ways(found, step, candidate)))
             for key, mine in going.items()
-            if not _far(found, going, key)
+            if not _far(found, going, key, far)
         }
         _try(found, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
         if step == "drafts":
             _climb(found, tried, bench)
-        for (at, arch), ways in tried.items():
-            going[at, arch] = found.ranked([*going[at, arch], *ways], places[at])[:KEPT] or going[at, arch]
-    best: list[dict[Arch, Experiment]] = []
+        for key, ways in tried.items():
+            going[key] = found.ranked([*going[key], *ways], places[key[0]])[:KEPT] or going[key]
+    best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
         order = [*found.ranked(mine, base), *(c for c in mine if c not in found.figures)]
-        best.append({candidate.arch: candidate for candidate in order})
+        best.append({found.name(candidate): candidate for candidate in order})
     return best
 
 
 def _start(found: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """Run the starts; who is far behind with the drafts of the formula starts with the fewest, if those are better."""
     _try(found, _by_place(going), bench, FAR)
-    behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key)]
+    behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key, FAR)]
     fewer = {key: found.space.fewest(going[key][0]) for key in behind if going[key][0] in found.figures}
     _try(found, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, FAR)
     for key, ways in fewer.items():
@@ -150,13 +165,15 @@ def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -
             tried[key] += ways
 
 
-def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated) -> bool:
-    """Whether an architecture is out of the running at its place."""
+def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
+    """Whether someone is out of the running at its place: so many times worse than the best."""
+    if key[1] in found.cheaper:
+        return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
     mine = going[key][0]
     if mine not in found.figures or not rivals:
         return True
-    return found.worse(found.figures[mine], found.figures[found.best(found.figures, rivals)]) > FAR
+    return found.worse(found.figures[mine], found.figures[found.best(found.figures, rivals)]) > limit
 
 
 def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:

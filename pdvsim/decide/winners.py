@@ -24,12 +24,12 @@ from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.finals import decided
-from pdvsim.decide.fleet import Fleet, hourly, tuned_fleets
+from pdvsim.decide.fleet import Fleet, hourly
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.text import contest_document, lengths_note, percent, threshold_text
-from pdvsim.decide.tune import Search
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
@@ -228,7 +228,7 @@ def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
         for at, decision in decided(search, places, bench, grid.num_runs):
             yield at, ({candidate.arch: rows for candidate, rows in decision.finals.rows.items()}, decision.settings)
         return
-    best = tuned_fleets(search, grid.fleets, places, bench)
+    best = _tuned_fleets(search, grid.fleets, places, bench)
     interrupted: KeyboardInterrupt | None = None
     try:
         bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
@@ -243,6 +243,17 @@ def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
         raise interrupted
 
 
+def _tuned_fleets(
+    search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
+) -> list[dict[str, Experiment]]:
+    """For each place every fleet at its own best settings: a map shows all of them."""
+    found: list[dict[str, Experiment]] = [{} for _ in places]
+    for fleet in ways:
+        for here, best in zip(found, tuned(replace(search, fleets=(fleet,)), places, bench), strict=True):
+            here |= best
+    return found
+
+
 def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
     """By bisection between the loads of the map, on the means; each fleet at its best at every load looked at."""
     grid = found.grid
@@ -253,7 +264,7 @@ def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Bor
     while low is not None and high is not None and _between(grid, low, high) not in (low, high):
         load = _between(grid, low, high)
         here = grid.placed(load, place)
-        [best] = tuned_fleets(search, grid.fleets, [here], bench)
+        [best] = _tuned_fleets(search, grid.fleets, [here], bench)
         rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
         low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
     return Border(place, low, high)

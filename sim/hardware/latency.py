@@ -78,6 +78,7 @@ class ForwardFit:
     draft_ratio: float = 1.0  # time of a draft of several steps over that of its forwards one by one
     row_buckets: tuple[int, ...] = ()  # batches are padded up to these sizes; none: no padding
     chunk_buckets: tuple[int, ...] = ()  # and prompt tokens up to these
+    token_buckets: tuple[int, ...] = ()  # all tokens of a forward are padded up to these, in place of both
 
     @classmethod
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
@@ -148,8 +149,8 @@ class Latency:
         key = (rows, tokens, steps)
         found = self._shapes.get(key)
         if found is None:
-            new = self._padded(rows) * tokens
-            logits = self._padded(rows) if self.widest > 2 else new  # a head's are of each row's newest token
+            logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
+            new = self._filled(self._padded(rows) * tokens)
             found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits)
             if steps > 1:
                 found = found._replace(
@@ -160,7 +161,7 @@ class Latency:
 
     def packed(self, rows: int, tokens: int, new: int) -> Shape:
         """Price of a forward of `new` tokens in all, up to `tokens` a row: attention is padded, the layers are not."""
-        new = _up_to(self.fit.row_buckets, new)
+        new = self._filled(_up_to(self.fit.row_buckets, new))
         return self._with_layers(self._rest(rows, tokens, 1), new, new)
 
     def carrying(
@@ -180,7 +181,7 @@ class Latency:
             moved += (start + n) * self._kv_bytes
             flops += _pairs(start, n) * self._pair_flops
         solo = self._over_prompts(read)
-        new += _up_to(fit.chunk_buckets, prompt)
+        new = self._filled(new + _up_to(fit.chunk_buckets, prompt))
         if rows:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
@@ -253,7 +254,7 @@ class Latency:
                 found = self._attention(rows, tokens, 0)
             else:  # one step more than a draft that is likely known
                 before = self._rest(rows, tokens, steps - 1)
-                more = self._with_layers(before, self._padded(rows), self._padded(rows))
+                more = self._with_layers(before, self._filled(self._padded(rows)), self._padded(rows))
                 attention = self._attention(rows, 1, rows * (tokens + steps - 2))
                 found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
             self._rests[key] = found
@@ -291,6 +292,10 @@ class Latency:
 
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0
+
+    def _filled(self, tokens: int) -> int:
+        """Tokens that the layers compute, where an engine pads the whole forward."""
+        return _up_to(self.fit.token_buckets, tokens) if self.fit.token_buckets else tokens
 
     def _layers(self, tokens: int) -> float:
         """The transformer blocks' linear layers and all that does not depend on the context."""

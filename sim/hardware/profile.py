@@ -23,6 +23,7 @@ from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, latency, widest_draft
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
 from pdvsim.sim.hardware.transfer import shipped
@@ -112,6 +113,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "draft_ratio": Range(0.01, 10),
     "row_buckets": Range(1, 65_536),
     "chunk_buckets": Range(1, MAX_TOKENS),
+    "token_buckets": Range(1, MAX_TOKENS),
 }
 
 
@@ -166,6 +168,14 @@ class Profile:
         """
         bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
+
+    def padded(self, padding: Padding) -> Profile:
+        """The same with forwards padded as an engine pads them."""
+        if padding == "profile":
+            return self
+        if self.whole_steps:
+            raise ValueError(f"--padding {padding}: profile {self.name} has an engine's own steps, padding included")
+        return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
 
 
 def roofline(spec: GpuSpec) -> Profile:

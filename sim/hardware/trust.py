@@ -108,6 +108,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "no real run used several GPUs"
     if hardware.contention != "fluid":
         return f"--contention {hardware.contention} is an ablation"
+    if hardware.padding != "profile":
+        return f"no real run was padded as --padding {hardware.padding} says"
     if experiment.host != Host():
         return "the host's costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:

@@ -1,0 +1,18 @@
+"""Plain decoding with a drafter that still runs, as engines have it where a draft table says k=0."""
+
+from __future__ import annotations
+
+from pdvsim.sim.core import Request, Work
+from pdvsim.sim.policies.colocated import Colocated
+
+
+class IdleDrafter(Colocated):
+    """Each step the drafter reads every row's newest token, and its draft is not verified. For draft length 1."""
+
+    def draft(self, rows: list[Request], k: int) -> Work:
+        for row in rows:
+            row.owed = 0  # it has read all before
+        return super().draft(rows, k)
+
+    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
+        return super().verify(rows, 0, drafted)
