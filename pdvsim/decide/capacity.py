@@ -466,7 +466,7 @@ def _capacity_notes(found: Capacities) -> list[str]:
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     notes = [
         f"held: {plan.goal.attainment:.0%} of the requests have {levels}, and the queue does not grow",
-        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} times as long as a request takes, "
+        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} request durations; "
         f"the first {plan.warmup_share:.0%} left out; searched to {plan.tolerance:.0%} from below; {found.runs} runs",
     ]
     if plan.num_runs > 1:
