@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.runs import kept_up
+from pdvsim.decide.runs import keeps_up, kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
@@ -103,6 +103,10 @@ class Goal:
     def level_metric(self, level: str) -> str:
         """The percentile that a service level is about."""
         return f"{self.percentile}_{level}_ms"
+
+    def holds(self, row: Row) -> bool:
+        """Whether one run meets the service levels for the share asked, and kept up as far as it can tell."""
+        return keeps_up(row) and (not self.levels or self.attains(row))
 
     def attains(self, row: Row) -> bool:
         """Whether one run meets the service levels for the share asked."""
