@@ -296,8 +296,11 @@ def _with_larger_batches(
             at = plan.experiment(case, bracket.failed)
             [row] = bench.rows([at])
             if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
-                limit, most = at.server.max_num_seqs, plan.base.traffic.num_prompts // FILLING
-                full[case] = [at, *(way for way in space.batches(at) if limit < way.server.max_num_seqs <= most)]
+                limits = [way.server.max_num_seqs for way in space.batches(at)]
+                longer = plan.with_prompts(max(plan.base.traffic.num_prompts, *(FILLING * rows for rows in limits)))
+                at = longer.experiment(case, bracket.failed)
+                larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
+                full[case] = [at, *larger]
     rows = iter(bench.rows([way for ways in full.values() for way in ways]))
     servers, starts = dict(plan.servers), {}
     for case, ways in full.items():
