@@ -186,7 +186,7 @@ def test_a_queue_that_grows_is_not_held_however_late(one_by_one: Experiment) -> 
         assert row["limited_by"] == "queue"
 
 
-SMALL = {"dataset_name": "random", "input_len": 64, "output_len": 48, "random_range_ratio": 0.5}
+SMALL: dict[str, Any] = {"dataset_name": "random", "input_len": 64, "output_len": 48, "random_range_ratio": 0.5}
 FIXED: dict[str, Any] = {"controller": "fixed", "max_num_seqs": 32, "max_num_batched_tokens": 2048}
 QUESTIONS: dict[str, dict[str, Any]] = {
     "ttft": {"arch": ["colocated"], "goodput": ["ttft:500"], "num_speculative_tokens": 2},
