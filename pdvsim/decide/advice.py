@@ -126,8 +126,15 @@ class Advice:
 
     @property
     def met(self) -> bool:
-        """Whether the recommendation meets the service levels and keeps up."""
-        return self.question.goal.met(self.rows)
+        """Whether the recommendation meets the service levels and keeps up; the search for its capacity knows best."""
+        held, load = self.held_rate, self.question.base.traffic.request_rate
+        return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
+
+    @property
+    def held_rate(self) -> Interval | None:
+        """The rate that the recommendation holds; None where that was not looked for."""
+        rate: Interval | None = self.capacity.summary()[0]["rate"] if self.capacity and self.capacity.rows else None
+        return rate
 
     def finalist(self, name: str) -> Experiment:
         """The finalist of this name."""
@@ -257,11 +264,24 @@ def _recommendation(advice: Advice) -> list[str]:
         room = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
         parts = (f"{name.upper()} {cell(value, 1)} times" for name, value in room.items())
         lines.append(f"head-room of the {goal.percentile.upper()} under its level: {', '.join(parts)}")
+    if advice.met and (why := _inconclusive(advice)):
+        lines.append(f"inconclusive: {why}")
     if not advice.met:
         lines.append(_not_met(advice))
         if advice.search.skipped:
             lines.append(f"{advice.search.skipped} settings were not tried; others may do: give more --budget")
     return lines
+
+
+def _inconclusive(advice: Advice) -> str:
+    """Why it is not certain that the load is held; nothing where it is."""
+    held, requests = advice.held_rate, advice.question.base.traffic.num_prompts
+    if held is not None:
+        above = advice.question.base.traffic.request_rate > held.mean
+        return f"the rate it holds is {positive(held, 1)} req/s" if above else ""
+    if 2 * sum(row["stability"] == "cannot tell" for row in advice.rows) <= len(advice.rows):
+        return ""
+    return f"runs of {requests} requests are too short to show that the queue stays bounded: raise --num-prompts"
 
 
 def _nothing(advice: Advice) -> str:
@@ -277,12 +297,11 @@ def _levels(goal: Goal) -> str:
 
 def _not_met(advice: Advice) -> str:
     """What it would take, as far as that is known."""
-    found, rate = advice.capacity, advice.question.base.traffic.request_rate
-    held = found.summary()[0]["rate"].mean if found and found.rows else math.nan
-    if found and held > 0:
+    found, held, rate = advice.capacity, advice.held_rate, advice.question.base.traffic.request_rate
+    if found and held and held.mean > 0:
         gpus = found.plan.gpus[0]
-        needed = max(gpus + 1, math.ceil(gpus * rate / held))
-        return f"on {gpus} GPU{'s' if gpus > 1 else ''} it holds {held:.3g} req/s: {needed} would be needed"
+        needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
+        return f"on {gpus} GPU{'s' if gpus > 1 else ''} it holds {held.mean:.3g} req/s: {needed} would be needed"
     return "no setting that was tried holds this load; the figures below are of the best of them"
 
 

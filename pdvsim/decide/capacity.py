@@ -2,20 +2,23 @@
 
 Each architecture first finds its own best settings, near the rate that it holds with those that the formula names.
 
-A rate holds in a run if the share asked of the requests (behind the warm-up) meet every service level and the queue did
-not grow. Each replication has a seed and a search of its own, in which the same requests are squeezed in time; so there
-is one capacity per seed, an interval over seeds, and paired differences between architectures. Which rate to try next
-is guessed from the head-room at those tried; what is found does not rest on the guess.
+A rate holds in a run if the share asked of the requests (after the warm-up) meets every service level and the run is
+labelled stable: an inconclusive run does not count as held. A run at the rate held lasts `LONG` times as long as a
+request is in service; a server that starts empty is then full before the warm-up ends. Each replication has a seed and
+a search of its own, in which the same requests are squeezed in time; so there is one capacity per seed, an interval
+over seeds, and paired differences between architectures. Rates are those of the arrivals drawn, not of the process that
+they were drawn from: a seed whose requests happen to come slowly would seem to hold more. Which rate to try next is
+guessed from the head-room at those tried; what is found does not rest on the guess.
 
-What it leaves out: runs are finite and start empty, so a server slightly beyond its capacity may hold for a while
-(more --num-prompts makes that rarer). A share of requests is not exactly monotone in the rate: the rate given held in
-its run and the one above it, by the tolerance, did not, but a still higher one might have by chance.
+What it leaves out: runs are finite, so a server slightly beyond its capacity may hold for a while (more --num-prompts
+makes that rarer). A share of requests is not exactly monotone in the rate: the rate given held in its run and the one
+above it, by the tolerance, did not, but a still higher one might have by chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +29,7 @@ from pdvsim.decide.contest import Contest, contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal, attained
-from pdvsim.decide.runs import Bench, at_rate, keeps_up
+from pdvsim.decide.runs import Bench, at_rate, keeps_up, mean_gap, mean_output_tokens, saturated
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.text import contest_document, lead_text, lengths_note, positive, threshold_text, vague
 from pdvsim.decide.tune import SHORT, Search, tuned
@@ -34,7 +37,7 @@ from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
-from pdvsim.study.stats import interval
+from pdvsim.study.stats import Interval, interval
 from pdvsim.view.table import founded, grid, most_outside
 
 if TYPE_CHECKING:
@@ -44,6 +47,8 @@ WIDE_STEP = 1.25  # the first step of a search at the most; each further one may
 COARSE = 0.1  # tolerance of the search near which settings are tuned
 NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
 FILLING = 3  # requests of a run for each that a larger batch holds: with fewer nobody would ever wait for it
+LONG = 16  # length of a run in durations of a request, at the rate held
+COARSE_LONG = 0.25  # of that where settings are tuned
 
 Case = tuple[Arch, int, int]  # architecture, GPUs, seed
 
@@ -91,7 +96,16 @@ class Plan:
         hardware = replace(self.base.hardware, replicas=servers)
         server = self.servers.get(arch, self.base.server)
         scaled = replace(self.base, arch=arch, traffic=traffic, server=server, hardware=hardware)
-        return at_rate(self.goal.prepared(scaled, self.warmup_share), rate)
+        return at_rate(self.goal.prepared(scaled, self.warmup_share), rate * mean_gap(traffic))
+
+    def with_prompts(self, num_prompts: int) -> Plan:
+        """The same in runs of so many requests per server."""
+        return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
+
+    def needed(self, case: Case, row: Row) -> int:
+        """Requests per server that a run at this row's rate must have, to last `LONG` durations of a request."""
+        in_service = float(row["load"]) * (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
+        return math.ceil(LONG * in_service * self.gpus_a_server / case[1])
 
 
 @dataclass(repr=False)
@@ -125,6 +139,7 @@ class Capacities:
                 settings = ", ".join(settings_text(self.plan.experiment((arch, gpus, 0), 1.0)))
                 entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
                 entry |= {name: interval(row[name] for row in rows) for name in numbers}
+                entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)
                 entry["held_in"] = sum(row["rate"] > 0 for row in rows)
                 entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
                 entries.append(entry)
@@ -170,19 +185,24 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     brackets: dict[Case, Bracket] = {}
     before = bench.runs
     try:
-        starts = _starts(plan, bench)
+        first = plan.base.traffic.seed
+        rates = {arch: _most_held(plan, (arch, plan.gpus[0], first), bench) / plan.gpus[0] for arch in plan.archs}
         if plan.space is not None and plan.space.steps_of(plan.archs):
-            plan = found.plan = replace(plan, servers=_tuned_near(plan, plan.space, starts, bench))
-        first = [(arch, plan.gpus[0], plan.base.traffic.seed) for arch in plan.archs]
-        searches = {case: search(starts[case[0]] * case[1], WIDE_STEP, plan.tolerance) for case in first}
-        lockstep(plan, searches, bench, brackets)
-        if plan.space is not None and "batches" in plan.space.steps():
-            plan = found.plan = _with_larger_batches(plan, plan.space, first, bench, brackets)
-        for arch, gpus, _ in first:
-            starts[arch] = brackets[arch, gpus, plan.base.traffic.seed].held / gpus or starts[arch]
+            plan = found.plan = _tuned_near(plan, plan.space, rates, bench)
+        starts = {(arch, plan.gpus[0], first): plan.gpus[0] * rates[arch] for arch in plan.archs}
+        step = WIDE_STEP
+        while starts:
+            plan, brackets = _settled(plan, starts, step, plan.tolerance, bench, brackets)
+            found.plan, starts, step = plan, {}, NARROW_STEP
+            if plan.space is not None and "batches" in plan.space.steps():
+                plan, starts = _with_larger_batches(plan, plan.space, bench, brackets)
+                for case in starts:
+                    del brackets[case]
+        for (arch, gpus, _), bracket in brackets.items():
+            rates[arch] = bracket.held / gpus or rates[arch]
         for archs in (plan.archs[:1], plan.archs[1:]):
             rest = [case for case in plan.cases() if case[0] in archs and case not in brackets]
-            searches = {case: search(_near(case, starts, brackets), NARROW_STEP, plan.tolerance) for case in rest}
+            searches = {case: search(_near(case, rates, brackets), NARROW_STEP, plan.tolerance) for case in rest}
             lockstep(plan, searches, bench, brackets)
     except KeyboardInterrupt:
         found.interrupted = True
@@ -208,92 +228,130 @@ def _near(case: Case, starts: dict[Arch, float], brackets: Mapping[Case, Bracket
     return starts[arch] * (known / starts[leader] if known else gpus)
 
 
-def _tuned_near(plan: Plan, space: Space, starts: dict[Arch, float], bench: Bench) -> dict[Arch, Server]:
-    """Each architecture's best settings at the rate that it holds, more or less; `starts` is moved there.
+def _settled(
+    plan: Plan,
+    starts: dict[Case, float],
+    step: float,
+    tolerance: float,
+    bench: Bench,
+    known: dict[Case, Bracket],
+    long: float = 1.0,
+) -> tuple[Plan, dict[Case, Bracket]]:
+    """Search, and again in longer runs where those at a rate held were too short for it; all in runs of one length.
 
-    The rate is searched for coarsely, in short runs, with the draft length that the formula names.
+    `known` was searched for before, in runs of the plan; `long` is the share of the whole length that is enough. The
+    plan in runs that are long enough, and all brackets.
     """
-    few = max(1, plan.base.traffic.num_prompts // 2)
-    short = replace(plan, base=replace(plan.base, traffic=replace(plan.base.traffic, num_prompts=few)))
+    brackets = dict(known)
+    while True:
+        lockstep(plan, {case: search(start, step, tolerance) for case, start in starts.items()}, bench, brackets, True)
+        held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
+        rows = bench.rows([plan.experiment(case, rate) for case, rate in held.items()])
+        needed = int(long * max((plan.needed(*of) for of in zip(held, rows, strict=True)), default=0))
+        if needed <= plan.base.traffic.num_prompts:
+            return plan, brackets
+        plan = plan.with_prompts(needed)
+        starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
+
+
+def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench) -> Plan:
+    """Each architecture's best settings at the rate that it holds, more or less; `rates` is moved there.
+
+    The rate is searched for coarsely, in shorter runs, with the draft length that the formula names.
+    """
     guesses = {}
-    for arch in plan.archs:
-        at = short.experiment((arch, plan.gpus_a_server, plan.base.traffic.seed), starts[arch])
+    cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
+    for case in cases:
+        at = plan.experiment(case, rates[case[0]] * case[1])
         best = Formula(at).ranked(space.draft_lengths)[0].k if at.speculates and len(space.draft_lengths) > 1 else None
         server = at.server if best is None else replace(at.server, num_speculative_tokens=best)
-        guesses[arch] = server if "fixed" in space.controllers or not at.speculates else plan.base.server
-    short = replace(short, servers=guesses)
-    cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
-    brackets: dict[Case, Bracket] = {}
-    lockstep(short, {c: search(starts[c[0]] * c[1], WIDE_STEP, COARSE) for c in cases}, bench, brackets)
+        guesses[case[0]] = server if "fixed" in space.controllers or not at.speculates else plan.base.server
+    short = replace(plan, servers=guesses)
+    short = short.with_prompts(max(1, plan.base.traffic.num_prompts // 2))
+    starts = {case: rates[case[0]] * case[1] for case in cases}
+    short, brackets = _settled(short, starts, WIDE_STEP, COARSE, bench, {}, COARSE_LONG)
     # tuned in runs as long as those just made: in shorter ones a batch that is full at that rate does not fill
-    longer = replace(short, base=replace(short.base, traffic=replace(short.base.traffic, num_prompts=int(few / SHORT))))
+    few = short.base.traffic.num_prompts
+    longer = short.with_prompts(int(few / SHORT))
     for arch, gpus, seed in cases:
-        starts[arch] = brackets[arch, gpus, seed].held / gpus or starts[arch]
-    places = [longer.experiment(case, starts[case[0]] * case[1]) for case in cases]
+        rates[arch] = brackets[arch, gpus, seed].held / gpus or rates[arch]
+    places = [longer.experiment(case, rates[case[0]] * case[1]) for case in cases]
     found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
     winners = tuned(found, places, bench, alone=True)
-    return {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
+    servers = {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
+    return replace(plan, servers=servers)
 
 
 def _with_larger_batches(
-    plan: Plan, space: Space, cases: Sequence[Case], bench: Bench, brackets: dict[Case, Bracket]
-) -> Plan:
+    plan: Plan, space: Space, bench: Bench, brackets: Mapping[Case, Bracket]
+) -> tuple[Plan, dict[Case, float]]:
     """Settings were tuned where a batch limit may not be reached that ends the search further up.
 
-    So at the rate that did not hold larger batches are tried, and where one has more head-room the search goes on.
+    So at the rate that did not hold larger batches are tried. The plan with those that have more head-room, and where
+    to search on.
     """
-    while cases:
-        full = {}
-        for case in cases:
-            if brackets[case].failed < math.inf:
-                at = plan.experiment(case, brackets[case].failed)
-                [row] = bench.rows([at])
-                if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
-                    limit, most = at.server.max_num_seqs, plan.base.traffic.num_prompts // FILLING
-                    full[case] = [at, *(way for way in space.batches(at) if limit < way.server.max_num_seqs <= most)]
-        rows = iter(bench.rows([way for ways in full.values() for way in ways]))
-        servers, better = dict(plan.servers), []
-        for case, ways in full.items():
-            rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in ways]
-            if max(rooms) > (1 + plan.tolerance) * rooms[0]:
-                servers[case[0]] = ways[rooms.index(max(rooms))].server
-                better.append(case)
-        plan = replace(plan, servers=servers)
-        starts = {case: brackets[case].failed for case in better}
-        lockstep(plan, {c: search(rate, NARROW_STEP, plan.tolerance) for c, rate in starts.items()}, bench, brackets)
-        cases = better
-    return plan
+    full = {}
+    for case, bracket in brackets.items():
+        if bracket.failed < math.inf:
+            at = plan.experiment(case, bracket.failed)
+            [row] = bench.rows([at])
+            if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
+                limits = [way.server.max_num_seqs for way in space.batches(at)]
+                longer = plan.with_prompts(max(plan.base.traffic.num_prompts, *(FILLING * rows for rows in limits)))
+                at = longer.experiment(case, bracket.failed)
+                larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
+                full[case] = [at, *larger]
+    rows = iter(bench.rows([way for ways in full.values() for way in ways]))
+    servers, starts = dict(plan.servers), {}
+    for case, ways in full.items():
+        rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in ways]
+        if max(rooms) > (1 + plan.tolerance) * rooms[0]:
+            servers[case[0]] = ways[rooms.index(max(rooms))].server
+            starts[case] = brackets[case].failed
+    return replace(plan, servers=servers), starts
 
 
-def lockstep(plan: Plan, searches: dict[Case, Bisection], bench: Bench, brackets: dict[Case, Bracket]) -> None:
-    """Take all searches to their ends, filling `brackets`; every step is one batch of runs."""
+def lockstep(
+    plan: Plan,
+    searches: dict[Case, Bisection],
+    bench: Bench,
+    brackets: dict[Case, Bracket],
+    shorter: bool = False,
+) -> None:
+    """Take all searches to their ends, filling `brackets`; every step is one batch of runs.
+
+    With `shorter` a rate also holds, for the time being, in a run that is inconclusive and shorter than it must be.
+    """
     asked = {case: next(steps) for case, steps in searches.items()}
     while asked:
         rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
-        verdicts = [Held(plan.goal.holds(row), min(plan.goal.headrooms(row).values())) for row in rows]
-        for case, verdict in list(zip(asked, verdicts, strict=True)):
+        for case, row in list(zip(asked, rows, strict=True)):
+            unclear = shorter and plan.needed(case, row) > plan.base.traffic.num_prompts and keeps_up(row)
+            stable = unclear or row["stability"] == "stable"
+            holds = stable and plan.goal.attains(row) and asked[case] <= _most_held(plan, case, bench)
             try:
-                asked[case] = searches[case].send(verdict)
+                asked[case] = searches[case].send(Held(holds, min(plan.goal.headrooms(row).values())))
             except StopIteration as end:
                 brackets[case] = end.value
                 del asked[case]
 
 
-def _starts(plan: Plan, bench: Bench) -> dict[Arch, float]:
-    """Where to look first, per GPU: the rate at which each architecture works off requests that all come at once."""
-    few = min(plan.base.traffic.num_prompts, 300)
-    burst = replace(plan.base, traffic=replace(plan.base.traffic, request_rate=math.inf, num_prompts=few))
-    rows = bench.rows([plan.goal.prepared(replace(burst, arch=arch), 0.0) for arch in plan.archs])
-    per_gpu = (float(row["request_throughput"]) / plan.gpus_a_server for row in rows)
-    return dict(zip(plan.archs, per_gpu, strict=True))
+def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
+    """The rate that a case's servers complete when saturated: no higher one can be held, whatever a run shows.
+
+    It is measured in output tokens: one run gives these far more precisely than requests, whose lengths vary.
+    """
+    arch, gpus, _ = case
+    [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_a_server, plan.base.traffic.seed), 1.0))])
+    servers = gpus // plan.gpus_a_server
+    return servers * float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
 
 
 def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: float | None) -> Row:
     arch, gpus, seed = case
     at = bracket.held or bracket.failed
     [run] = bench.rows([plan.experiment(case, at)])
-    # what is offered is what leaves, as the queue does not grow; the run's own rate also counts its emptying at the end
-    tokens_per_s = bracket.held * float(run["total_output_tokens"]) / float(run["completed"])
+    tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
     usd = math.nan
     if gpu_hour_usd is not None and tokens_per_s:
         usd = gpu_hour_usd * gpus / (tokens_per_s * 3600) * 1e6
@@ -303,6 +361,7 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         "seed": seed,
         "rate": bracket.held,
         "failed_rate": bracket.failed,
+        "may_hold": _may_hold(plan, case, bracket, bench),
         "attainment": attained(run),
         "limited_by": _limit(plan, case, bracket, bench),
         "output_tokens_per_s": tokens_per_s,
@@ -314,6 +373,20 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
     }
 
 
+def _may_hold(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> float:
+    """The rate that the capacity is under: the next that was tried, or the saturated one if that was inconclusive."""
+    if bracket.failed == math.inf:
+        return bracket.held
+    [run] = bench.rows([plan.experiment(case, bracket.failed)])
+    unclear = plan.goal.attains(run) and run["stability"] == "cannot tell"
+    return max(bracket.failed, _most_held(plan, case, bench)) if unclear else bracket.failed
+
+
+def _as_known(rate: Interval, below: float) -> Interval:
+    """The interval, but no narrower than from the rate to the one that the capacity is under."""
+    return replace(rate, half_width=max(rate.half_width, below - rate.mean))  # nan, from one replication, stays
+
+
 def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
     """What the first rate that did not hold fails on."""
     if bracket.failed == math.inf:
@@ -322,7 +395,7 @@ def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
     missed = [name for name, room in plan.goal.headrooms(run).items() if room < 1]
     if missed:
         return "+".join(missed)
-    return "levels together" if keeps_up(run) else "queue"
+    return "queue" if plan.goal.attains(run) else "levels together"
 
 
 def capacity_document(found: Capacities) -> dict[str, Any]:
@@ -396,8 +469,8 @@ def _capacity_notes(found: Capacities) -> list[str]:
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     notes = [
         f"held: {plan.goal.attainment:.0%} of the requests have {levels}, and the queue does not grow",
-        f"runs of {plan.base.traffic.num_prompts} requests a server, the first {plan.warmup_share:.0%} left out; "
-        f"searched to {plan.tolerance:.0%} from below; {found.runs} runs",
+        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} request durations; "
+        f"the first {plan.warmup_share:.0%} left out; searched to {plan.tolerance:.0%} from below; {found.runs} runs",
     ]
     if plan.num_runs > 1:
         contests = found.contests()
@@ -414,6 +487,7 @@ def _capacity_notes(found: Capacities) -> list[str]:
         )
     if any("queue" in row["limited_by"] for row in found.rows):
         notes.append(
-            "queue: it grew; in a run that is short against its requests that may be its start: try more --num-prompts"
+            "queue: at the next rate it grew, or the run is inconclusive; then ± reaches to what the saturated server "
+            "completes, and more --num-prompts narrow it"
         )
     return [*notes, *lengths_note(plan.base.traffic), founded(first), *most_outside(found.rows)]

@@ -8,16 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from pdvsim.common.outcomes import Row
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.sweep import Point, SweepInterrupted, frame_of, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
+LEAST_SATURATED = 200  # requests of a run that is to saturate a server
 WAITING = 0.03  # share of a run's requests that may, on average, be waiting for admission
 
 
@@ -91,6 +94,30 @@ def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:
 def at_rate(experiment: Experiment, rate: float) -> Experiment:
     """The same experiment at another request rate: the same requests, squeezed or stretched in time."""
     return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate))
+
+
+@lru_cache
+def mean_gap(traffic: Traffic) -> float:
+    """Mean gap between the arrivals drawn for a rate of one per second: 1, but for chance."""
+    *_, last = Workload(replace(traffic, request_rate=1.0), Acceptance()).arrivals()
+    return float(last[-1]) / traffic.num_prompts
+
+
+@lru_cache
+def mean_output_tokens(traffic: Traffic) -> float:
+    """Output tokens per request of those drawn."""
+    return sum(float(tokens[:, 1].sum()) for tokens in Workload(traffic, Acceptance()).lengths()) / traffic.num_prompts
+
+
+def saturated(experiment: Experiment) -> Experiment:
+    """The same server with more requests waiting than it admits, always: what it delivers is the most that it can."""
+    limit, servers = experiment.server.max_num_seqs, experiment.hardware.replicas
+    rows = limit * servers
+    traffic = replace(
+        experiment.traffic, request_rate=math.inf, max_concurrency=2 * rows, num_prompts=max(8 * rows, LEAST_SATURATED)
+    )
+    scoring = replace(experiment.scoring, warmup_requests=max(3 * rows, LEAST_SATURATED // 4))
+    return replace(experiment, traffic=traffic, scoring=scoring)
 
 
 def at_acceptance(experiment: Experiment, rate: float) -> Experiment:

@@ -114,7 +114,8 @@ class Timeline:
         self.width_s = 1e-6
         self.counts = np.zeros((things, self.BINS), np.int64)
 
-    def add(self, thing: int, times_s: Array) -> None:
+    def add(self, thing: int, times_s: Array, amounts: Array | None = None) -> None:
+        """Count each time once, or by its (whole) amount."""
         if not len(times_s):
             return
         while float(times_s.max()) >= self.width_s * self.BINS:
@@ -122,7 +123,8 @@ class Timeline:
             if self.counts.any():
                 self.counts[:, : self.BINS // 2] = self.counts.reshape(len(self.counts), -1, 2).sum(axis=2)
                 self.counts[:, self.BINS // 2 :] = 0
-        self.counts[thing] += np.bincount((times_s / self.width_s).astype(np.int64), minlength=self.BINS)
+        bins = (times_s / self.width_s).astype(np.int64)
+        self.counts[thing] += np.bincount(bins, amounts, self.BINS).astype(np.int64)
 
 
 class Seconds:

@@ -57,7 +57,7 @@ class Census:
     """When requests arrived, were admitted and finished, as counts: the same from all rows at once and from parts."""
 
     def __init__(self) -> None:
-        self._timeline = Timeline(len(EVENTS))
+        self._timeline, self._tokens = Timeline(len(EVENTS)), Timeline(1)
         self.count = 0
         self._first_s, self._last_s = math.inf, -math.inf  # arrivals
 
@@ -69,6 +69,15 @@ class Census:
         for at, name in enumerate(EVENTS):
             times_s = requests[name]
             self._timeline.add(at, times_s[times_s >= 0])  # negative: it never came to that
+        if "output_tokens" in requests:
+            done = requests["finish_s"] >= 0
+            self._tokens.add(0, requests["finish_s"][done], requests["output_tokens"][done])
+
+    def leaving(self, start_s: float) -> float:
+        """Output tokens per second of the requests that finish from `start_s` to the last arrival."""
+        first, last = (int(at_s / self._tokens.width_s) for at_s in (start_s, self._last_s))
+        tokens = int(self._tokens.counts[0, first:last].sum())
+        return tokens / ((last - first) * self._tokens.width_s) if last > first else math.nan
 
     def half(self) -> Half | None:
         """The second half of the arrivals in slices; None where it is too short for that."""

@@ -183,6 +183,7 @@ class Sums:
     def metrics(self) -> dict[str, Any]:
         """vLLM's flat keys, then lanes, kinds of launch and where the requests' time went; when all is added."""
         metrics = self._totals()
+        metrics["steady_output_throughput"] = self.census.leaving(self.window.start_s)
         metrics["max_output_tokens_per_s"] = self._seconds.most
         metrics["max_concurrent_requests"] = self.crowd.most
         metrics |= {name: self._counts[name] for name in PREEMPTION}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from dataclasses import replace
@@ -19,18 +20,22 @@ from matplotlib.text import Text
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
+from pdvsim.decide import capacity as capacity_module
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.bracket import Bisection, Bracket, Held, search, steepness
-from pdvsim.decide.capacity import Capacities, Plan, find_capacities
+from pdvsim.decide.capacity import LONG, Capacities, Plan, find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal, attained
-from pdvsim.decide.runs import WAITING, Bench
+from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.metrics.stability import stability
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.sweep import Row, SweepInterrupted
 
@@ -111,8 +116,9 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     """The same question answered without the simulator: waits of the same arrivals by W' = max(0, W + S - gap)."""
-    traffic = replace(plan.base.traffic, seed=seed, request_rate=rate)
+    traffic = plan.experiment(("autoregressive", 1, seed), rate).traffic
     arrival_s = np.array([request.arrival_s for request in make_requests(traffic, plan.base.acceptance)])
+    assert len(arrival_s) / arrival_s[-1] == pytest.approx(rate)  # as drawn, not as asked of the generator
     wait_s = [0.0]
     for gap in np.diff(arrival_s):
         wait_s.append(max(0.0, wait_s[-1] + SERVICE_S - gap))
@@ -121,9 +127,7 @@ def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     share = np.mean(counted + SERVICE_S <= plan.goal.levels_ms["ttft"] / 1e3)
     finish_s = admitted_s + SERVICE_S
     label = stability({"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": finish_s}, traffic)
-    served = np.sum(finish_s > arrival_s[len(arrival_s) - len(counted)])
-    few = np.mean(counted) * rate <= WAITING * served
-    return bool(label != "overloaded" and few and share >= plan.goal.attainment)
+    return bool(label == "stable" and rate <= 1 / SERVICE_S and share >= plan.goal.attainment)
 
 
 @pytest.mark.parametrize("level_ms", [15, 50])
@@ -136,8 +140,8 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
         assert lindley_holds(plan, row["seed"], row["rate"])
         assert not lindley_holds(plan, row["seed"], row["failed_rate"])
         assert row["failed_rate"] / row["rate"] == pytest.approx(1.02)
-        assert row["rate"] < 1.1 / SERVICE_S  # rho below 1, but for the chance of a finite run
-        assert row["output_tokens_per_s"] == pytest.approx(row["rate"])  # one token each
+        assert row["rate"] < 1 / SERVICE_S
+        assert row["output_tokens_per_s"] == pytest.approx(row["rate"], rel=0.1)  # one token each
     # M/D/1: the stationary share that waits no longer than w < S is (1 - rho) exp(rate w) (Erlang)
     if level_ms == 15:
         rates = np.linspace(1, 99, 9801)
@@ -147,7 +151,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
 
 def test_a_looser_level_never_holds_less(one_by_one: Experiment) -> None:
     held: list[list[float]] = []
-    for level_ms in (12, 20, 40):  # under WAITING's own limit
+    for level_ms in (12, 20, 40):
         plan = Plan(one_by_one, ("autoregressive",), (1,), 3, Goal("throughput", (f"ttft:{level_ms}",), 0.9))
         held.append([row["rate"] for row in find_capacities(plan, Bench(1)).rows])
     for tight, loose in pairwise(held):
@@ -162,7 +166,7 @@ def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -
     one, two = found.summary()
     assert two["rate"].mean > 2 * one["rate"].mean
     for row in found.rows:  # 3.60 $ an hour are a dollar for 1000 s
-        assert row["usd_per_million_output_tokens"] == pytest.approx(1e3 * row["gpus"] / row["rate"])
+        assert row["usd_per_million_output_tokens"] == pytest.approx(1e3 * row["gpus"] / row["output_tokens_per_s"])
 
 
 def test_levels_that_nobody_can_meet_are_held_at_no_rate(one_by_one: Experiment) -> None:
@@ -178,8 +182,59 @@ def test_a_queue_that_grows_is_not_held_however_late(one_by_one: Experiment) -> 
     plan = Plan(one_by_one, ("autoregressive",), (1,), 3, Goal("throughput", ("ttft:1e9",), 0.9))
     found = find_capacities(plan, Bench(1))
     for row in found.rows:
-        assert 0.85 / SERVICE_S < row["rate"] < 1.15 / SERVICE_S
+        assert 0.75 / SERVICE_S < row["rate"] < 1 / SERVICE_S
         assert row["limited_by"] == "queue"
+
+
+SMALL: dict[str, Any] = {"dataset_name": "random", "input_len": 64, "output_len": 48, "random_range_ratio": 0.5}
+FIXED: dict[str, Any] = {"controller": "fixed", "max_num_seqs": 32, "max_num_batched_tokens": 2048}
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "ttft": {"arch": ["colocated"], "goodput": ["ttft:500"], "num_speculative_tokens": 2},
+    "both": {"arch": ["pd"], "goodput": ["ttft:300", "tpot:60"], "gpu": "a100-80gb", "num_speculative_tokens": 1},
+    "head": {"arch": ["colocated"], "pair": "llama-3.1-8b", "drafter": "eagle3", "gpu": "h100-sxm",
+             "goodput": ["ttft:200"], "attainment": 0.99, "num_speculative_tokens": 3},
+    "none": {"arch": ["pdv"], "pair": "gemma-2b:gemma-7b", "goodput": ["e2el:60000"], "num_speculative_tokens": 1},
+}  # fmt: skip
+
+
+@functools.cache
+def answer(name: str) -> Capacities:
+    """Asked for in runs far too short: at most rates all requests of a run are in the server at once."""
+    return pdvsim.capacity(**QUESTIONS[name], **FIXED, **SMALL, num_prompts=40, num_runs=3, tolerance=0.05, jobs=1)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_rate_is_held_that_the_saturated_server_does_not_reach(name: str) -> None:
+    """The most that leaves is what leaves a server with a long queue, whatever a short run shows."""
+    found, ask = answer(name), {key: value for key, value in QUESTIONS[name].items() if key != "attainment"}
+    [arch] = ask.pop("arch")
+    loop: dict[str, Any] = {"max_concurrency": 96, "num_prompts": 700, "warmup_requests": 200, "band": False}
+    most = pdvsim.run(arch=arch, **ask, **FIXED, **SMALL, **loop).metrics
+    [entry] = found.summary()
+    assert 0 < entry["rate"].mean <= most["request_throughput"] * 1.02  # lengths of other requests
+    assert all(0 < row["output_tokens_per_s"] <= most["output_throughput"] * 1.02 for row in found.rows)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_rate_is_held_only_in_a_long_and_stable_run(name: str) -> None:
+    found = answer(name)
+    for row in found.rows:
+        at = found.plan.experiment((row["arch"], row["gpus"], row["seed"]), row["rate"])
+        run = simulate(suited(at))
+        assert summarise(run)["stability"] == "stable"
+        served_s = run.requests["finish_s"] - run.requests["admitted_s"]
+        if row["seed"] == found.plan.base.traffic.seed:  # by which the length was chosen
+            assert run.requests["arrival_s"].max() > 0.9 * LONG * served_s.mean()
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_runs_of_twice_the_length_give_the_same_answer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the interval that was given."""
+    [entry] = answer(name).summary()
+    monkeypatch.setattr(capacity_module, "LONG", 2 * LONG)
+    twice = answer.__wrapped__(name)
+    assert twice.plan.base.traffic.num_prompts > 1.5 * answer(name).plan.base.traffic.num_prompts
+    assert abs(twice.summary()[0]["rate"].mean - entry["rate"].mean) <= entry["rate"].half_width
 
 
 def test_intervals_and_pairs_are_over_seeds() -> None:
@@ -198,7 +253,10 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
     for entry in found.summary():
         rates = frame[frame["arch"] == entry["arch"]]["rate"]
         assert entry["rate"].mean == pytest.approx(rates.mean())
-        assert entry["rate"].half_width == pytest.approx(4.3027 * rates.std(ddof=1) / math.sqrt(3), rel=1e-4)
+        scatter = 4.3027 * rates.std(ddof=1) / math.sqrt(3)
+        below = frame[frame["arch"] == entry["arch"]]["may_hold"].mean() - rates.mean()
+        assert below > 0.099 * rates.mean()  # the tolerance
+        assert entry["rate"].half_width == pytest.approx(max(scatter, below), rel=1e-4)
     held = found.contests()[1]
     a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.second))
     assert held.differences[str(held.second)].mean == pytest.approx(np.mean(a - b))
@@ -237,9 +295,10 @@ def test_a_rate_is_not_less_than_nothing(one_by_one: Experiment) -> None:
     row = {"gpus": 1, "output_tokens_per_s": 1.0, "usd_per_million_output_tokens": 1.0, "attainment": 1.0}
     row |= {"limited_by": "queue", "profile": "a profile whose name is long", "steepness": 1.0}
     rates = (("autoregressive", (10.0, 30.0)), ("colocated", (20.0, 20.1)))
-    found = Capacities(plan, rows=[row | {"arch": arch, "rate": rate} for arch, both in rates for rate in both])
+    rows = [row | {"arch": arch, "rate": rate, "may_hold": 1.05 * rate} for arch, both in rates for rate in both]
+    found = Capacities(plan, rows=rows)
     assert "20.00 (0 to 147.06)" in str(found)  # t(1) = 12.7062
-    assert "20.05 ±0.64" in str(found)
+    assert "20.05 ±1.00" in str(found)  # seeds scatter by 0.64, and a rate is known to 5%
     assert "tell little" in str(found)
     assert repr(found) == str(found)
     figure = capacity_figure(found)
