@@ -47,7 +47,7 @@ from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.node import Device
 
-Pins = Callable[[Work], "list[int] | None"]
+Pins = Callable[[Work], "Sequence[int] | None"]
 Found = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
@@ -335,7 +335,7 @@ class CudaGPU(Device):
 
     def _complete(self, flight: Flight) -> None:
         work = flight.work
-        verdict: list[int] | None = None
+        verdict: Sequence[int] | None = None
         if work.role == "target":
             verdict = flight.tickets[0].accepted() if work.rows else []
             if self.lookups is not None:

@@ -11,6 +11,7 @@ from pdvsim.decide.deploy import Block, deployment_text, of_table, sglang, tenso
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.runs import replications
+from pdvsim.decide.text import lengths_note
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
@@ -339,7 +340,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append("the profile states no error of its forward times: the significance of a gain is not known")
     else:
         notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error of two rounds")
-    notes += [question.facts.pads, question.facts.at_0]
+    notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
         notes.append("a server without a drafter is faster at every size")
     elif table.plain_from is not None:

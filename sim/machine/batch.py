@@ -9,11 +9,11 @@ requests like any other.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 from itertools import accumulate
 from operator import add
-from typing import Any, NamedTuple, Self, overload
+from typing import Any, NamedTuple, Self
 
 from pdvsim.sim.core import Request, packed_tally
 from pdvsim.sim.machine.kv import KvCache
@@ -117,11 +117,11 @@ class Batch(list[Request]):
 
     # rounds ----------------------------------------------------------------------------------------------------
 
-    def __iadd__(self, rows: Iterable[Request]) -> Self:  # type: ignore[override, misc]
+    def __iadd__(self, rows: Iterable[Request]) -> Self:  # type: ignore[override]
         """Rows join before the next round."""
         if self.round >= ROUNDS:
             rows = [*self.dissolve(), *rows]
-            self.clear()
+            super().clear()
             self._clear()
         for row in rows:
             self.append(row)
@@ -294,12 +294,6 @@ class Batch(list[Request]):
         self.sync()
         return super().__reversed__()
 
-    @overload
-    def __getitem__(self, index: Any) -> Request: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[Request]: ...
-
     def __getitem__(self, index: Any) -> Any:
         self.sync()
         return super().__getitem__(index)
@@ -319,6 +313,24 @@ class Batch(list[Request]):
     def takes(self, rows: list[Request]) -> bool:
         """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
         return not self.busy or all(row.k == self.k for row in rows)
+
+
+def _changing(name: str) -> Callable[..., Any]:
+    """A list's own method, after which the batch is made anew."""
+
+    def change(batch: Batch, *args: Any, **options: Any) -> Any:
+        rows = batch.dissolve()
+        returned = getattr(rows, name)(*args, **options)
+        list.clear(batch)
+        batch._clear()
+        batch += rows
+        return returned
+
+    return change
+
+
+for _name in ("insert", "extend", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__"):
+    setattr(Batch, _name, _changing(_name))
 
 
 def context_of(rows: list[Request]) -> int:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import inf
 from operator import attrgetter
 
@@ -32,7 +32,7 @@ from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
 
-Verdict = Callable[[Work], "list[int] | None"]
+Verdict = Callable[[Work], "Sequence[int] | None"]
 Found = Callable[[Request], bool]
 
 

@@ -161,7 +161,7 @@ def _in_one(
 
 
 def _total_s(starts_s: list[float], ends_s: list[float]) -> float:
-    return sum(map(sub, ends_s, starts_s))
+    return float(sum(map(sub, ends_s, starts_s)))
 
 
 def _is_calm(gpu: SimulatedGPU, prices: Prices, first: int, last: int) -> bool:

@@ -269,12 +269,12 @@ class Policy:
             "draft", "draft", lane, rows, tokens, k, (), self.priority(lane, rows), self.backlog(lane), watched, context
         )  # fmt: skip
 
-    def verify(self, rows: list[Request], k: int, drafted: Work | None = None, lane: str | None = None) -> Work:
+    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
         """The target model's verdict on each row's drafts; with k=0, one plain token each.
 
-        `drafted` is the draft right before it, where that was of the same rows. It runs on the verify lane by default.
+        `drafted` is the draft right before it, where that was of the same rows.
         """
-        lane, packed = lane or self.verify_lane, 0
+        lane, packed = self.verify_lane, 0
         if k and self.looks_up:
             k = drafted_for(rows)
             packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
@@ -299,7 +299,14 @@ class Policy:
         if drafting is not None:
             drafting.watched = False
             self.device.launch(drafting)
-        return self.device.launch(self.verify(rows, k, drafting, self.draft_lane))
+        verifying, lane = self.verify(rows, k, drafting), self.draft_lane
+        if verifying.lane != lane:
+            verifying.lane, verifying.priority, verifying.queue_depth = (
+                lane,
+                self.priority(lane, rows),
+                self.backlog(lane),
+            )
+        return self.device.launch(verifying)
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
         """Draft and verify `rows` on the draft lane, round after round, until something changes; return who goes on.
