@@ -40,6 +40,8 @@ class Station:
         self._door.on_finish = self._finished
         for gpu in self.site.gpus:
             gpu.verdict = self._judge(gpu.verdict)
+        for policy in self.site.servers:
+            policy.foresees = False  # acceptance may fall and settings may change at any time
 
     def send(self, requests: Sequence[Request]) -> None:
         """Let copies of these arrive at their times."""
@@ -118,13 +120,13 @@ class Station:
         if self.held:
             self._send(self.held.popleft())
 
-    def _judge(self, drawn: Callable[[Work], list[int] | None]) -> Callable[[Work], list[int] | None]:
+    def _judge(self, drawn: Callable[[Work], Sequence[int] | None]) -> Callable[[Work], Sequence[int] | None]:
         """The verdict drawn beforehand; while acceptance is dropped, each draft must also win a toss.
 
         The toss is of the request and the position, so that it is the same in every architecture.
         """
 
-        def judged(work: Work) -> list[int] | None:
+        def judged(work: Work) -> Sequence[int] | None:
             verdict = drawn(work)
             if verdict is None or self.env._now >= self.dropped_until_s:
                 return verdict
