@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from struct import Struct
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -132,7 +132,8 @@ class Launches:
         self._packed.clear()
         if self._short:
             table = np.concatenate((table, self._long()))
-        table = table[np.lexsort((table["lane"], table["gpu"], table["replica"], table["end_s"]))]
+        if self.carried is None:  # else those are in the order in which launches ended
+            table = table[np.lexsort((table["lane"], table["gpu"], table["replica"], table["end_s"]))]
         return {name: table[name] for name in LAUNCH_DTYPES}
 
     def _long(self) -> Array:
@@ -150,6 +151,13 @@ class Launches:
         return table
 
 
+class Unwritten(Protocol):
+    """What holds more of its requests than is written to them and to the log."""
+
+    def sync(self) -> None:
+        """Write it."""
+
+
 class Deliveries:
     """Tokens delivered: by request, how many, and when."""
 
@@ -157,7 +165,7 @@ class Deliveries:
 
     def __init__(self) -> None:
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
-        self.batches: list[Any] = []  # which write what their rows got when somebody looks
+        self.batches: list[Unwritten] = []
 
     def append(self, row: tuple[int, int, float]) -> None:
         """`row` is request, tokens and time."""

@@ -22,11 +22,12 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
-from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Device, Node
+from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -280,7 +281,7 @@ def drawn_verdict(work: Work) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
     if work.role == "draft":
         return None
-    if isinstance(work.rows, Batch):
+    if isinstance(work.rows, RunningBatch):
         return work.rows.verdict()
     return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
 
@@ -363,7 +364,7 @@ class Site:
             models = {role: one.latency(model) for role, model in placed[at].items()}
             sharing = make_sharing(experiment, one)
             gpus.append(
-                SimulatedGPU(
+                ForeseeingGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
                     found,
                 )

@@ -20,7 +20,16 @@ import numpy as np
 from pdvsim.published.forwards import WholeSequence
 from pdvsim.published.job import legacy_arrivals
 from pdvsim.published.scoring import Score, score_three_way
-from pdvsim.published.tables import THREE_WAY_PAIR, Constant, Key, Mix, Published, Row, five_requests, many_requests
+from pdvsim.published.tables import (
+    THREE_WAY_PAIR,
+    Constant,
+    Key,
+    Mix,
+    Published,
+    TableRow,
+    five_requests,
+    many_requests,
+)
 from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
 from pdvsim.published.three_way_fit import (
     FIVE,
@@ -63,11 +72,11 @@ class ComparisonModel:
         self.setting = Setting(self._layer_s(), BF16_FLOPS_PER_S, overlap_s=0.0, spaced=True)
         self.differences = self._differences()
 
-    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
         """A row as published, once for every order of its requests."""
         return self._scores(row, self.setting, runs, seed)
 
-    def ratios(self, row: Row, scores: list[Score], runs: int, seed: int) -> list[float]:
+    def ratios(self, row: TableRow, scores: list[Score], runs: int, seed: int) -> list[float]:
         """Simulated over published latency of a row, geometric mean of mean and P95, after each difference.
 
         After the last one the row is as explained: its `scores` are given.
@@ -93,7 +102,7 @@ class ComparisonModel:
             f"host: {1e3 * self.setting.layer_s:.2f} ms per layer instead of {1e3 * given.layer_s:.2f}": self.setting,
         }
 
-    def mixes(self, row: Row, runs: int, seed: int) -> list[Mix]:
+    def mixes(self, row: TableRow, runs: int, seed: int) -> list[Mix]:
         """The requests of a row, in at most `runs` orders: of five, those they can have had; of more, random ones."""
         name, arch, concurrency, requests = row
         if requests != 5:
@@ -106,7 +115,7 @@ class ComparisonModel:
         orders = possible_orders(baseline, pdv)[0 if arch == "baseline" else 1]
         return orders[:: math.ceil(len(orders) / runs)]
 
-    def _scores(self, row: Row, setting: Setting, runs: int, seed: int) -> list[Score]:
+    def _scores(self, row: TableRow, setting: Setting, runs: int, seed: int) -> list[Score]:
         name, arch, _, requests = row
         forwards = WholeSequence(pair(PAIRS[name]), setting.layer_s, setting.flops_per_s)
         config = ThreeWayConfig(forwards, setting.overlap_s)

@@ -16,7 +16,7 @@ from pdvsim.published.forwards import Cached
 from pdvsim.published.job import K, PublishedJob, coin_for, drawn_rounds, legacy_arrivals
 from pdvsim.published.poisson import Poisson, run_poisson
 from pdvsim.published.scoring import Score, score_poisson
-from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, Row, tokens_and_rounds
+from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, TableRow, tokens_and_rounds
 from pdvsim.sim.hardware.models import model
 
 BANDWIDTH_BYTES_PER_S = 2.039e12  # A100-80GB's data sheet
@@ -42,7 +42,7 @@ class PoissonModel:
         self.forwards = {label: Cached(self._draft_s(label), self.target_s) for label in POISSON_PAIRS}
         self._coins: dict[tuple[str, str, int], float] = {}
 
-    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
         """A row as published, once a replication."""
         label, name, concurrency, _ = row
         arch = cast(Poisson, name)

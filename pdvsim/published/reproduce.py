@@ -15,7 +15,7 @@ import numpy as np
 from pdvsim.published.model_comparison import ComparisonModel
 from pdvsim.published.poisson_fit import PoissonModel
 from pdvsim.published.scoring import Score
-from pdvsim.published.tables import Constant, Prediction, Published, Row, load_predicted
+from pdvsim.published.tables import Constant, Prediction, Published, TableRow, load_predicted
 from pdvsim.published.three_way_fit import ThreeWayModel
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
@@ -26,7 +26,7 @@ class TableModel(Protocol):
 
     constants: list[Constant]
 
-    def scores(self, row: Row, runs: int, seed: int) -> list[Score]: ...
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]: ...
 
 
 MODELS: dict[TableName, Callable[[Published], TableModel]] = {

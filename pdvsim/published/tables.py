@@ -25,7 +25,7 @@ THREE_WAY_PAIR = "TinyLlama-1.1B->Llama-2-7b"
 POISSON_PAIRS = ("TinyLlama-TinyLlama", "TinyLlama-Llama7B", "TinyLlama-CodeLlama34B")
 
 Mix = list[tuple[int, int]]  # tokens and rounds of each request
-Row = tuple[str, str, int, int]  # pair, arch, concurrency and requests
+TableRow = tuple[str, str, int, int]  # pair, arch, concurrency and requests
 
 
 @dataclass(frozen=True, order=True)
@@ -87,7 +87,7 @@ class Published:
         self.inputs.add(key)
         return self.figures[key].value
 
-    def rows(self, table: str) -> list[Row]:
+    def rows(self, table: str) -> list[TableRow]:
         """The rows of a table, in its order."""
         of_table = (f for f in self.figures.values() if f.key.table == table)
         return list(dict.fromkeys((f.key.pair, f.key.arch, f.key.concurrency, f.requests) for f in of_table))

@@ -23,7 +23,7 @@ from pdvsim.published.tables import (
     Key,
     Mix,
     Published,
-    Row,
+    TableRow,
     common,
     five_requests,
     many_requests,
@@ -147,7 +147,7 @@ class ThreeWayModel:
         self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
         return value
 
-    def scores(self, row: Row, runs: int, seed: int) -> list[Score]:
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
         """A row as published, once for every order of its requests."""
         _, name, concurrency, requests = row
         arch = cast(ThreeWay, name)

@@ -68,10 +68,10 @@ def _whole(k: int) -> bytes:
     return bytes(gained > k for gained in range(256))
 
 
-class Verdict(Sequence[int]):
+class BatchVerdict(Sequence[int]):
     """How many draft tokens of each row the target accepts in the round under way."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: RunningBatch) -> None:
         self._batch, self._round = batch, batch.round
 
     def _of(self, path: Path) -> int:
@@ -87,7 +87,7 @@ class Verdict(Sequence[int]):
         return list(self)[index]
 
 
-class Batch(list[Request]):
+class RunningBatch(list[Request]):
     """Rows with k draft tokens each. `round` counts the rounds that are over; the sums are those of each round."""
 
     def __init__(self, rows: Iterable[Request], k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> None:
@@ -217,9 +217,9 @@ class Batch(list[Request]):
             self.kv.take(need - self.held_tokens)
             self.held_tokens = need
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BatchVerdict:
         """On the draft tokens of the round under way."""
-        return Verdict(self)
+        return BatchVerdict(self)
 
     def settle(self, now_s: float) -> list[Request]:
         """A round is over; those who have all their tokens leave."""
@@ -305,7 +305,7 @@ class Batch(list[Request]):
         """The rows as they were last written to."""
         return list(super().__iter__())
 
-    def in_order(self, rows: list[Request]) -> Batch:
+    def in_order(self, rows: list[Request]) -> RunningBatch:
         """The same rows, in this order."""
         super().__setitem__(slice(None), rows)
         return self
@@ -318,7 +318,7 @@ class Batch(list[Request]):
 def _changing(name: str) -> Callable[..., Any]:
     """A list's own method, after which the batch is made anew."""
 
-    def change(batch: Batch, *args: Any, **options: Any) -> Any:
+    def change(batch: RunningBatch, *args: Any, **options: Any) -> Any:
         rows = batch.dissolve()
         returned = getattr(rows, name)(*args, **options)
         list.clear(batch)
@@ -330,14 +330,14 @@ def _changing(name: str) -> Callable[..., Any]:
 
 
 for _name in ("insert", "extend", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__"):
-    setattr(Batch, _name, _changing(_name))
+    setattr(RunningBatch, _name, _changing(_name))
 
 
 def context_of(rows: list[Request]) -> int:
     """Cached tokens of all rows."""
-    return rows.context if isinstance(rows, Batch) else sum([row.context for row in rows])
+    return rows.context if isinstance(rows, RunningBatch) else sum([row.context for row in rows])
 
 
 def drafted_for(rows: list[Request]) -> int:
     """The most draft tokens of any row."""
-    return rows.k if isinstance(rows, Batch) else max([row.k for row in rows], default=0)
+    return rows.k if isinstance(rows, RunningBatch) else max([row.k for row in rows], default=0)

@@ -10,7 +10,7 @@ from functools import cache
 
 from pdvsim.sim.core import KINDS, Kind, Request, Role, Work, packed_tally
 from pdvsim.sim.hardware.latency import Latency, Shape
-from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
 
 
@@ -82,7 +82,7 @@ class Books:
         """Enter a work that is over."""
         rows = work.rows
         spent_s = end_s - start_s
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             if work.kind == "draft":
                 rows.draft_s += spent_s
             else:

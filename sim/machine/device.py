@@ -22,12 +22,10 @@ from simpy.events import NORMAL, Event
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.latency import Latency, Shape
+from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.machine.batch import Batch, Way
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
-from pdvsim.sim.machine.rounds import Prices, pass_rounds
 from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
@@ -90,8 +88,6 @@ class SimulatedGPU:
         found: Found | None = None,
     ) -> None:
         self.found = found  # where drafts are looked up: whether there is one for a request
-        self.foresees = found is None and env.direct
-        self.round_prices: dict[tuple[str, str, int, int], Prices] = {}
         self.env = env
         self.host = host
         self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
@@ -120,18 +116,6 @@ class SimulatedGPU:
             env.launched.append(self)
         self.fresh.append(job)
         return job
-
-    def pass_rounds(self, batch: Batch, way: Way) -> int:
-        """Go through the rounds of a batch that are over before anything else happens; returns how many."""
-        return pass_rounds(self, batch, way)
-
-    def joules(self, role: Role, steps: int, shape: Shape) -> tuple[float, float]:
-        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
-        if self.power is None:
-            return 0.0, 0.0
-        fit, cache = self.power.fit, steps * self.kv_bytes[role]
-        constant = fit.weight_j * shape.bytes_0 + fit.flop_j * shape.flops_0
-        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + fit.flop_j * shape.flops_1
 
     def _look_up(self, work: Work, found: Found) -> Event:
         """Have the host look for drafts: rows without one go on with none."""

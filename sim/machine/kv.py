@@ -9,12 +9,9 @@ Not modelled: prefix sharing, and swapping to the host.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
-
-if TYPE_CHECKING:
-    from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.records import Unwritten
 
 BLOCK = 16  # tokens, vLLM's default; a power of two
 
@@ -29,7 +26,7 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
-        self.batches: list[Batch] = []  # which write to their rows when somebody looks
+        self.batches: list[Unwritten] = []
         self._inside: dict[Request, None] = {}  # in order of admission
 
     def __contains__(self, request: Request) -> bool:

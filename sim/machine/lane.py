@@ -9,7 +9,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 
 
@@ -21,7 +21,7 @@ class Lane:
         self.host = host
         self.name = name
         self._queue: deque[Request] = deque()
-        self._batch: Batch | None = None  # of those who wait, some that came as one
+        self._batch: RunningBatch | None = None  # of those who wait, some that came as one
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
@@ -64,7 +64,7 @@ class Lane:
         self._queue.extendleft(reversed(self._rows(requests)))
 
     def _rows(self, requests: Iterable[Request]) -> list[Request]:
-        if isinstance(requests, Batch) and requests:
+        if isinstance(requests, RunningBatch) and requests:
             if self._batch is None:
                 self._batch = requests
                 return requests.raw()

@@ -15,13 +15,12 @@ from bisect import bisect_left
 from itertools import accumulate
 from math import exp, inf
 from operator import sub
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from pdvsim.sim.machine.batch import Batch, Way
-
-if TYPE_CHECKING:
-    from pdvsim.sim.hardware.latency import Shape
-    from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.core import Role
+from pdvsim.sim.hardware.latency import Shape
+from pdvsim.sim.machine.batch import RunningBatch, Way
+from pdvsim.sim.machine.device import SimulatedGPU
 
 FEW = 3  # rounds, for which sums do not pay
 FORGOTTEN = 40  # times the memory of the mean draw, of which e**-40 is left
@@ -29,7 +28,7 @@ FORGOTTEN = 40  # times the memory of the mean draw, of which e**-40 is left
 Joules = tuple[float, float]  # that a launch draws besides the GPU's rest: a constant, and per cached token
 
 
-class Prices(NamedTuple):
+class RoundPrices(NamedTuple):
     """The launches of a round of so many rows: their numbers in the log and prices; drafts by what rows owe."""
 
     draft_numbers: list[int]
@@ -40,7 +39,7 @@ class Prices(NamedTuple):
     verify_joules: Joules
 
 
-class Passed(NamedTuple):
+class PassedRounds(NamedTuple):
     """Rounds gone through: the host's and the GPU's state after them, and what to write down."""
 
     over_s: list[float]  # when the host knew of each verdict
@@ -52,58 +51,73 @@ class Passed(NamedTuple):
     spent_s: tuple[float, float, float]  # by drafts, waiting for the verify, and verifies
 
 
-def pass_rounds(gpu: SimulatedGPU, batch: Batch, way: Way) -> int:
-    """Go through the rounds of `batch` that are over before anything else happens; returns how many.
+class ForeseeingGPU(SimulatedGPU):
+    """A simulated GPU that goes through rounds at once."""
 
-    The last is the one with which the first row finishes; where rows are handed over, the one before it.
-    """
-    env, host = gpu.env, gpu.host
-    if not env.direct or gpu.running or gpu.coming or gpu.fresh or host.times.idle_poll_s:
-        return 0
-    prices = prices_of(gpu, way, len(batch), batch.k)
-    horizon_s = env.horizon(gpu)
-    most = batch.end - batch.round - way.handed
-    if horizon_s < inf:  # no round is shorter than its verify
-        most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
-    if most < 1 or (most := batch.roomy(most)) < 1:
-        return 0
-    context, owed = batch.sums(most)
-    if batch.k and max(owed) >= len(prices.drafts):
-        return 0
-    passed = None
-    if most > FEW:
-        passed = _in_one(gpu, way, prices, context, owed, horizon_s)
-    if passed is None:
-        passed = _one_by_one(gpu, way, batch.k, prices, context, owed, horizon_s)
-    if passed.over_s:
-        env._now, host.free_at, gpu.time_s, gpu.mean_w = passed.now_s, passed.free_s, passed.ended_s, passed.mean_w
-        gpu.books.extend_short(passed.launches)
-        batch.pass_rounds(passed.over_s, passed.spent_s)
-    return len(passed.over_s)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.foresees = self.found is None and self.env.direct
+        self._round_prices: dict[tuple[str, str, int, int], RoundPrices] = {}
 
+    def pass_rounds(self, batch: RunningBatch, way: Way) -> int:
+        """Go through the rounds of `batch` that are over before anything else happens; returns how many.
 
-def prices_of(gpu: SimulatedGPU, way: Way, rows: int, k: int) -> Prices:
-    """Looked up, or made the first time."""
-    key = (way.draft_lane, way.verify_lane, rows, k)
-    prices = gpu.round_prices.get(key)
-    if prices is None:
-        books = gpu.books
-        numbers, drafts = [], []
-        for owed in range(books.models["draft"].widest if k else 0):
-            number, shape = books.kind(way.draft_lane, "draft", "draft", rows, 1 + owed, k)
-            numbers.append(number)
-            drafts.append(shape)
-        number, verify = books.kind(way.verify_lane, "verify" if k else "decode", "target", rows, k + 1, 1)
-        draft_joules, joules = [gpu.joules("draft", k, shape) for shape in drafts], gpu.joules("target", 1, verify)
-        prices = Prices(numbers, drafts, number, verify, draft_joules, joules)
-        books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
-        gpu.round_prices[key] = prices
-    return prices
+        The last is the one with which the first row finishes; where rows are handed over, the one before it.
+        """
+        env, host = self.env, self.host
+        if self.running or self.coming or self.fresh or host.times.idle_poll_s:
+            return 0
+        prices = self._prices(way, len(batch), batch.k)
+        horizon_s = env.horizon(self)
+        most = batch.end - batch.round - way.handed
+        if horizon_s < inf:  # no round is shorter than its verify
+            most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
+        if most < 1 or (most := batch.roomy(most)) < 1:
+            return 0
+        contexts, owed = batch.sums(most)
+        if batch.k and max(owed) >= len(prices.drafts):
+            return 0
+        passed = _in_one(self, way, prices, contexts, owed, horizon_s) if most > FEW else None
+        if passed is None:
+            passed = _one_by_one(self, way, batch.k, prices, contexts, owed, horizon_s)
+        if passed.over_s:
+            env._now, host.free_at = passed.now_s, passed.free_s
+            self.time_s, self.mean_w = passed.ended_s, passed.mean_w
+            self.books.extend_short(passed.launches)
+            batch.pass_rounds(passed.over_s, passed.spent_s)
+        return len(passed.over_s)
+
+    def _prices(self, way: Way, rows: int, k: int) -> RoundPrices:
+        """Looked up, or made the first time."""
+        key = (way.draft_lane, way.verify_lane, rows, k)
+        prices = self._round_prices.get(key)
+        if prices is None:
+            books = self.books
+            numbers, drafts = [], []
+            for owed in range(books.models["draft"].widest if k else 0):
+                number, shape = books.kind(way.draft_lane, "draft", "draft", rows, 1 + owed, k)
+                numbers.append(number)
+                drafts.append(shape)
+            number, verify = books.kind(way.verify_lane, "verify" if k else "decode", "target", rows, k + 1, 1)
+            draft_joules = [self.joules("draft", k, shape) for shape in drafts]
+            joules = self.joules("target", 1, verify)
+            prices = RoundPrices(numbers, drafts, number, verify, draft_joules, joules)
+            books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
+            self._round_prices[key] = prices
+        return prices
+
+    def joules(self, role: Role, steps: int, shape: Shape) -> tuple[float, float]:
+        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
+        if self.power is None:
+            return 0.0, 0.0
+        fit, cache = self.power.fit, steps * self.kv_bytes[role]
+        constant = fit.weight_j * shape.bytes_0 + fit.flop_j * shape.flops_0
+        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + fit.flop_j * shape.flops_1
 
 
 def _in_one(
-    gpu: SimulatedGPU, way: Way, prices: Prices, contexts: list[int], owed: list[int], horizon_s: float
-) -> Passed | None:
+    gpu: ForeseeingGPU, way: Way, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
+) -> PassedRounds | None:
     """All rounds by one running sum; None where launches do not simply follow each other, or may be throttled."""
     times, drafting = gpu.host.times, bool(prices.drafts)
     begin_s = max(gpu.env._now, gpu.host.free_at)
@@ -153,7 +167,7 @@ def _in_one(
     if way.handed:
         handed_at = 3 if drafting else 0
         wait_s = _total_s(column(handed_at), column(handed_at + 2))
-    passed = Passed(
+    passed = PassedRounds(
         column(verify_at + 2), at_s[stop], at_s[stop - 1] if way.handed else at_s[stop], ends_s[-1] if count else 0.0,
         gpu.mean_w, launches, (draft_s, wait_s, _total_s(starts_s, ends_s)),
     )  # fmt: skip
@@ -164,7 +178,7 @@ def _total_s(starts_s: list[float], ends_s: list[float]) -> float:
     return float(sum(map(sub, ends_s, starts_s)))
 
 
-def _is_calm(gpu: SimulatedGPU, prices: Prices, first: int, last: int) -> bool:
+def _is_calm(gpu: ForeseeingGPU, prices: RoundPrices, first: int, last: int) -> bool:
     """Whether no launch is throttled; what launches of one shape draw rises or falls all the way with the context."""
     if gpu.power is None:
         return True
@@ -178,7 +192,7 @@ def _is_calm(gpu: SimulatedGPU, prices: Prices, first: int, last: int) -> bool:
     )
 
 
-def _mean_w(gpu: SimulatedGPU, launches: list[float]) -> float:
+def _mean_w(gpu: ForeseeingGPU, launches: list[float]) -> float:
     """The mean draw after these launches; what lies further back than `FORGOTTEN` times its memory does not count."""
     assert gpu.power is not None
     fit, kinds = gpu.power.fit, gpu.books.joules_of
@@ -200,8 +214,8 @@ def _mean_w(gpu: SimulatedGPU, launches: list[float]) -> float:
 
 
 def _one_by_one(
-    gpu: SimulatedGPU, way: Way, k: int, prices: Prices, contexts: list[int], owed: list[int], horizon_s: float
-) -> Passed:
+    gpu: ForeseeingGPU, way: Way, k: int, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
+) -> PassedRounds:
     """Launch by launch, as the host and the GPU take them."""
     host, power, times = gpu.host, gpu.power, gpu.host.times
     now_s, at_s, free_s, ended_s, mean_w = gpu.env._now, gpu.env._now, host.free_at, gpu.time_s, gpu.mean_w
@@ -261,4 +275,4 @@ def _one_by_one(
         ended_s, mean_w, now_s = end_s, now_w, at_s
         draft_s, wait_s = draft_s + drafted_s, wait_s + waited_s
         verify_s += end_s - start_s
-    return Passed(over_s, now_s, free_s, ended_s, mean_w, launches, (draft_s, wait_s, verify_s))
+    return PassedRounds(over_s, now_s, free_s, ended_s, mean_w, launches, (draft_s, wait_s, verify_s))

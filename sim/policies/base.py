@@ -14,7 +14,7 @@ from simpy.events import Event
 
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
-from pdvsim.sim.machine.batch import Batch, Way, context_of, drafted_for
+from pdvsim.sim.machine.batch import RunningBatch, Way, context_of, drafted_for
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
@@ -214,7 +214,7 @@ class Policy:
 
     def hold(self, rows: list[Request], k: int) -> list[Request]:
         """Those of `rows` that have room for a round of k drafts; the others have been preempted."""
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             if rows.k == k and rows.hold():
                 return rows
             rows = rows.dissolve()
@@ -255,7 +255,7 @@ class Policy:
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
         tokens, context = 1, 0
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             tokens, context = 1 + rows.owed, rows.context
         else:
             for row in rows:
@@ -278,7 +278,7 @@ class Policy:
         if k and self.looks_up:
             k = drafted_for(rows)
             packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
-        if not isinstance(rows, Batch):
+        if not isinstance(rows, RunningBatch):
             if not k:
                 packed = 0
                 for row in rows:
@@ -301,11 +301,8 @@ class Policy:
             self.device.launch(drafting)
         verifying, lane = self.verify(rows, k, drafting), self.draft_lane
         if verifying.lane != lane:
-            verifying.lane, verifying.priority, verifying.queue_depth = (
-                lane,
-                self.priority(lane, rows),
-                self.backlog(lane),
-            )
+            verifying.lane, verifying.priority = lane, self.priority(lane, rows)
+            verifying.queue_depth = self.backlog(lane)
         return self.device.launch(verifying)
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
@@ -330,11 +327,11 @@ class Policy:
         """Whether a decision holds until a row finishes or a request arrives: nobody who waits is let in before."""
         return self.foresees and not self.preempting and not (self.waiting and self.admits_by_itself)
 
-    def batch(self, rows: list[Request], k: int) -> Batch:
+    def batch(self, rows: list[Request], k: int) -> RunningBatch:
         """`rows`, which have room for a round, as one batch."""
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             return rows
-        batch = Batch(rows, k, self.kv, self.deliveries, self.rereads)
+        batch = RunningBatch(rows, k, self.kv, self.deliveries, self.rereads)
         batch.hold()
         return batch
 
@@ -367,7 +364,7 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             self.leave(rows.settle(now))
             return rows
         gains, over = book(rows, verdict, self.rereads)

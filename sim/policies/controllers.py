@@ -110,7 +110,7 @@ class Controller:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
 
-class Served:
+class ServedLengths:
     """Mean lengths of the requests served, older ones fading.
 
     By them a round is charged with what a request costs once: its prompt, its first draft, its last round.
@@ -155,7 +155,7 @@ class Learner:
 
     def __init__(self) -> None:
         self.estimate = AcceptanceEstimate()
-        self.served = Served()
+        self.served = ServedLengths()
         self._plain = 0  # rounds since the last try
         self._due = self.LEAST
 

@@ -13,7 +13,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import Batch, Way, context_of, drafted_for
+from pdvsim.sim.machine.batch import RunningBatch, Way, context_of, drafted_for
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pd import PrefillDecode
 
@@ -97,7 +97,7 @@ class PDV(PrefillDecode):
     def hand_over(self, rows: list[Request], k: int) -> None:
         self.drafting = []
         now = self.env.now
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             rows.ready_s = now
         else:
             for row in rows:
@@ -109,7 +109,7 @@ class PDV(PrefillDecode):
     def waited(self, rows: list[Request]) -> None:
         """Enter the time that `rows` were in the queue for verification."""
         now = self.env.now
-        if isinstance(rows, Batch):
+        if isinstance(rows, RunningBatch):
             rows.wait_s += now - rows.ready_s
         else:
             for row in rows:

@@ -21,29 +21,23 @@ from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.records import LANES, Columns, Result
+from pdvsim.sim.records import LANES, Columns
 from pdvsim.sim.run import simulate
+from pdvsim.testing import check_alike
 
 BASE = Experiment(traffic=Traffic(request_rate=20.0, seed=3), server=Server(num_speculative_tokens=3))
 
 
-def same(one: Result, other: Result) -> None:
-    for table in ("requests", "launches", "deliveries"):
-        left, right = getattr(one, table), getattr(other, table)
-        for name in left:
-            assert np.array_equal(left[name], right[name]), f"{table}.{name}"
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_session_left_alone_is_an_ordinary_run(arch: str) -> None:
-    """The same requests, and the same rows to the last bit, with and without a trace."""
+    """The same requests and the same rows, with and without a trace."""
     setup = Setup((arch,), BASE if arch != "autoregressive" else replace(BASE, server=Server()))
     [(result, _)] = replay(setup, [], 4.0, 0.0)
     assert len(result.requests["id"]) > 40
-    same(result, simulate(result.experiment))
+    check_alike(result, simulate(result.experiment))
     [(traced, tail)] = replay(setup, [], 2.5, 0.5)
     again = simulate(traced.experiment, traced=True)
-    same(traced, again)
+    check_alike(traced, again)
     assert again.carried is not None
     assert tail.carried is not None
     assert 0 < len(tail.carried) < len(again.carried)

@@ -13,7 +13,7 @@ from pdvsim.cli import main
 from pdvsim.published.job import K, legacy_arrivals
 from pdvsim.published.model_comparison import PAIRS, RATES_PER_S, SAME_PROMPT, TABLE, possible_orders
 from pdvsim.published.reproduce import Reproduction, reproduce
-from pdvsim.published.tables import THREE_WAY_PAIR, Key, Row, five_requests, load_predicted, load_published
+from pdvsim.published.tables import THREE_WAY_PAIR, Key, TableRow, five_requests, load_predicted, load_published
 from pdvsim.published.three_way_fit import ThreeWayModel
 
 ROWS = load_published().rows(TABLE)
@@ -25,12 +25,12 @@ def comparison() -> Reproduction:
     return reproduce("model-comparison", load_published(), runs=6)
 
 
-def published(row: Row, metric: str) -> float:
+def published(row: TableRow, metric: str) -> float:
     return load_published().figures[Key(TABLE, *row[:3], metric)].value
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
-def test_the_arrivals_are_in_the_published_figures(row: Row) -> None:
+def test_the_arrivals_are_in_the_published_figures(row: TableRow) -> None:
     """The last request to finish took the longest; the total, polled every 10 ms, less its latency is its arrival."""
     arrivals_s = legacy_arrivals(RATES_PER_S[row[3]], requests=row[3])
     arrived_s = published(row, "total_time") - published(row, "request_latency_max") / 1e3

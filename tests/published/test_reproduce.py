@@ -13,7 +13,7 @@ from pdvsim.published.explain import explain
 from pdvsim.published.fair import Fair, score_both
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.scoring import Score
-from pdvsim.published.tables import Figure, Key, Published, Row, load_published
+from pdvsim.published.tables import Figure, Key, Published, TableRow, load_published
 from pdvsim.published.three_way_fit import ThreeWayModel
 
 TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s", "model-comparison")
@@ -184,7 +184,7 @@ def test_ctrl_c_keeps_the_rows_that_are_finished(
 ) -> None:
     whole = ThreeWayModel.scores
 
-    def stopped(self: ThreeWayModel, row: Row, runs: int, seed: int) -> list[Score]:
+    def stopped(self: ThreeWayModel, row: TableRow, runs: int, seed: int) -> list[Score]:
         if row[2] > 3:
             raise KeyboardInterrupt
         return whole(self, row, runs, seed)
