@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from pdvsim.common.outcomes import TableRow
+from pdvsim.common.outcomes import Row
 from pdvsim.published.job import K, coin_for
 from pdvsim.published.poisson_fit import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
 from pdvsim.published.tables import Key, Published
@@ -91,7 +91,7 @@ def run_original(
     asked: list[Point], jobs: int | None = None, progress: Callable[[int], None] | None = None
 ) -> pd.DataFrame:
     """One row a point, in their order; a PointFailed names one that has none."""
-    rows: dict[int, TableRow] = {}
+    rows: dict[int, Row] = {}
     # the longest first: nobody waits for the last one alone
     items = sorted(enumerate(asked), key=lambda item: -item[1].load)
     for outcome in finished(run_one, items, Backend(jobs=jobs)):
@@ -103,7 +103,7 @@ def run_original(
     return frame_of(rows[index] for index in sorted(rows))
 
 
-def run_one(index: int, point: Point) -> TableRow:
+def run_one(index: int, point: Point) -> Row:
     """A point's row, with the share of time in which its GPU was busy."""
     result = simulate(point.experiment)
     return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}

@@ -7,7 +7,7 @@ KV cache when the host has noticed that it is read. Prompts themselves come with
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class Node(Device):
     """The simulated GPUs of one server, driven by one host thread, as one device."""
 
     def __init__(
-        self, env: Clock, host: SimulatedHost, gpus: list[SimulatedGPU], seats: Seats, fabric: Fabric, cargo: Cargo
+        self, env: Clock, host: SimulatedHost, gpus: Sequence[SimulatedGPU], seats: Seats, fabric: Fabric, cargo: Cargo
     ) -> None:
         self.env = env
         self.host = host
