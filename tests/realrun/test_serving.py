@@ -104,7 +104,7 @@ def alone() -> GraphLane:
 
 def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
     turns = itertools.cycle(modes)
-    monkeypatch.setattr(Adaptive, "best_mode", lambda self, decoding, context, k: next(turns))
+    monkeypatch.setattr(Adaptive, "best_mode", lambda self, rows, decoding, context, k: next(turns))
 
 
 @pytest.mark.parametrize("arch", ARCHS)
