@@ -30,7 +30,7 @@ class VariedTraffic(Traffic):
 
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Lengths that are given are uniform in [len*(1-ratio), len*(1+ratio)]; default: 0.3, or what a model's context
-    leaves room for. With 0 all are equal: requests of a closed loop then begin and end together."""
+    leaves room for; 0 where --output-len is 1. With 0 all are equal: requests of a closed loop then begin and end together."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
         """The traffic of a server, of its own or of other pairs, with the usual spread of lengths if none is given."""
@@ -42,7 +42,12 @@ class VariedTraffic(Traffic):
 
 
 def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
-    """The usual spread of lengths, or the most with which the longest request stays within every context."""
+    """The usual spread of lengths, or the most with which the longest request stays within every context.
+
+    One output token cannot vary around itself: some answers would have two, and so a time between tokens.
+    """
+    if equal.output_len == 1:
+        return 0.0
     found = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
     models = [model for pair in found for model in (pair.draft, pair.target)]
     contexts = [model.max_position_embeddings for model in models if model.max_position_embeddings is not None]

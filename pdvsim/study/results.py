@@ -20,7 +20,7 @@ from pdvsim.sim.config import MOST_GPUS
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
-from pdvsim.sim.reading import quoted
+from pdvsim.sim.reading import printable, quoted
 from pdvsim.sim.records import Columns
 from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
 from pdvsim.study.stats import headline
@@ -325,5 +325,5 @@ def _number(path: Path, name: str, value: Any) -> float:
         return math.nan
     good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)
     if not good:
-        raise ValueError(f"{path}: {name} must hold numbers, it holds {quoted(value)}")
+        raise ValueError(f"{path}: {printable(name)} must hold numbers, it holds {quoted(value)}")
     return value  # type: ignore[no-any-return]

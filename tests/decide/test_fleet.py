@@ -189,7 +189,7 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
 
 def test_what_cannot_win_is_not_tuned() -> None:
     """A fleet far behind at the formula's draft length keeps that; one that is cheaper is tuned all the same."""
-    place = Experiment(traffic=replace(ASKED, request_rate=4.0), acceptance=Acceptance(0.8))
+    place = Experiment(traffic=replace(ASKED, request_rate=4.0).asked(Server()), acceptance=Acceptance(0.8))
     ways = fleets(place, ("autoregressive", "colocated", "pd"), 2, alone=True)
     space = Space(controllers=("fixed",), max_num_seqs=(128,), max_num_batched_tokens=(512, 2048), own=False)
     search = Search(Goal("e2el"), space, 0.0, fleets=ways, cheaper=frozenset({"1x colocated"}))

@@ -43,6 +43,7 @@ def test_every_decision_varies_lengths_that_are_given() -> None:
     assert {base.traffic.random_range_ratio for base in bases(**SHORT)} == {SPREAD}
     assert {base.traffic.random_range_ratio for base in bases(output_len=200)} == {SPREAD}
     assert {base.traffic.random_range_ratio for base in bases(**SHORT, random_range_ratio=0.0)} == {0.0}
+    assert {base.traffic.random_range_ratio for base in bases(**SHORT | {"output_len": 1})} == {0.0}  # never two
     assert {base.traffic.random_range_ratio for base in bases()} == {0.0}  # ShareGPT's own vary
 
 

@@ -12,6 +12,7 @@ from pdvsim.calibration.validate.launches import launches_of
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.cli import main
 from pdvsim.cli.realrun import main as realrun
+from pdvsim.common.files import sealed
 
 SMALL = "--dataset-name random --num-prompts 3 --input-len 16 --output-len 8"
 
@@ -95,6 +96,9 @@ def test_a_result_of_realrun_is_looked_at_too(tmp_path: Path, capsys: pytest.Cap
     document["config"]["server"]["pair"] = "tinyllama-1.1b:llama-2-7b"  # the tiny pair cannot be simulated
     path.write_text(json.dumps(document))
     capsys.readouterr()
+    assert main(["validate", "--run", str(path)]) == 2  # its seal is of what was written
+    assert "it is not what was written" in capsys.readouterr().err
+    path.write_text(json.dumps(sealed(document)))
     assert main(["validate", "--run", str(path)]) == 0
     assert "gaps, real / sim" in capsys.readouterr().out
 

@@ -253,11 +253,11 @@ def test_the_command_saves_what_it_names(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["plot", str(folder), "--format", "svg", "--against", "pdv"]) == 0
     names = sorted(path.name for path in (folder / "plots").iterdir())
     assert names == [
-        "acceptance.svg", "improvement-output-throughput.svg", "latency.svg", "throughput.svg", "utilisation.svg"
+        "acceptance.svg", "improvement-mean-e2el.svg", "latency.svg", "throughput.svg", "utilisation.svg"
     ]  # fmt: skip
     said = capsys.readouterr().err
     assert all(f"saved {folder / 'plots' / name}" in said for name in names)
-    assert "difference from pdv" in (folder / "plots" / "improvement-output-throughput.svg").read_text()
+    assert "difference from pdv" in (folder / "plots" / "improvement-mean-e2el.svg").read_text()
     mine = ["--var-y", "mean-ttft-ms", "--var-x", "arch", "--curve-by", "load", "-o", str(tmp_path / "own")]
     assert main(["plot", str(folder), *mine]) == 0
     assert (tmp_path / "own" / "mean-ttft-ms-by-arch.png").read_bytes().startswith(b"\x89PNG")
