@@ -140,18 +140,15 @@ def _member(
         cache = known * spec.kv_bytes_per_token
         seen = prompt * (known + (prompt + 1) / 2)
         flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
-    filled, empty = model.room([(known, prompt)] if prompt else (), solo_s)
+    peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
+    prompts = [(known, prompt)] if prompt else []
+    asked = model.demand(peak, (solo_s, moved, flops), rows, int(row["tokens"]), steps, prompts)
     return Member(
         kind=str(row["kind"]),
         model=spec.name,
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
-        compute=min(1.0, flops / (solo_s * gpu.flops_per_s)),
-        bandwidth=min(1.0, moved / (solo_s * gpu.bandwidth_bytes_per_s)),
-        turn_s=solo_s / (steps * spec.layers),
-        nimble=model.nimble(rows, int(row["tokens"]) if steps == 1 else 1, prompt, solo_s / steps),
-        filled=filled,
-        empty=empty,
+        **asked._asdict(),
         measured=rate,
         solo_s=solo_s,
         draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,

@@ -124,6 +124,17 @@ class Shape(NamedTuple):
     flops_1: float
 
 
+class Demand(NamedTuple):
+    """What a launch asks of a GPU that it shares: see `contention.Load`."""
+
+    compute: float
+    bandwidth: float
+    turn_s: float
+    nimble: float
+    filled: float
+    empty: float
+
+
 _NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
@@ -201,6 +212,24 @@ class Latency:
     def scaled(self, factor: float) -> Latency:
         """The same with every time `factor` times as long."""
         return Latency(self.spec, self.fit.scaled(factor))
+
+    def demand(
+        self, peak: tuple[float, float], alone: tuple[float, float, float], rows: int, tokens: int, steps: int,
+        prompts: Sequence[tuple[int, int]] = (),
+    ) -> Demand:  # fmt: skip
+        """What a launch asks of a GPU that does `peak` flops and bytes per second; `alone`: its seconds, bytes, flops.
+
+        It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and prompts of (start, tokens).
+        """
+        solo_s, moved, flops = alone
+        if solo_s <= 0:
+            return Demand(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
+        return Demand(
+            min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1])),
+            solo_s / (steps * self.spec.layers), self.nimble(rows, width, prompt, solo_s / steps),
+            *self.room(prompts, solo_s),
+        )  # fmt: skip
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room beside them."""

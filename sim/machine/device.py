@@ -254,17 +254,13 @@ class SimulatedGPU:
         """What a work asks of the GPU, for those it shares it with."""
         work, solo = job.work, job.solo_s
         job.lane, job.priority = work.lane, work.priority
-        job.compute = min(1.0, job.flops / (solo * self.flops_per_s)) if solo > 0 else 0.0
-        job.bandwidth = min(1.0, job.bytes / (solo * self.bytes_per_s)) if solo > 0 else 0.0
-        model = self.books.models[work.role]
-        job.turn_s = solo / (work.steps * model.spec.layers)
-        job.nimble = 0.0
-        if model.fit.nimble_tokens:
-            width = work.tokens if work.steps == 1 else 1
-            prompt = sum(chunk.tokens for chunk in work.chunks)
-            job.nimble = model.nimble(len(work.rows), width, prompt, solo / work.steps)
+        model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
+        prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
+        alone = solo, job.bytes, job.flops
+        job.compute, job.bandwidth, job.turn_s, job.nimble, job.filled, job.empty = model.demand(
+            peak, alone, len(work.rows), work.tokens, work.steps, prompts
+        )
         job.yielding = self.sharing.yielding(model.spec.name)
-        job.filled, job.empty = model.room([(chunk.start, chunk.tokens) for chunk in work.chunks], solo)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""

@@ -21,14 +21,14 @@ from pdvsim.sim.workload.acceptance import found_share
 class _Demand:
     lane: str
     priority: int
+    solo_s: float
+    yielding: float
     compute: float
     bandwidth: float
-    solo_s: float
     turn_s: float
     nimble: float
-    yielding: float
-    filled: float = 0.0
-    empty: float = 0.0
+    filled: float
+    empty: float
     share: float = 0.0
     rate: float = 0.0
 
@@ -196,8 +196,8 @@ class Planner:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
             return max(drafted, verified) + 2 * (self.host_s + self.handoff_s)
-        draft = self._demand("decode", 2, drafter.shape(rows, 1, k), context, drafter, k, rows)
-        verify = self._demand("verify", 1, target.shape(rows, k + 1), context, target, 1, rows * (k + 1))
+        draft = self._demand("decode", 2, drafter, rows, 1, k, context)
+        verify = self._demand("verify", 1, target, rows, k + 1, 1, context)
         self.sharing.solve([draft, verify])
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
@@ -240,14 +240,13 @@ class Planner:
         return shape.solo_0 + shape.solo_1 * context
 
     def _demand(
-        self, lane: str, priority: int, shape: Shape, context: int, model: Latency, steps: int, width: int
+        self, lane: str, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int
     ) -> _Demand:
-        solo = self._solo(shape, context)
-        flops = shape.flops_0 + shape.flops_1 * context
-        moved = shape.bytes_0 + shape.bytes_1 * context
-        compute = min(1.0, flops / (solo * self.flops_per_s)) if solo else 0.0
-        bandwidth = min(1.0, moved / (solo * self.bytes_per_s)) if solo else 0.0
-        turn_s = solo / (steps * model.spec.layers)
-        nimble = model.nimble(0, 0, width, solo / steps)
-        yielding = self.sharing.yielding(model.spec.name)
-        return _Demand(lane, priority, compute, bandwidth, solo, turn_s, nimble, yielding)
+        shape = model.shape(rows, tokens, steps)
+        alone = (
+            self._solo(shape, context),
+            shape.bytes_0 + shape.bytes_1 * context,
+            shape.flops_0 + shape.flops_1 * context,
+        )
+        asked = model.demand((self.flops_per_s, self.bytes_per_s), alone, rows, tokens, steps)
+        return _Demand(lane, priority, alone[0], self.sharing.yielding(model.spec.name), **asked._asdict())

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.config import Contention, Priority
+from pdvsim.sim.config import Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
@@ -21,7 +21,8 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.records import LANES, Launches
+from pdvsim.sim.records import LANES, Launches, Log
+from pdvsim.sim.run import Site, covering_profile, make_planner
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early
@@ -524,3 +525,19 @@ def test_a_heavier_lane_is_no_slower(loads: list[Load], fit: ContentionFit, fact
         after = rates(Sharing("fluid", priority, fit, weights={loads[0].lane: factor}), loads)
         assert after[0] >= before[0] - NEAR
         assert after[1] <= before[1] + NEAR
+
+
+def test_a_launch_asks_the_same_wherever_it_is_planned_or_runs() -> None:
+    """The planner's verify and draft of five rows are those of the device, in every demand."""
+    experiment = Experiment("pdv", Traffic("random", num_prompts=5), server=Server(num_speculative_tokens=3))
+    profile = covering_profile(experiment)
+    site, planner = Site(Clock(), experiment, profile, Log()), make_planner(experiment, profile)
+    rows = [Request(i, 0.0, 100, 50, bytes(50), context=200) for i in range(5)]
+    gpu = site.gpus[0]
+    for lane, role, tokens, steps, kind in (("verify", "target", 4, 1, "verify"), ("decode", "draft", 1, 3, "draft")):
+        job = Job(gpu, Work(kind, role, lane, rows, tokens, steps), 0.0)  # type: ignore[arg-type]
+        gpu.demand(job)
+        planned = planner._demand(lane, 0, planner.models[role], 5, tokens, steps, 1000)  # type: ignore[index]
+        for name in ("compute", "bandwidth", "turn_s", "nimble", "filled", "empty", "yielding", "solo_s"):
+            assert getattr(planned, name) == getattr(job, name), (kind, name)
+        assert job.nimble > 0  # padded to the engine's sizes, five rows are more
