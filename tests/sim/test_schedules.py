@@ -613,38 +613,83 @@ def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: s
 
 
 def test_adaptive(run: Run) -> None:
-    """A dear drafter (5 + N/100 a forward): one rejection tips the choice from an atomic round to plain decoding.
+    """Plain decoding, then atomic rounds once they have paid for nine batches, then plain again after four rejections.
 
-    For one row, plain gives 1 token in 10.1 + 0.3 = 10.4 ms: 0.0962 a ms. A round takes 10.02 + 10.3 + 0.3 = 20.62.
-    Prior acceptance 0.6: 1 + 0.6 + 0.36 = 1.96 tokens, 0.0951; atomic is in use, so it counts 5% more, 0.0998: atomic.
-    One rejection: 5.997 / 10.995 = 0.545, 1.843 tokens, 0.0894 * 1.05 = 0.0938: plain, and so it stays.
+    The drafter takes 3 + N/100 per forward. For one row a plain round takes 10.1 + 0.3 = 10.4 ms, an atomic one
+    6.02 + 10.3 + 0.3 = 16.62 (and at most 0.01 to catch up). R1 and R2 end with their prompts, so R0,
+    with the n tokens that it has, is the typical request: each round is charged with its share of a prompt of 5, read
+    by the target in 10.5 and, with drafts, by the drafter in 3.05. Atomic over plain speed at the prior acceptance 0.6:
+    1.012 at n = 4, 1.040 at n = 5, 1.132 at n = 13. The margin is 1.02 and 1/2000 per ms that the drafter must catch up
+    on, 1.0216 at most. So the ninth batch in a row that asks for drafts is that at n = 13.
+    Rejections make the acceptance 0.545, 0.500, 0.461, 0.428, and plain over atomic speed at n = 14 to 17 is
+    0.927, 0.966, 1.001, 1.033: the last is above 1.02.
 
-    0         R0: target 0.1 -> 20.1, first token 20.3; draft 6 -> 26.1, completed 26.3, handed over 26.8.
-    26.8      atomic: draft 26.9 -> 36.92, verify -> 47.22; 47.42: none accepted, 1 token.
-    47.42     plain, 10.1 ms: from 47.52. R1 of 5 tokens from 50.1 (50 + h): the decode has 7.52 left, * 1.25 ->
-              59.5; R1 10.5 - 1.88 = 8.62. 59.7 a token. R1 - 0.3.
-    59.8      10.1 * 1.25 = 12.625 -> 72.425, R1 8.32 - 2.525 = 5.795; 72.625 a token. R1 - 0.3.
-    72.725    -> 85.35; R1 5.495 - 2.525 = 2.97 -> 88.32 alone; 85.55: R0's fifth token.
-    88.32     R1: first token 88.52; draft prompt 5.05 -> 93.37, completed 93.57, handed over 94.07.
-    94.07     plain: 94.17 -> 104.27; 104.47.
+    0         R0: target 0.1 -> 10.6, first token 10.8, handed over 11.3. The drafter does not prefill in plain mode.
+    11.3      plain: 11.4 -> 21.5, 21.7 a token; 21.8 on. R1 of 5 tokens from 30.1 (30 + h): 1.8 left, * 1.25 -> 32.35;
+              R1 10.5 - 0.45 = 10.05. 32.55 a token. R1 - 0.3.
+    32.65     10.1 * 1.25 = 12.625 -> 45.275, R1 9.75 - 2.525 = 7.225; 45.475 a token. R1 - 0.3.
+    45.575    -> 58.2, R1 6.925 - 2.525 = 4.4; 58.4 a token. R1 - 0.3.
+    58.5      -> 71.125, R1 4.1 - 2.525 = 1.575; 71.325 a token. R1 - 0.3.
+    71.425    R1 1.275 * 5 = 6.375 -> 77.8, its only token at 78; the drafter leaves R1 as well. The decode has
+              10.1 - 5.1 = 5 left -> 82.8; 83 a token.
+    83        six plain rounds alone, 10.4 each: the last 135.1 -> 145.2; 145.4: 13 tokens.
+    145.4     atomic: the drafter first reads R0's prompt and the 12 tokens after it, 3.17; 145.5 + 3.17 + 6.02 ->
+              154.69, verify -> 164.99; 165.19 a token.
+    165.19    draft 165.29 -> 171.31. R2 of 5 tokens from 172.1 (172 + h): the verify has 9.51 left, * 1.25 -> 183.9875;
+              R2 10.5 - 2.3775 = 8.1225. 184.1875 a token. R2 - 0.3.
+    184.2875  draft 6.02 * 1.25 = 7.525 -> 191.8125, R2 7.8225 - 1.505 = 6.3175; verify 12.875 -> 204.6875,
+              R2 3.7425; 204.8875 a token. R2 - 0.3.
+    204.9875  draft -> 212.5125, R2 3.4425 - 1.505 = 1.9375; then R2 * 5 = 9.6875 -> 222.2, its only token at 222.4.
+              The drafter follows, 3.05. The verify has 10.3 - 7.75 = 2.55 left, * 1.25 -> 225.3875; 225.5875 a token.
+              The drafter has 3.05 - 0.6375 = 2.4125 left. - 0.3.
+    225.6875  plain: the drafter 2.1125 * 5 = 10.5625 -> 236.25; the decode has 10.1 - 8.45 = 1.65 left -> 237.9.
+    238.1     a token, and plain once more: 238.2 -> 248.3; 248.5.
     """
-    result = run("adaptive", [(0, 100, 5, {}), (50, 5, 2, {1: 2})], draft_ms=(5.0, 0.01), stream_weight=4)
+    asked: list[Asked] = [(0, 5, 19, {}), (30, 5, 1, {}), (172, 5, 1, {})]
+    result = run("adaptive", asked, draft_ms=(3.0, 0.01), stream_weight=4)
     check(
         result,
         [
-            ("prefill", "prefill", 0, 0.1, 20.1),
-            ("prefill", "prefill", 0, 20.1, 26.1),
-            ("decode", "draft", 1, 26.9, 36.92),
-            ("decode", "verify", 1, 36.92, 47.22),
-            ("decode", "decode", 1, 47.52, 59.5),
-            ("decode", "decode", 1, 59.8, 72.425),
-            ("decode", "decode", 1, 72.725, 85.35),
-            ("prefill", "prefill", 0, 50.1, 88.32),
-            ("prefill", "prefill", 0, 88.32, 93.37),
-            ("decode", "decode", 1, 94.17, 104.27),
+            ("prefill", "prefill", 0, 0.1, 10.6, 1),
+            ("decode", "decode", 1, 11.4, 21.5, 1),
+            ("decode", "decode", 1, 21.8, 32.35, 1),
+            ("decode", "decode", 1, 32.65, 45.275, 1),
+            ("decode", "decode", 1, 45.575, 58.2, 1),
+            ("decode", "decode", 1, 58.5, 71.125, 1),
+            ("prefill", "prefill", 0, 30.1, 77.8, 1),
+            ("decode", "decode", 1, 71.425, 82.8, 1),
+            ("decode", "decode", 1, 83.1, 93.2, 1),
+            ("decode", "decode", 1, 93.5, 103.6, 1),
+            ("decode", "decode", 1, 103.9, 114.0, 1),
+            ("decode", "decode", 1, 114.3, 124.4, 1),
+            ("decode", "decode", 1, 124.7, 134.8, 1),
+            ("decode", "decode", 1, 135.1, 145.2, 1),
+            ("decode", "draft", 1, 145.5, 154.69, 0),
+            ("decode", "verify", 1, 154.69, 164.99, 1),
+            ("decode", "draft", 1, 165.29, 171.31, 0),
+            ("decode", "verify", 1, 171.31, 183.9875, 1),
+            ("decode", "draft", 1, 184.2875, 191.8125, 0),
+            ("decode", "verify", 1, 191.8125, 204.6875, 1),
+            ("decode", "draft", 1, 204.9875, 212.5125, 0),
+            ("prefill", "prefill", 0, 172.1, 222.2, 1),
+            ("decode", "verify", 1, 212.5125, 225.3875, 1),
+            ("prefill", "prefill", 0, 222.2, 236.25, 0),
+            ("decode", "decode", 1, 225.6875, 237.9, 1),
+            ("decode", "decode", 1, 238.2, 248.3, 1),
         ],
-        [[(20.3, 1), (47.42, 1), (59.7, 1), (72.625, 1), (85.55, 1)], [(88.52, 1), (104.47, 1)]],
+        [
+            [
+                *((at, 1) for at in (10.8, 21.7, 32.55, 45.475, 58.4, 71.325, 83.0, 93.4, 103.8, 114.2, 124.6, 135.0)),
+                *((at, 1) for at in (145.4, 165.19, 184.1875, 204.8875, 225.5875, 238.1, 248.5)),
+            ],
+            [(78.0, 1)],
+            [(222.4, 1)],
+        ],
+        "role",
     )
+    assert result.requests["rounds"].tolist() == [18, 0, 0]
+    assert result.requests["drafted"].tolist() == [8, 0, 0]
+    assert result.requests["accepted"].tolist() == [0, 0, 0]
 
 
 # admission --------------------------------------------------------------------------------------------------------
