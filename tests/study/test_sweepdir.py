@@ -312,7 +312,9 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(
     assert f"1 of 3 points failed: the reasons are in {tmp_path / 'failed'}" in capsys.readouterr().err
     failed = json.loads((tmp_path / "failed" / "00001.json").read_text())
     assert failed["kv_capacity_tokens"] == 10
-    assert failed["reason"].startswith("request 0 needs 48 tokens of KV cache and the server has 10")  # 44 in pages of 16
+    assert failed["reason"].startswith(
+        "request 0 needs 48 tokens of KV cache and the server has 10"
+    )  # 44 in pages of 16
     assert pd.read_parquet(tmp_path / "summary.parquet")["point"].tolist() == [0, 2]
     before = content(tmp_path)
     assert sweep(tmp_path, *argv, "--resume") == 2  # without the flag it is refused beforehand
