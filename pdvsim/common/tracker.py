@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 
+DIED = "resource_tracker: process died"  # how the warning begins that loky gives then
+
 
 def main(fd: int, verbose: bool = False) -> None:
     """Run the tracker; loky starts it by the name and the module of this function."""

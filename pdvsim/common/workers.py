@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from multiprocessing.resource_tracker import ensure_running
+from queue import SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -104,7 +105,8 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
     from joblib.externals.loky.backend import resource_tracker
 
     resource_tracker.main = tracker.main
-    warnings.filterwarnings("ignore", "resource_tracker: process died")
+    warnings.filterwarnings("ignore", tracker.DIED)
+    _forget_calls_given_up()
     warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns of the points given up
     if hasattr(signal, "pthread_sigmask"):
         ensure_running()  # which ends with SIGINT unblocked, so not in the block below
@@ -112,6 +114,23 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
     with ctrl_c_deferred():
         results: Generator[Any, None, None] = pool(delayed(_in_child)(os.getpid(), *call) for call in calls)
     return results
+
+
+@cache
+def _forget_calls_given_up() -> None:
+    """Make loky's thread drop the ids of the calls that it gives up when its workers are killed.
+
+    It drops the calls alone, and then looks the ids up: a KeyError on standard error, if Ctrl-C comes early.
+    """
+    from joblib.externals.loky import process_executor
+
+    class Manager(process_executor._ExecutorManagerThread):  # type: ignore[misc]
+        def flag_executor_shutting_down(self) -> None:
+            super().flag_executor_shutting_down()
+            if not self.pending_work_items:
+                self.work_ids_queue = SimpleQueue()  # an empty one: no call can be added any more
+
+    process_executor._ExecutorManagerThread = Manager
 
 
 def _in_child(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:

@@ -58,7 +58,7 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
 
 @pytest.mark.xfail(
     reason="5.9% and 6.3%, triples 8.6% / 31%, since far contexts and one row beside a chunk are among the samples",
-    strict=False, raises=AssertionError,
+    strict=True, raises=AssertionError,
 )  # fmt: skip
 def test_so_are_works_side_by_side(again: dict[str, Any]) -> None:
     found = again["profile"]["provenance"]["corun_held_out_error"]
@@ -68,7 +68,7 @@ def test_so_are_works_side_by_side(again: dict[str, Any]) -> None:
     assert found["triples_by_shape"]["p95"] <= 0.30
 
 
-@pytest.mark.xfail(reason="2.2% for Llama-3.1-70B's over eight, of 68 points", strict=False, raises=AssertionError)
+@pytest.mark.xfail(reason="2.2% for Llama-3.1-70B's over eight, of 68 points", strict=True, raises=AssertionError)
 def test_so_are_shards(again: dict[str, Any]) -> None:
     found = again["profile"]["provenance"]["held_out_error"]
     assert all(errors["median"] <= 0.02 for model, errors in found.items() if "/tp" in model)
