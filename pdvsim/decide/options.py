@@ -30,7 +30,8 @@ class VariedTraffic(Traffic):
 
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Lengths that are given are uniform in [len*(1-ratio), len*(1+ratio)]; default: 0.3, or what a model's context
-    leaves room for; 0 where --output-len is 1. With 0 all are equal: requests of a closed loop then begin and end together."""
+    leaves room for; 0 for --output-len 1. With 0 all are equal: requests of a closed loop then begin and end
+    together."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
         """The traffic of a server, of its own or of other pairs, with the usual spread of lengths if none is given."""

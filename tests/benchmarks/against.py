@@ -1,4 +1,4 @@
-"""The simulator's speed beside that of another commit, run in turn on this machine.
+"""The simulator's speed beside that of another commit, run alternately on this machine.
 
     make bench AGAINST=v0.1.0        (python tests/benchmarks/against.py v0.1.0 [--repeats 5])
 
@@ -17,14 +17,16 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-LOADS = {
-    "ten requests": {"max_concurrency": 10, "num_prompts": 10},
-    "one at a time": {"max_concurrency": 1, "num_prompts": 300},
-    "64 at once": {"max_concurrency": 64, "num_prompts": 1500},
-    "4 a second": {"request_rate": 4, "num_prompts": 3000},
-    "goodput, 30/s": {"request_rate": 30, "num_prompts": 500, "controller": "goodput"},
+FIXED = {"dataset_name": "random", "input_len": 128, "output_len": 128}
+LOADS: dict[str, dict[str, object]] = {
+    "10 requests": {"max_concurrency": 10, "num_prompts": 10},
+    "concurrency 1": {"max_concurrency": 1, "num_prompts": 300},
+    "concurrency 64, fixed lengths": {"max_concurrency": 64, "num_prompts": 1500, **FIXED},
+    "concurrency 64, ShareGPT": {"max_concurrency": 64, "num_prompts": 1500},
+    "4 per second": {"request_rate": 4, "num_prompts": 3000},
+    "goodput, 4 per second": {"request_rate": 4, "num_prompts": 1000, "controller": "goodput"},
 }
-ARCHS = ("colocated", "pdv")
+ARCHS = ("autoregressive", "colocated", "pdv")
 TIMED = """
 import json, sys, time
 import pdvsim
@@ -62,12 +64,14 @@ def main() -> None:
         try:
             for arch in ARCHS:
                 for name, load in LOADS.items():
+                    if arch == "autoregressive" and "controller" in load:
+                        continue
                     flags = {"arch": arch, **load}
                     pairs = [(seconds(tree, flags), seconds(ROOT, flags)) for _ in range(args.repeats)]
                     then, now = (min(side) for side in zip(*pairs, strict=True))
                     ratios = [a / b for a, b in pairs]
                     print(
-                        f"{arch:>10}  {name:<14} {args.commit[:10]} {then:6.2f} s   here {now:6.2f} s   "
+                        f"{arch:>14}  {name:<29} {args.commit[:10]} {then:6.2f} s   here {now:6.2f} s   "
                         f"{then / now:5.2f} times as fast ({min(ratios):.2f} to {max(ratios):.2f})",
                         flush=True,
                     )

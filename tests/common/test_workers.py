@@ -8,14 +8,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import process_executor
 
 from pdvsim.common.outcomes import Outcome
 from pdvsim.common.version import __version__
-from pdvsim.common.workers import attempt_alone, ctrl_c_deferred, finished_here
+from pdvsim.common.workers import _forget_calls_given_up, attempt_alone, ctrl_c_deferred, finished_here
 
 PATIENCE_S = 60  # on a busy machine
 LONG = [
@@ -114,3 +116,17 @@ def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert err == f"pdvsim: interrupted: 0 of 300 points are in {tmp_path / 's'}; --resume goes on\n"
+
+
+def test_calls_given_up_are_not_looked_up() -> None:
+    """Ctrl-C may come before loky's thread has passed a call on: it then drops the call, and its id as well."""
+    _forget_calls_given_up()
+    executor = process_executor.ProcessPoolExecutor(1)
+    call = executor._pending_work_items[1] = process_executor._WorkItem(Future(), blocked, (0, 0), {})
+    executor._work_ids.put(1)
+    manager = process_executor._ExecutorManagerThread(executor)  # not started: its steps are taken here
+    executor._flags.flag_as_shutting_down(kill_workers=True)
+    manager.flag_executor_shutting_down()
+    manager.add_call_item_to_queue()
+    assert isinstance(call.future.exception(0), process_executor.ShutdownExecutorError)
+    assert manager.running_work_items == []
