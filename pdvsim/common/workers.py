@@ -128,7 +128,7 @@ def _forget_calls_given_up() -> None:
         def flag_executor_shutting_down(self) -> None:
             super().flag_executor_shutting_down()
             if not self.pending_work_items:
-                self.work_ids_queue = SimpleQueue()  # an empty one: no call can be added any more
+                self.work_ids_queue = SimpleQueue[int]()  # an empty one: no call can be added any more
 
     process_executor._ExecutorManagerThread = Manager
 
