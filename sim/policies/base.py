@@ -330,7 +330,9 @@ class Policy:
     def batch(self, rows: list[Request], k: int) -> RunningBatch:
         """`rows`, which have room for a round, as one batch."""
         if isinstance(rows, RunningBatch):
-            return rows
+            if rows.k == k:
+                return rows
+            rows = rows.dissolve()
         batch = RunningBatch(rows, k, self.kv, self.deliveries, self.rereads)
         batch.hold()
         return batch
