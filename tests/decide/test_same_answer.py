@@ -30,7 +30,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
         "request_rate": 8, "goodput": ["ttft:400", "tpot:60"], "input_len": 900, "output_len": 16,
     },
     "levels": {
-        "pair": "llama-3.2-1b:llama-3.1-8b", "gpu": A100, "arch": ["colocated", "pd", "pdv", "autoregressive"],
+        "pair": "llama-3.2-1b:llama-3.1-8b", "gpu": A100, "arch": ["colocated", "pdv"],
         "request_rate": 12, "goodput": ["ttft:300", "tpot:30"], "input_len": 128, "output_len": 24,
     },
 }  # fmt: skip
