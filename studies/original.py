@@ -297,8 +297,8 @@ def _runs(by_level: dict[int, str]) -> str:
     return ", ".join(pieces)
 
 
-def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = None) -> int:
-    """Write the page and its points, of all published levels or of some; returns the exit code."""
+def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = None) -> None:
+    """Write the page and its points, of all published levels or of some."""
     folder = output.check_folder(folder)
     page, table = (output.check_file(folder / name) for name in ("original.html", "points.parquet"))
     published = load_published()
@@ -310,8 +310,8 @@ def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = N
     facts = facts_of(asked[0].experiment)
     caption = f"Simulated, h200 ({facts['foundation']}), seed 0."
     sheet = Sheet("The original question", LEAD_TEXT, text, original_figures(rows, caption), facts)
-    return output.save({page: sheet.html().encode(), table: output.parquet(rows)})
+    output.save({page: sheet.html().encode(), table: output.parquet(rows)})
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    main()

@@ -25,7 +25,7 @@ from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.validate.runs import Workbench
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded, say
+from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, as_served
@@ -35,6 +35,7 @@ from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
+from pdvsim.study.output import check_folder
 
 KEPT = Path(__file__).parents[1] / "calibration/data/h200/own-engine"
 RESULTS = Path("results/own-engine")
@@ -126,13 +127,12 @@ def _draft_length(experiment: Experiment) -> int:
     return experiment.server.num_speculative_tokens
 
 
-def main(kept: Path = KEPT) -> int:
-    """Serve where there are no runs, fit, and print the errors; returns the exit code."""
+def main(kept: Path = KEPT) -> None:
+    """Serve where there are no runs, fit, and print the errors."""
     if not (kept / "runs.jsonl").exists():
-        serve(kept, Machine())
-    print(json.dumps(prove(kept, RESULTS)["errors"], indent=1))
-    return 0
+        serve(check_folder(kept), Machine())
+    print(json.dumps(prove(kept, check_folder(RESULTS))["errors"], indent=1))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("own_engine", lambda: main(*map(Path, sys.argv[1:]))))
+    main(*map(Path, sys.argv[1:]))

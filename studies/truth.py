@@ -1,11 +1,10 @@
-"""Whether the advice is right on the GPU: `python studies/truth.py plan`, then `run` on a CUDA card, then `report`.
+"""Whether the advice is right on the GPU: `python studies/truth.py plan|run|report FOLDER`.
 
 `plan` decides a dozen scenarios as every command does (each architecture at its own best settings, simulated) and
 writes what is to be served for each: the recommendation, it with a draft length longer by one, the best of every other
-architecture, plain decoding, and continuous batching with the usual draft length 4. `run` serves them for real, each on
-the same requests, the first of each scenario twice. `report` gives the regret: how far the recommendation's measured
-figure is below the best measured one. A second argument names the folder of truth.json (the plan) and truth.jsonl (the
-runs); by default it is that of the committed ones.
+architecture, plain decoding, and continuous batching with the usual draft length 4. `run` serves them on a CUDA card,
+each on the same requests, the first of each scenario twice. `report` gives the regret: how far the recommendation's
+measured figure is below the best measured one. FOLDER holds truth.json (the plan) and truth.jsonl (the runs).
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from typing import Any
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded, say
+from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
@@ -45,7 +44,6 @@ WARMUP = 0.1
 LONGER = 3  # a decision at a rate rests on runs so many times as long as those served
 MOST = 6  # entries of a trial that are served
 REPEATED = 1  # entries of a trial that are served twice
-SHIPPED = Path(__file__).parents[1] / "calibration/data/h200"
 SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
 GEMMA, LARGE = "gemma-2b:gemma-7b", "tinyllama-1.1b:codellama-34b"
 
@@ -246,16 +244,16 @@ def table(document: dict[str, Any]) -> str:
     return grid(header, rows)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Plan, run or report; returns the exit code."""
-    folder = Path(argv[1]) if argv[1:] else SHIPPED
-    plan_file, runs_file = folder / "truth.json", folder / "truth.jsonl"
-    if argv[0] == "report":
-        print(table(report(plan_file, runs_file)))
+def main(step: str, folder: str) -> None:
+    """Plan, run or report."""
+    plan_file, runs_file = Path(folder) / "truth.json", Path(folder) / "truth.jsonl"
+    if step == "plan":
+        plan(plan_file)
+    elif step == "run":
+        run(plan_file, runs_file)
     else:
-        plan(plan_file) if argv[0] == "plan" else run(plan_file, runs_file)
-    return 0
+        print(table(report(plan_file, runs_file)))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("truth", lambda: main(sys.argv[1:])))
+    main(*sys.argv[1:])

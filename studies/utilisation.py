@@ -1,8 +1,9 @@
 """How busy the GPU is under each architecture: `python studies/utilisation.py run` on a CUDA card, then `report`.
 
 `run` serves every architecture at concurrency 1, 8, 32 and 64, and `baseline` with 1 to 8 workers. `report` compares
-what the card reports of itself (NVML), what the launches say, and what the simulator predicts. Both take the file of
-the runs, by default utilisation/runs.jsonl; a second `run` continues where the first stopped.
+what the card reports of itself (NVML), what the launches say, and what the simulator predicts, and draws
+results/utilisation.png. Both take the file of the runs, by default utilisation/runs.jsonl; a second `run` continues
+where the first stopped.
 
 NVML's "SM busy" is the share of time in which any kernel ran, on however few of the SMs, and its "memory busy" that in
 which memory was read or written at all. Launches count likewise, without the gaps between the kernels of one launch.
@@ -23,7 +24,7 @@ from pdvsim.calibration.validate.launches import PARTS, gather, launches_of
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded, say
+from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -43,7 +44,7 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 AT_ONCE = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
 WORKERS = tuple(range(1, 9))
 ONE_BY_ONE = 24  # requests that baseline, at batch 1, serves in that time
-RUNS = Path("utilisation/runs.jsonl")
+PICTURE = Path("results/utilisation.png")
 TOKENS = 128  # of each prompt and each output
 
 Row = Mapping[str, Any]
@@ -174,25 +175,25 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
     return figure
 
 
-def report(runs: Path) -> int:
+def report(runs: Path) -> None:
     """Print both tables and draw the picture."""
     if (runs.parent / PARTS).exists():
         gather(runs.parent)
     rows = [row_of(run) for run in read_runs(runs)]
     print(report_text(rows))
-    path = output.check_file(runs.with_name("utilisation.png"))
-    return output.save({path: output.picture(utilisation_figure(rows, grows(rows)), path)})
+    path = output.check_file(PICTURE)
+    output.save({path: output.picture(utilisation_figure(rows, grows(rows)), path)})
 
 
-def main(argv: Sequence[str]) -> int:
-    """`run` or `report`, and the file of the runs; returns the exit code."""
-    runs = Path(argv[1]) if argv[1:] else RUNS
-    if argv[0] == "report":
-        return report(runs)
-    folder = output.check_folder(runs.parent)
-    serve_all(list(planned(folder)), runs, math.inf, Machine(), partial(say, "utilisation"))
-    return 0
+def main(step: str, file: str = "utilisation/runs.jsonl") -> None:
+    """`run` or `report`, and the file of the runs."""
+    runs = Path(file)
+    if step == "report":
+        report(runs)
+    else:
+        folder = output.check_folder(runs.parent)
+        serve_all(list(planned(folder)), runs, math.inf, Machine(), partial(say, "utilisation"))
 
 
 if __name__ == "__main__":
-    sys.exit(guarded("utilisation", lambda: main(sys.argv[1:])))
+    main(*sys.argv[1:])

@@ -72,7 +72,7 @@ def test_systems_that_draft_apart() -> None:
 
 @pytest.mark.usefixtures("quick_plots")
 def test_the_original_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert original.main(tmp_path, (1, 4), jobs=1) == 0
+    original.main(tmp_path, (1, 4), jobs=1)
     printed = capsys.readouterr().out
     assert all(arch in printed for arch in original.ARCHS)
     assert (tmp_path / "original.html").read_text(encoding="utf-8").count("<img") == 5
@@ -96,16 +96,19 @@ def test_the_regret_of_the_advice() -> None:
     assert all(trial["name"] in truth.table(document) for trial in trials)
 
 
-def test_how_busy_the_gpu_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_how_busy_the_gpu_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
     plan = list(utilisation.planned(tmp_path))
     assert len({run.id for run in plan}) == len(plan)
     shutil.copy(H200 / "utilisation" / "launches.parquet", tmp_path)
     lines = (H200 / "utilisation" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
     (tmp_path / "runs.jsonl").write_text("\n".join(lines[::9]), encoding="utf-8")
-    assert utilisation.main(["report", str(tmp_path / "runs.jsonl")]) == 0
+    utilisation.main("report", "runs.jsonl")
     assert "SM busy %" in capsys.readouterr().out
-    assert (tmp_path / "utilisation.png").stat().st_size > 0
-    rows = [utilisation.row_of(run) for run in read_runs(tmp_path / "runs.jsonl")]
+    assert utilisation.PICTURE.stat().st_size > 0
+    rows = [utilisation.row_of(run) for run in read_runs("runs.jsonl")]
     assert all(abs(row["busy"] - row["simulated_busy"]) < 0.05 for row in rows)
 
 
