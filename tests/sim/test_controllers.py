@@ -318,7 +318,7 @@ def speed_late(experiment: Experiment) -> float:
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:
-    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as tests/benchmarks/controllers.py found it.
+    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as studies/controllers.py found it.
 
     Lengths vary by 30%. Requests of equal length that are never drafted for finish together and have their prompts
     prefilled in one forward for ever; a single round with drafts ends that, and with it 5% of the speed.
