@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -29,6 +29,7 @@ from pdvsim.view.table import cell, grid
 if TYPE_CHECKING:
     import pandas as pd
 
+RUNS = "runs.jsonl"
 WORST = 10  # runs shown
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
 LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
@@ -63,7 +64,7 @@ class ValidateCommand:
     """Print one JSON document instead of the tables."""
     serve: str | None = None
     """Compare nothing: serve the runs that this file plans on this machine's GPU, and add them to --output."""
-    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "runs.jsonl"
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = RUNS
     """With --serve: the file of real runs. Runs that it holds are not served again."""
     minutes: float = math.inf
     """With --serve: start no run after so many minutes."""
@@ -72,10 +73,13 @@ class ValidateCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.serve is None and (self.output != "runs.jsonl" or self.minutes != math.inf or self.tiny):
+        if self.serve is None and (self.output, self.minutes, self.tiny) != (RUNS, math.inf, False):
             raise ValueError("--output, --minutes and --tiny go with --serve")
-        if self.serve is not None and (self.runs or self.run is not None or self.write or self.plot or self.html):
-            raise ValueError("--serve compares nothing: of the others only --own-policies goes with it")
+        own = ("own_policies", "serve", "output", "minutes", "tiny")
+        if self.serve is not None and any(
+            getattr(self, field.name) != field.default for field in fields(self) if field.name not in own
+        ):
+            raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs, not of one")
         if self.write and (self.run is not None or self.contention != "fluid"):
