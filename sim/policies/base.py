@@ -66,9 +66,10 @@ class Policy:
         drafter = context.planner.models["draft"].spec if self.speculates else None
         self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
+        self.learns = self.speculates and self.controller.learns
         # rounds pass without asking the policy, unless it has a say of its own in one
         parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
-        self.foresees = context.device.foresees and not self.controller.learns and not self.has_own(Policy, *parts)
+        self.foresees = context.device.foresees and self.controller.by_sums and not self.has_own(Policy, *parts)
         self.admits_by_itself = self.has_own(Policy, "admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
@@ -314,14 +315,29 @@ class Policy:
         if self.stands():
             rows = self.batch(rows, k)
             lane = self.draft_lane
-            if self.device.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
+            if self.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
                 if rows.round == rows.end:
                     self.leave(rows.leave())
                     return rows
-                if not rows.hold():
+                if (self.learns and self.controller.draft_length(rows, 0, self.env.now) != k) or not rows.hold():
                     return rows
         verdict = yield self.draft_and_verify(rows, k)
         return self.settle(rows, verdict)
+
+    def pass_rounds(self, rows: RunningBatch, way: Way) -> int:
+        """Let rounds of `rows` pass in which nothing else happens, until the controller wants another draft length."""
+        if not self.learns:
+            return self.device.pass_rounds(rows, way)
+        passed = 0
+        while self.device.pass_rounds(rows, way, 1):
+            passed += 1
+            verdict = rows.verdict(1)
+            self.controller.observe(rows, verdict, self.env.now)
+            if rows.round == rows.end:
+                break
+            if self.controller.draft_length(rows, 0, self.env.now) != rows.k:
+                break
+        return passed
 
     def stands(self) -> bool:
         """Whether a decision holds until a row finishes or a request arrives: nobody who waits is let in before."""
@@ -366,29 +382,28 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
+        if rows and self.learns:
+            self.controller.observe(rows, verdict, now)
         if isinstance(rows, RunningBatch):
             self.leave(rows.settle(now))
             return rows
         gains, over = book(rows, verdict, self.rereads)
         self.kv.unpin(rows)
         self.deliveries.extend([row.id for row in rows], gains, now)
-        if rows and self.controller.learns:
-            self.controller.observe(rows, verdict, now)
         if self.looks_up:
             for row in rows:
                 row.missed = False
-        if self.controller.learns or self.dynamic:
+        if self.learns or self.dynamic:
             for row in rows:
                 row.turn_s = now
         if not over:
             return rows
-        for row in rows:
-            if row.emitted == row.output_tokens:
-                self.finish(row)
+        self.leave([row for row in rows if row.emitted == row.output_tokens])
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def leave(self, rows: list[Request]) -> None:
-        """Rows of a batch have all their tokens."""
+        """These have all their tokens."""
+        self.controller.finished(rows)
         for row in rows:
             self.finish(row)
 

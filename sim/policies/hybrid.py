@@ -106,6 +106,8 @@ class Adaptive(Hybrid):
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
-        going = super().settle(rows, verdict)
+        return super().settle(rows, verdict)
+
+    def leave(self, rows: list[Request]) -> None:
         self.learner.served.observe(rows)
-        return going
+        super().leave(rows)

@@ -58,7 +58,9 @@ class PDV(PrefillDecode):
         if len(rows) == self.in_flight <= self.settings.verify_batch and self.goes_round and self.stands():
             # nobody is elsewhere: round after round they are drafted for, handed over, verified and handed back
             rows = self.batch(rows, k)
-            if self.device.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
+            if self.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
+                if self.learns:
+                    k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
         if not rows:
             return
