@@ -15,7 +15,7 @@ from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple, Self
 
-from pdvsim.sim.core import Request, packed_tally
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
@@ -287,8 +287,12 @@ class RunningBatch(list[Request]):
         gained, full = sum(gains), gains.count(k + 1)
         over = max(0, row.emitted + gained - row.output_tokens)  # of its last round, beyond its end
         self.deliveries.extend_one(row.id, gains, over, self.times_s[path.first : self.round])
-        drafting = k > 0
-        row.tally += packed_tally(here, drafting * here, k * here, gained - here, drafting * (here - full))
+        row.rounds += here
+        if k:
+            row.drafts += here
+            row.drafted += k * here
+            row.accepted += gained - here
+            row.refused += here - full
         row.emitted += gained - over
         row.context += gained - over
         row.owed = row.owed + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
