@@ -25,6 +25,8 @@ from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
+OwnOptions = tuple[str, ...]
+Tuned = tuple[str, tuple[Any, ...]] | None
 
 PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
 PATIENCE_S = 0.2  # dynamic priority: a work is a level higher for each that its first request has waited
@@ -49,11 +51,21 @@ class Context:
 class Policy:
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""
 
+    # facts that commands need before a run; a subclass inherits what it does not state
     speculates = True  # has a draft model, and uses it
-    hands_over = False  # drafts and verifies are made by two workers, side by side
+    hands_over = False  # drafts and verifies are made by two concurrent workers
     draft_lane = "main"
     verify_lane = "main"
     prefill_lane = "main"
+    own_workers = True  # each lane has a worker of its own, and may be placed on a GPU of its own
+    atomic_rounds = False  # may also verify on the draft lane
+    one_by_one = False  # serves each request to its end by itself
+    one_prompt = False  # prefills one prompt per forward
+    plain_rounds = False  # may go on without draft tokens whatever the draft length is
+    least_gpus = 1  # with fewer it is not worth trying
+    options: OwnOptions = ()  # server settings that act in it alone
+    tuned: Tuned = None  # one of them, and the values that a search tries
+    beyond = ""  # what it does that no flag of a serving engine asks for
 
     def __init__(self, context: Context) -> None:
         self.env = context.env
@@ -85,6 +97,26 @@ class Policy:
         self.reader = 0  # whose turn it is to take prompts
         for process in self.processes():
             self.env.process(process)
+
+    @classmethod
+    def lane_names(cls) -> tuple[str, ...]:
+        """Its streams."""
+        return tuple(dict.fromkeys((cls.prefill_lane, cls.draft_lane, cls.verify_lane)))
+
+    @classmethod
+    def in_steps(cls) -> bool:
+        """Whether one lane serves the whole batch step by step, as continuous batching does."""
+        return len(cls.lane_names()) == 1 and not cls.one_by_one
+
+    @classmethod
+    def placeable(cls) -> bool:
+        """Whether its lanes may be on different GPUs."""
+        return len(cls.lane_names()) > 1 and cls.own_workers
+
+    @classmethod
+    def most_in_flight(cls, settings: Server) -> int:
+        """Most requests that it admits concurrently."""
+        return settings.max_num_seqs
 
     def processes(self) -> Sequence[Process]:
         """The policy's processes."""

@@ -14,7 +14,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import RunningBatch, Way, context_of, drafted_for
-from pdvsim.sim.policies.base import Process
+from pdvsim.sim.policies.base import OwnOptions, Process, Tuned
 from pdvsim.sim.policies.pd import PrefillDecode
 
 
@@ -23,6 +23,9 @@ class PDV(PrefillDecode):
 
     verify_lane = "verify"
     hands_over = True
+    options: OwnOptions = ("max_decode_queue", "verify_gather")
+    tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
+    beyond = "has three lanes on one GPU, and gathers verify batches from several drafts"
     own_parts: tuple[str, ...] = ("decode_batch",)  # further ones that a round goes through
 
     def processes(self) -> Sequence[Process]:
