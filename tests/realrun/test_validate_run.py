@@ -80,12 +80,6 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(launches_of(kept)) == kept.metrics["launches"]
 
 
-@pytest.mark.parametrize("more", [["--serve", "plan.jsonl", "--json"], ["--tiny"], ["-o", "mine.jsonl"]])
-def test_an_option_that_would_do_nothing_is_refused(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", *more]) == 2
-    assert "--serve" in capsys.readouterr().err
-
-
 def test_time_that_is_up_starts_nothing(tmp_path: Path) -> None:
     path, output = plan(tmp_path), tmp_path / "runs.jsonl"
     assert serve(path, output, "--minutes", "0") == 0
