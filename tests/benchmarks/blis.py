@@ -113,7 +113,16 @@ def main() -> None:
         theirs = [
             Contender(f"BLIS, {model}", [*replay, model], program.parent) for model in ("trained-physics", "roofline")
         ]
-        load = ["--gpu", "h100-sxm", "--request-rate", f"{RATE:g}", "--num-prompts", str(args.requests), "--json"]
+        load = [
+            "--gpu",
+            "h100-sxm",
+            "--request-rate",
+            f"{RATE:g}",
+            "--num-prompts",
+            str(args.requests),
+            "--json",
+            "--no-band",
+        ]  # one simulation, not three
         run = [sys.executable, "-m", "pdvsim.cli", "run"]
         ours = [Contender(f"pdvsim, {arch}", [*run, "--arch", arch, *load], folder) for arch in ARCHS]
         for contender in (*theirs, *ours):
