@@ -39,9 +39,10 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
         if any(lane in f["queues"] for f in figures)
     ]
     found += [
-        ("tokens of a prefill" if kind == "prefill" else f"rows of a {kind}", [f["batches"].get(kind) for f in figures])
+        (words.format(kind), [f["kinds"].get(kind, {}).get(size) for f in figures])
         for kind in KINDS
-        if any(kind in f["batches"] for f in figures)
+        for words, size in [("tokens of a {}", "mean_tokens") if kind == "prefill" else ("rows of a {}", "mean_batch")]
+        if any(kind in f["kinds"] for f in figures)
     ]
     found.append(("draft length", [f["draft_length"] for f in figures]))
     found.append(("drafts accepted (%)", [100 * f["acceptance"] for f in figures]))
@@ -50,7 +51,7 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
         found.append((words, [f["controller"].get(name) for f in figures]))
     for lane in LANES:
         if any(lane in f["lanes"] for f in figures):
-            for key, words in (("busy", "SM busy"), ("bandwidth", "bandwidth")):
+            for key, words in (("utilisation", "SM busy"), ("bandwidth_share", "bandwidth")):
                 shares = [f["lanes"][lane][key] if lane in f["lanes"] else None for f in figures]
                 found.append((f"{lane}: {words} (%)", [None if s is None else 100 * s for s in shares]))
     found.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))

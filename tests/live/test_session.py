@@ -114,7 +114,7 @@ def test_figures_agree_with_the_records() -> None:
         assert figures["goodput_per_s"] * 8.0 == pytest.approx(in_time.sum())
         assert figures["attainment"] == pytest.approx(in_time.mean())
         over = {name: column[result.launches["end_s"] <= 8.0] for name, column in dict(result.launches).items()}
-        busy_s = sum(lane["busy"] for lane in figures["lanes"].values()) * 8.0
+        busy_s = sum(lane["utilisation"] for lane in figures["lanes"].values()) * 8.0
         assert busy_s == pytest.approx((over["end_s"] - over["start_s"]).sum(), rel=0.01)
         assert figures["in_system"] == ((req["arrival_s"] <= 8.0) & (req["finish_s"] > 8.0)).sum()
         assert figures["acceptance"] == pytest.approx(0.6, abs=0.03)
@@ -148,7 +148,7 @@ def test_a_lane_is_as_busy_as_the_gpus_that_run_it(hardware: Hardware) -> None:
             seconds[1] += moved / card.bandwidth_bytes_per_s
     for lane, shown in figures["lanes"].items():
         gpus = [seconds for (name, *_), seconds in busy.items() if name == lane]
-        for name, column in (("busy", 0), ("bandwidth", 1)):
+        for name, column in (("utilisation", 0), ("bandwidth_share", 1)):
             assert shown[name] == pytest.approx(sum(s[column] for s in gpus) / len(gpus) / 4.0, rel=0.01)
 
 
@@ -191,9 +191,9 @@ def test_what_is_kept_does_not_grow() -> None:
     [(station, gauge)] = gauged(session)
     assert len(gauge.slots) <= KEPT_S / SLOT_S + 2
     assert len(station.log.deliveries) == len(station.log.launches) == 0
-    assert len(gauge._inside) == len(station.inside) < 50
-    assert set(gauge._last_s) <= set(gauge._inside)
-    assert len(gauge._strip) < 10
+    assert len(gauge._inside) == len(station.client.inside) < 50
+    assert set(gauge._chunks._open["request"]) <= set(gauge._inside)
+    assert set(gauge._unanswered) <= set(gauge._inside)
 
 
 @pytest.mark.parametrize(
