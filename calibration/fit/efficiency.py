@@ -12,19 +12,23 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
-from pdvsim.calibration.fit.points import Floats, Points, medians, points_of
+from pdvsim.calibration.fit.points import Floats, Points, medians, points_of, price_s
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, EngineLimits, Prices, Sizes, Transfer, document
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
 ENGINE = EngineLimits(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
@@ -79,7 +83,11 @@ class Measured:
     """One model's medians on the card that was measured."""
 
     spec: ModelSpec
-    points: Points
+    frame: pd.DataFrame
+
+    @cached_property
+    def points(self) -> Points:
+        return points_of(self.frame)
 
 
 def measured_models(samples: Samples) -> dict[str, Measured]:
@@ -87,7 +95,7 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
     specs, frame = samples.header.specs(), samples.frame
     solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     models = {str(name): rows for name, rows in solo if not isinstance(specs[str(name)], HeadSpec)}
-    return {name: Measured(specs[name], points_of(medians(rows))) for name, rows in models.items()}
+    return {name: Measured(specs[name], medians(rows)) for name, rows in models.items()}
 
 
 def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Floats]:
@@ -99,52 +107,8 @@ def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Floats]:
     return sizes, points, np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)
 
 
-class Parts(Protocol):
-    """Seconds of the parts of a forward: by the formula (`Prices`), or read from the knots of a fit."""
-
-    def layers(self, tokens: Floats) -> Floats: ...
-    def head(self) -> tuple[Floats, Floats]: ...
-    def kv(self, width: Floats) -> Floats: ...
-    def width(self, width: Floats) -> Floats: ...
-    def row(self) -> Floats: ...
-    def prompt_wave(self) -> Floats: ...
-    def mixed(self) -> Floats: ...
-
-
-class Knots:
-    """The parts as `Latency` reads them from a transferred fit."""
-
-    def __init__(self, fit: ForwardFit) -> None:
-        self.fit = fit
-
-    def layers(self, tokens: Floats) -> Floats:
-        return _read(self.fit.layer_knots, tokens)
-
-    def head(self) -> tuple[Floats, Floats]:
-        return np.asarray(self.fit.head_weights_s), np.asarray(self.fit.head_token_s)
-
-    def kv(self, width: Floats) -> Floats:
-        return _read(self.fit.kv_knots, width)
-
-    def width(self, width: Floats) -> Floats:
-        return _read(self.fit.width_knots, width)
-
-    def row(self) -> Floats:
-        return np.asarray(self.fit.row_s)
-
-    def prompt_wave(self) -> Floats:
-        return np.asarray(self.fit.prompt_wave_s)
-
-    def mixed(self) -> Floats:
-        return np.asarray(self.fit.mixed_s)
-
-
-def _read(knots: Sequence[tuple[int, float]], at: Floats) -> Floats:
-    return np.asarray(np.interp(at, *np.array(knots).T))
-
-
-def seconds(parts: Parts, draft_ratio: float, points: Points, waves: Floats) -> Floats:
-    """The time of every point, put together from its parts; `waves` are the points' own `in_waves`."""
+def seconds(parts: Prices, points: Points, waves: Floats) -> Floats:
+    """The time of every point by the formula, put together from its parts; `waves` are the points' own `in_waves`."""
     rows, padded, later = points.rows, points.padded, points.steps - 1
     reading, multiplying = parts.head()
 
@@ -163,7 +127,7 @@ def seconds(parts: Parts, draft_ratio: float, points: Points, waves: Floats) -> 
     total += np.where((rows > 0) & (points.chunks > 0), parts.mixed(), 0.0)
     grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
     total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
-    return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
+    return np.asarray(total * np.where(points.steps > 1, parts.c.draft_ratio, 1.0))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
@@ -187,7 +151,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
     def residuals(x: Floats) -> Floats:
         prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
-        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points, waves) / points.seconds)
+        errors = weight * np.log(seconds(prices, points, waves) / points.seconds)
         return np.concatenate([errors, held * (x - middle)])
 
     found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
@@ -196,10 +160,9 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Predicted over measured, less one, in the form that the simulator uses."""
-    fit, spec, points = transfer.fit(model.spec, gpu), model.spec, model.points
-    heads, head_dim = (np.full(len(points), size) for size in (spec.heads, spec.head_dim))
-    waves = points.in_waves(heads, head_dim, fit.prompt_sms)
-    return np.asarray(seconds(Knots(fit), fit.draft_ratio, points, waves) / points.seconds - 1)
+    latency = Latency(model.spec, transfer.fit(model.spec, gpu))
+    predicted = [price_s(latency, point) for point in model.frame.to_dict("records")]
+    return np.asarray(predicted / model.points.seconds - 1)
 
 
 def leave_one_out(

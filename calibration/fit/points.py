@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware.latency import in_waves
+from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.hardware.latency import Latency, Shape, in_waves
 from pdvsim.sim.hardware.reach import Reach
 
 if TYPE_CHECKING:
@@ -80,6 +82,22 @@ def points_of(frame: pd.DataFrame) -> Points:
         chunk_tokens=each,
         chunk_start=start,
     )
+
+
+def price(model: Latency, point: Mapping[Hashable, Any] | pd.Series) -> Shape:
+    """What a measured point costs by the simulator's own latency model."""
+    rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
+    if not point["chunks"]:
+        return model.shape(rows, tokens, steps)
+    start, each = int(point["chunk_start"]), int(point["chunk_tokens"]) // int(point["chunks"])
+    chunk = Chunk(Request(0, 0.0, start + each, 1, b""), start, each)
+    return model.carrying(rows, tokens, steps, [chunk] * int(point["chunks"]), bool(point["emits"]))
+
+
+def price_s(model: Latency, point: Mapping[Hashable, Any]) -> Any:
+    """The seconds that a measured point takes by the simulator's own latency model."""
+    shape = price(model, point)
+    return shape.solo_0 + shape.solo_1 * float(point["context_total"])
 
 
 def reach_of(samples: pd.DataFrame) -> Reach:

@@ -253,7 +253,7 @@ class Latency:
         if not self.fit.fused_knots:
             return rest
         return rest._replace(
-            solo_0=rest.solo_0 + _between(self.fit.fused_knots, tokens),
+            solo_0=rest.solo_0 + interpolate(self.fit.fused_knots, tokens),
             bytes_0=rest.bytes_0 + self._fused_bytes,
             flops_0=rest.flops_0 + 2.0 * self.spec.fused_params * tokens,
         )
@@ -265,10 +265,10 @@ class Latency:
         moved = rest.bytes_0 + self._layer_bytes
         flops = rest.flops_0 + self._layer_flops * tokens
         if fit.reduce_knots:
-            solo += _between(fit.reduce_knots, tokens)
+            solo += interpolate(fit.reduce_knots, tokens)
         if logits:
             if fit.gather_knots:
-                solo += _between(fit.gather_knots, logits)
+                solo += interpolate(fit.gather_knots, logits)
             solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
             moved += self._head_bytes
             flops += self._head_flops * logits
@@ -295,17 +295,17 @@ class Latency:
         read = grown + rows * tokens
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
         if fit.kv_knots:
-            solo_1 = _between(fit.kv_knots, tokens)
+            solo_1 = interpolate(fit.kv_knots, tokens)
             splits = cuts(self._padded(rows) * self.spec.kv_heads, fit.programs) if rows else 1
             if fit.span_knots and rows:
-                solo_1 = hypot(solo_1, _between(fit.span_knots, tokens) / (rows * splits))
+                solo_1 = self._joined(solo_1, interpolate(fit.span_knots, tokens) / (rows * splits))
             if fit.row_factors and rows:
-                solo_1 *= _between(fit.row_factors, self._padded(rows))
+                solo_1 *= interpolate(fit.row_factors, self._padded(rows))
             solo_0 = read * solo_1 + rows * fit.row_s
             if splits > 1:
                 solo_0 += fit.split_s
             if fit.width_knots and rows:
-                solo_0 += _between(fit.width_knots, tokens)
+                solo_0 += interpolate(fit.width_knots, tokens)
         else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
             solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
         return Shape(
@@ -330,8 +330,10 @@ class Latency:
         """The transformer blocks' linear layers and all that does not depend on the context."""
         fit = self.fit
         if fit.layer_knots:
-            return _between(fit.layer_knots, tokens)
+            return interpolate(fit.layer_knots, tokens)
         return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+
+    _joined = staticmethod(hypot)  # reading at the card's speed and at that of one program
 
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
@@ -420,7 +422,7 @@ def _pairs(start: int, tokens: int) -> float:
     return tokens * start + tokens * (tokens + 1) / 2
 
 
-def _between(knots: Sequence[tuple[int, float]], at: int) -> float:
+def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:
     """Straight between the knots and beyond the last one; the first one's value before it."""
     right = min(max(bisect_left(knots, (at, 0.0)), 1), len(knots) - 1)
     (x0, y0), (x1, y1) = knots[right - 1], knots[right]
