@@ -22,7 +22,7 @@ from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -36,26 +36,14 @@ LEAST_RATE = 1e-3
 SETTLED = 5  # times around, until rates and draw agree
 
 
-@dataclass
-class Member:
+@dataclass(eq=False, kw_only=True)
+class Member(Load):
     """One work of a group as the sharing model sees it, and the rate it really had."""
 
     kind: str
     model: str
-    lane: str
-    priority: int
-    compute: float
-    bandwidth: float
-    turn_s: float
-    nimble: float
-    filled: float
-    empty: float
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
-    solo_s: float
     draw: Draw | None = None  # where the card's power is known
-    yielding: float = 0.0  # as fitted
-    share: float = 0.0
-    rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -142,17 +130,17 @@ def _member(
         flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
     prompts = [(known, prompt)] if prompt else []
-    asked = model.demand(peak, (solo_s, moved, flops), rows, int(row["tokens"]), steps, prompts)
-    return Member(
+    member = Member(
         kind=str(row["kind"]),
         model=spec.name,
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
-        **asked._asdict(),
         measured=rate,
         solo_s=solo_s,
         draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,
     )
+    model.demand(member, peak, moved, flops, rows, int(row["tokens"]), steps, prompts)
+    return member
 
 
 def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:

@@ -124,15 +124,23 @@ class Shape(NamedTuple):
     flops_1: float
 
 
-class Demand(NamedTuple):
-    """What a launch asks of a GPU that it shares: see `contention.Load`."""
+@dataclass(eq=False)
+class Load:
+    """A launch that shares a GPU: what it asks of it, from its roofline, and the `rate` that sharing gives it."""
 
-    compute: float
-    bandwidth: float
-    turn_s: float
-    nimble: float
-    filled: float
-    empty: float
+    compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
+    bandwidth: float = 0.0
+    priority: int = 0
+    lane: str = ""
+    turn_s: float = 0.0  # time per layer, alone
+    nimble: float = 0.0  # share of its kernels that are small enough to run beside others
+    # shares of the GPU, over its time, that its attention over prompts fills, and has too few programs to fill
+    filled: float = 0.0
+    empty: float = 0.0
+    yielding: float = 0.0  # how its kernels make way for nimble ones that go first
+    share: float = 0.0  # of the turns, kept here once worked out; 0 before
+    rate: float = 0.0
+    solo_s: float = 0.0
 
 
 _NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -214,22 +222,22 @@ class Latency:
         return Latency(self.spec, self.fit.scaled(factor))
 
     def demand(
-        self, peak: tuple[float, float], alone: tuple[float, float, float], rows: int, tokens: int, steps: int,
+        self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
         prompts: Sequence[tuple[int, int]] = (),
-    ) -> Demand:  # fmt: skip
-        """What a launch asks of a GPU that does `peak` flops and bytes per second; `alone`: its seconds, bytes, flops.
+    ) -> None:  # fmt: skip
+        """Set what a launch of so many bytes and flops asks of a GPU that does `peak` flops and bytes per second.
 
         It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and prompts of (start, tokens).
         """
-        solo_s, moved, flops = alone
+        solo_s = load.solo_s
         if solo_s <= 0:
-            return Demand(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            load.turn_s = 0.0
+            return
         prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
-        return Demand(
-            min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1])),
-            solo_s / (steps * self.spec.layers), self.nimble(rows, width, prompt, solo_s / steps),
-            *self.room(prompts, solo_s),
-        )  # fmt: skip
+        load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
+        load.turn_s = solo_s / (steps * self.spec.layers)
+        load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
+        load.filled, load.empty = self.room(prompts, solo_s)
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room beside them."""
