@@ -75,14 +75,6 @@ def test_a_comparison_by_hand() -> None:
     assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
 
 
-def test_a_run_against_itself_has_no_error() -> None:
-    whole = simulated(EXPERIMENT, builtin("h200"))
-    found = compared(whole, whole)
-    assert found["error"] == 0
-    assert all(row["measured"] == row["predicted"] for row in found["rows"])
-    assert sum(row["measured"] for row in found["rows"]) == len(whole)
-
-
 # the plan ------------------------------------------------------------------------------------------------------------
 
 
@@ -128,19 +120,6 @@ def test_drafters_have_a_plan_of_their_own() -> None:
         assert recorded.endswith("ngram") == (run.experiment.server.drafted_by == "ngram")
     shares = Counter((at % 4, run.experiment.traffic.dataset_name) for at, run in enumerate(runs))
     assert set(shares.values()) == {len(plan.DRAFTERS) // 2}
-
-
-def test_a_group_is_planned_again_as_it_was() -> None:
-    """The first group of the plan, drawn anew by its seed; rates and lengths may move with the profile."""
-    import random
-
-    rng = random.Random(plan.SEED)
-    decks = plan.Decks.shuffled(rng)
-    first = read_runs(PLAN, planned=True)[0].experiment
-    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, decks, PLAN.parent)
-    assert len(again) == plan.RUNS
-    assert all(run.experiment.server.pair == first.server.pair for run in again)
-    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
 
 
 def test_a_deck_deals_each_equally_often() -> None:

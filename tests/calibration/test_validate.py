@@ -25,7 +25,6 @@ from pdvsim.calibration.validate.compare import (
     document,
     hits_of,
     leads,
-    spread,
     validate,
 )
 from pdvsim.calibration.validate.launches import LAUNCHES
@@ -313,12 +312,6 @@ def test_launches_are_filed_under_the_runs_they_are_of() -> None:
         assert {run.id for file in files for run in read_runs(DATA / file)} <= set(filed)
 
 
-def test_spread_needs_repeats() -> None:
-    assert spread([made(), made(users=16)]) == []
-    three = [made(value=value, repeat=at) for at, value in enumerate((90.0, 100.0, 120.0))]
-    assert [s["mean_ttft_ms"] for s in spread(three)] == pytest.approx([90 / 110 - 1, 100 / 105 - 1, 120 / 95 - 1])
-
-
 def test_repeats_are_simulated_once_and_each_is_compared() -> None:
     done = []
     runs = [made(repeat=at, users=1) for at in range(3)]
@@ -403,11 +396,7 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, capsys: 
     [
         (["--run", "9999"], "runs 1 to"),
         (["--run", "1"], "no launches were kept"),
-        (["--run", "missing.json"], "missing.json"),
-        (["--run", "1", "--write"], "--write takes"),
         (["--write", "--contention", "max"], "--write takes"),
-        (["--jobs", "0"], "jobs"),
-        (["--contention", "none"], "contention"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(
