@@ -1,10 +1,10 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-Times are put together by the simulator's own `Latency`, run over figures that are still free: it traces which of them a
-point's time consists of. Kernels change with the number of tokens, so the layers' time over the roofline is free at
-knots and held smooth between. Attention reads cached tokens at the card's speed, or, where too few
-programs read, at that of the longest stretch one of them reads; both depend on the tile its queries are packed
-into. Attention over prompts goes through its contexts in waves of programs. Nothing is fitted on whole serving runs.
+Times are put together by the simulator's own `Latency`, run over figures that are still free. Kernels change with the
+number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Attention reads cached
+tokens at the card's speed, or, where too few programs read, at that of the longest stretch one of them reads; both
+depend on the tile its queries are packed into. Attention over prompts goes through its contexts in waves of programs.
+Nothing is fitted on whole serving runs.
 
 Not modelled: the card's clock, which falls under long heavy work and makes the same launch up to a tenth slower.
 """
@@ -12,18 +12,17 @@ Not modelled: the card's clock, which falls under long heavy work and makes the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from pdvsim.calibration.fit.points import Floats, price_s
+from pdvsim.calibration.fit.points import Floats, tokens_of
+from pdvsim.calibration.fit.traced import Terms, Traced, terms_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, Latency, large_products_s
+from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,66 +50,6 @@ class Kernels:
     programs: int  # that attention wants at work at once
     nimble_tokens: int = 0  # up to which kernels leave room beside them
     small_bytes: float = 0.0  # of weights, up to which a product is theirs
-
-
-class Factor(NamedTuple):
-    """Two figures joined, the second weighted: the larger of them, or the root of the sum of their squares."""
-
-    larger: bool
-    first: int
-    second: int
-    weight: float  # 0: the first figure alone
-
-
-class Traced:
-    """A time as the simulator puts it together from figures that are still free: products of factors, and how often."""
-
-    def __init__(self, products: dict[tuple[Factor, ...], float]) -> None:
-        self.products = {product: count for product, count in products.items() if count}
-
-    @classmethod
-    def figure(cls, number: int) -> Traced:
-        return cls({(Factor(False, number, number, 0.0),): 1.0})
-
-    def joined(self, other: Traced, larger: bool) -> Traced:
-        """One figure and another one, weighted."""
-        ([(first, _)], [(second, weight)]) = self.products.items(), other.products.items()
-        return Traced({(Factor(larger, first[0].first, second[0].first, weight),): 1.0})
-
-    def __add__(self, other: Traced | float) -> Traced:
-        if not isinstance(other, Traced):  # the simulator's sums begin with 0
-            return self
-        both = dict(self.products)
-        for product, count in other.products.items():
-            both[product] = both.get(product, 0.0) + count
-        return Traced(both)
-
-    def __mul__(self, other: Traced | float) -> Traced:
-        if not isinstance(other, Traced):
-            return Traced({product: count * other for product, count in self.products.items()})
-        pairs = [(a + b, n * m) for a, n in self.products.items() for b, m in other.products.items()]
-        return sum((Traced({product: count}) for product, count in pairs), Traced({}))
-
-    def __truediv__(self, other: float) -> Traced:
-        return Traced({product: count / other for product, count in self.products.items()})
-
-    def __sub__(self, other: Traced) -> Traced:
-        return self + other * -1.0
-
-    def __lt__(self, other: float) -> bool:
-        return False  # than 0: no time is
-
-    __radd__, __rmul__ = __add__, __mul__
-
-
-class TracedLatency(Latency):
-    """The simulator's latency model over figures that are still free."""
-
-    def _joined(self, wide: Any, long: Any) -> Any:  # type: ignore[override]
-        return wide.joined(long, larger=False)
-
-    def _larger(self, memory_s: Any, compute_s: Any) -> Any:
-        return memory_s.joined(compute_s, larger=True)
 
 
 class Model:
@@ -180,12 +119,7 @@ class Model:
     def terms(self, frame: pd.DataFrame) -> Terms:
         """The times of measured points as the simulator prices them."""
         tokens = sorted({1, 2, *tokens_of(frame)})  # so that nothing is read between what is fused
-        figures = self.result([Traced.figure(i) for i in range(len(self.start))], tokens)
-        drafter, verifier = (TracedLatency(self.spec, figures) for _ in range(2))
-        verifier.widest = 2  # a head's draft has logits of its newest tokens, but it is measured with all of them too
-        points = frame.to_dict("records")
-        times = [price_s(drafter if point["kind"] == "draft" else verifier, point) for point in points]
-        return Terms(times, len(self.start))
+        return terms_of(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
 
     def fit(self, terms: Terms, seconds: Floats) -> Floats:
         """Parameters with the least relative errors; a few points far off do not pull."""
@@ -244,37 +178,6 @@ class Model:
         )
 
 
-class Terms:
-    """Traced times as matrices: how often each product is in each time, and each factor in each product."""
-
-    def __init__(self, times: Sequence[Traced], figures: int) -> None:
-        products = list(dict.fromkeys(product for time in times for product in time.products))
-        factors = list(dict.fromkeys(factor for product in products for factor in product))
-        self._times = np.array([[time.products.get(product, 0.0) for product in products] for time in times])
-        self._products = np.array([[float(product.count(factor)) for factor in factors] for product in products])
-        larger, first, second, self._weight = np.array(factors).T
-        self._larger, self._first, self._second = larger > 0, first.astype(int), second.astype(int)
-        self._figures = figures
-
-    def at(self, chosen: NDArray[Any]) -> Terms:
-        """Some of the times."""
-        some = copy(self)
-        some._times = self._times[chosen]
-        return some
-
-    def predict(self, parameters: Floats) -> tuple[Floats, Floats]:
-        """Seconds at the points, and how they change with each parameter."""
-        value, every = np.exp(parameters), np.arange(len(self._weight))
-        first, second = value[self._first], self._weight * value[self._second]
-        size = np.where(self._larger, np.maximum(first, second), np.hypot(first, second))
-        share = np.where(self._larger, first >= second, (first / size) ** 2)  # of a factor's growth, by the first
-        growth = np.zeros((len(every), self._figures))
-        growth[every, self._first] += share
-        growth[every, self._second] += 1 - share
-        times = self._times * np.exp(self._products @ np.log(size))
-        return times.sum(1), times @ (self._products @ growth)
-
-
 @dataclass(frozen=True)
 class Solo:
     """One model's fit, and how far points are off that it was not fitted on."""
@@ -304,12 +207,6 @@ def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernel
     spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / seconds
     fit = model.result(np.exp(model.fit(terms, seconds)).tolist())
     return Solo(fit, frame.assign(held_out=held_out), spread)
-
-
-def tokens_of(frame: pd.DataFrame) -> list[int]:
-    """Tokens through the layers in each point's first forward, padded as the engine pads."""
-    padded: list[int] = (frame["bucket_rows"] * frame["tokens"] + frame["bucket_chunk"]).astype(int).tolist()
-    return padded
 
 
 def _runs(*lengths: int) -> list[tuple[int, int]]:
