@@ -158,8 +158,8 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
         predicted = np.concatenate([model.seconds(transfer, gpu) for model in predictions])
         return np.concatenate([weight * np.log(predicted / measured), held * (x - middle)])
 
-    found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
-    return replace(base, coefficients=unpacked(found.x))
+    best = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
+    return replace(base, coefficients=unpacked(best.x))
 
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
@@ -173,11 +173,11 @@ def leave_one_out(
     models: Mapping[str, Measured], gpu: GpuSpec, sms: int, start: Coefficients, names: Iterable[str]
 ) -> dict[str, Floats]:
     """Errors on each named model of figures learned from all the others."""
-    found = {}
+    errors = {}
     for name in names:
         others = [model for other, model in models.items() if other != name]
-        found[name] = errors_of(learn(others, gpu, sms, start), models[name], gpu)
-    return found
+        errors[name] = errors_of(learn(others, gpu, sms, start), models[name], gpu)
+    return errors
 
 
 def spread(errors: Floats) -> tuple[float, float, float]:

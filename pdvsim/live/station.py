@@ -124,12 +124,12 @@ class Station:
 
 def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
     """Requests in front of each lane."""
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for server in servers:
         for name in dict.fromkeys(lane.name for lane in server.lanes):
             depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
-            found[name] = found.get(name, 0) + depth
-    return found
+            depths[name] = depths.get(name, 0) + depth
+    return depths
 
 
 def seen_by(server: Policy) -> dict[str, Any]:
@@ -137,10 +137,10 @@ def seen_by(server: Policy) -> dict[str, Any]:
     controller = server.controller
     if not server.speculates:
         return {}
-    found: dict[str, Any] = {"k": controller.k}
+    seen: dict[str, Any] = {"k": controller.k}
     if controller.acceptance is not None:
-        found["acceptance seen"] = controller.acceptance
-    return found
+        seen["acceptance seen"] = controller.acceptance
+    return seen
 
 
 def _tossed(row: Request, passed: int) -> int:
