@@ -170,8 +170,6 @@ def test_what_is_kept_does_not_grow() -> None:
     ("base", "archs", "words"),
     [
         (replace(BASE, traffic=Traffic()), ("pdv",), "finite --request-rate"),
-        (replace(BASE, server=Server(num_speculative_tokens=0)), ("pdv",), "draft length of 1 or more"),
-        (BASE, (), "one to 4"),
         (BASE, ("pd", "pd"), "each once"),
         (replace(BASE, server=Server(hybrid_threshold=3)), ("pdv",), "does nothing"),
     ],

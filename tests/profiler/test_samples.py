@@ -77,6 +77,14 @@ def scaled(factor: float, what: str | None = None) -> Callable[[pa.Table], pa.Ta
     return change
 
 
+def refused(folder: Path, file: str, field: str) -> None:
+    """In one line that names the field."""
+    with pytest.raises(ValueError, match="samples") as refusal:
+        load(folder)
+    assert str(refusal.value).startswith(f"samples {folder / file}: {field}")
+    assert "\n" not in str(refusal.value)
+
+
 def test_loads_what_was_measured(shelf: Path) -> None:
     samples = load(shelf)
     parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.npz"))]
@@ -111,10 +119,7 @@ def test_broken_samples_are_refused(
     shelf: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], field: str
 ) -> None:
     rewrite(copied(shelf, tmp_path), change)
-    with pytest.raises(ValueError, match="samples") as refused:
-        load(tmp_path)
-    assert str(refused.value).startswith(f"samples {tmp_path / SAMPLES}: {field}")
-    assert "\n" not in str(refused.value)
+    refused(tmp_path, SAMPLES, field)
 
 
 @pytest.mark.parametrize(
@@ -131,19 +136,7 @@ def test_broken_headers_are_refused(
     shelf: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], field: str
 ) -> None:
     reheader(copied(shelf, tmp_path), change)
-    with pytest.raises(ValueError, match="samples") as refused:
-        load(tmp_path)
-    assert str(refused.value).startswith(f"samples {tmp_path / HEADER}: {field}")
-    assert "\n" not in str(refused.value)
-
-
-def loads_or_says_why(folder: Path) -> None:
-    reason = None
-    try:
-        load(folder)
-    except ValueError as error:
-        reason = str(error)
-    assert reason is None or (str(folder) in reason and "\n" not in reason)
+    refused(tmp_path, HEADER, field)
 
 
 @settings(max_examples=60)
@@ -160,7 +153,12 @@ def test_any_torn_file_is_loaded_or_refused_in_one_line(shelf: Path, data: st.Da
     else:
         content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
-    loads_or_says_why(folder)
+    reason = None
+    try:
+        load(folder)
+    except ValueError as error:
+        reason = str(error)
+    assert reason is None or (str(folder) in reason and "\n" not in reason)
 
 
 def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
