@@ -1,24 +1,21 @@
-"""A run launch by launch, and the plan of what is served."""
+"""A run launch by launch."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.validate import plan
-from pdvsim.calibration.validate.compare import dataset
 from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
-from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_of
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.run import simulate
 
-PLAN = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "plan.jsonl"
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
 
 
@@ -74,34 +71,11 @@ def test_a_comparison_by_hand() -> None:
     assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
 
 
-# the plan ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_plan_is_balanced_and_a_third_is_set_aside() -> None:
-    every = read_runs(PLAN, planned=True)
-    runs = [run for run in every if not run.repeat]
-    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS >= 120
-    assert len(every) - len(runs) == plan.REPEATS
-    assert len({run.experiment.traffic.seed for run in runs}) == len(runs)
-    for run in every:
-        assert run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0)
-    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
-    archs = Counter(run.experiment.arch for run in runs)
-    assert set(archs) == set(plan.ARCHS)
-    assert len(set(archs.values())) == 1
-    for values in ([run.experiment.server.pair for run in runs], [dataset(run.experiment) for run in runs]):
-        assert min(Counter(values).values()) >= 16
-    block = [run.experiment.arch for run in every][: len(every) // plan.BLOCKS]
-    assert set(block) == set(plan.ARCHS)  # a cut leaves every architecture
-
-
-def test_a_deck_deals_each_equally_often() -> None:
-    import random
-
-    deck = plan.Deck("abc", random.Random(1))
-    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
-    assert deck.deal(lambda value: value == "b") == "b"
-    assert {deck.deal(), deck.deal()} == {"a", "c"}  # those passed over are still there
+def test_time_in_which_a_launch_runs_is_counted_once() -> None:
+    """0 to 2 and 1 to 3 overlap, 5 to 6 stands alone, 5.2 to 5.5 is inside: 4 of 6."""
+    starts, ends = np.array([5.0, 0.0, 1.0, 5.2]), np.array([6.0, 2.0, 3.0, 5.5])
+    assert busy_share({"start_s": starts, "end_s": ends}) == pytest.approx(4 / 6)
+    assert np.isnan(busy_share({"start_s": starts[:0], "end_s": ends[:0]}))
 
 
 # command lines -------------------------------------------------------------------------------------------------------

@@ -14,15 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import gpu_spec, save
-from pdvsim.calibration.fit.efficiency import (
-    DATA_SHEET_BANDWIDTH,
-    DATA_SHEET_FLOPS,
-    Measured,
-    errors_of,
-    leave_one_out,
-    measured_models,
-    spread,
-)
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
@@ -35,6 +26,15 @@ from pdvsim.sim.hardware.trust import errors_of as real_errors
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
+from studies.efficiency import (
+    DATA_SHEET_BANDWIDTH,
+    DATA_SHEET_FLOPS,
+    Measured,
+    errors_of,
+    leave_one_out,
+    measured_models,
+    spread,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
@@ -58,7 +58,7 @@ def h200(samples: Samples) -> GpuSpec:
 
 @pytest.mark.parametrize("name", ["codellama-34b"])
 def test_a_model_left_out_is_predicted(name: str, models: dict[str, Measured], h200: GpuSpec) -> None:
-    """The largest; `python -m pdvsim.calibration.fit.efficiency calibration/data/h200` leaves out each of nine."""
+    """The largest; `studies/efficiency.py` leaves out each of nine."""
     left = leave_one_out(models, h200, 132, shipped().coefficients, (name,))
     for errors in left.values():
         middle, high, _ = spread(errors)

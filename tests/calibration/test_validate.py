@@ -390,6 +390,8 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, capsys: 
         (["--run", "9999"], "runs 1 to"),
         (["--run", "1"], "no launches were kept"),
         (["--write", "--contention", "max"], "--write takes"),
+        (["--tiny"], "go with --serve"),
+        (["--serve", "plan.jsonl", "--json"], "--serve goes with"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -31,7 +31,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
     },
     "levels": {
         "pair": "llama-3.2-1b:llama-3.1-8b", "gpu": A100, "arch": ["colocated", "pdv"],
-        "request_rate": 12, "goodput": ["ttft:300", "tpot:30"], "input_len": 128, "output_len": 24,
+        "request_rate": 12, "goodput": ["ttft:300", "tpot:30"], "input_len": 128, "output_len": 24, "max_num_seqs": 64,
     },
 }  # fmt: skip
 
