@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -83,29 +83,24 @@ def test_a_second_run_measures_nothing_again(parts: Path) -> None:
     assert {path: path.read_bytes() for path in parts.glob("*.npz")} == before
 
 
-KILLED = """
-import os, sys
-sys.path.insert(0, {tests!r})
-from pathlib import Path
-from time import monotonic
-from small import options, tiny
-from pdvsim.profiler import measure
-measure.SAVE_EVERY_S = 0.0
-def step(done):
-    if done == 6:
-        os._exit(9)
-measure.Profiler(options(Path({folder!r})), tiny, print, step).run()
-"""
+def test_a_run_that_ends_early_is_resumed_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed, it leaves its file as it is at that moment; Ctrl-C keeps all that is finished."""
+    monkeypatch.setattr(measure, "SAVE_EVERY_S", 0.0)
+    killed = tmp_path / "killed"
+    killed.mkdir()
 
+    def step(done: int) -> None:
+        if done == 6:
+            shutil.copy(tmp_path / "tiny-a.npz", killed)
+            raise KeyboardInterrupt
 
-def test_a_killed_run_is_resumed_where_it_stopped(tmp_path: Path) -> None:
-    code = KILLED.format(tests=os.path.dirname(__file__), folder=str(tmp_path))
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 9
-    path = tmp_path / "tiny-a.npz"
-    kept = measured(path)
+    with pytest.raises(KeyboardInterrupt):
+        Profiler(options(tmp_path), tiny, quiet, step).run()
+    assert len({point[:-1] for point in measured(tmp_path / "tiny-a.npz")}) == 6
+    kept = measured(killed / "tiny-a.npz")
     assert len({point[:-1] for point in kept}) == 5
-    Profiler(options(tmp_path), tiny, quiet).run()
-    after = measured(path)
+    Profiler(options(killed), tiny, quiet).run()
+    after = measured(killed / "tiny-a.npz")
     assert kept.items() <= after.items()
     assert max(after.values()) == 1
     assert len({point[:-1] for point in after}) == 17
