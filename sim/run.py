@@ -487,7 +487,7 @@ class Client:
         self._coming = iter(requests)
         self.all_done = Event(env)
         site.on_finish = self.finished
-        env.process(self.arrivals())
+        self._arriving = env.process(self.arrivals())
 
     def run(self) -> None:
         """Until every request is served; a RuntimeError that says who waits where that can never be."""
@@ -511,10 +511,15 @@ class Client:
                 yield self.env.at(request.arrival_s, Event(self.env), first=True)
             if self.limit is not None and len(self.inside) >= self.limit:
                 self.held = request
-                request = yield self._free
+                request = (yield self._free) or next(self._coming, None)
             else:
                 self.send(request)
                 request = next(self._coming, None)
+
+    def resume(self) -> None:
+        """Send what was added to the requests after the last of them was sent."""
+        if not self._arriving.is_alive:
+            self._arriving = self.env.process(self.arrivals())
 
     def send(self, request: Request) -> None:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
@@ -528,9 +533,10 @@ class Client:
         if self.held is not None:
             self.send(self.held)
             self.held = next(self._coming, None)
-            if self.held is not None and self.held.arrival_s > self.env.now:
+            if self.held is None or self.held.arrival_s > self.env.now:
                 free, self._free = self._free, Event(self.env)
-                self.env.at(self.held.arrival_s, free, self.held, first=True)
+                due_s = self.env.now if self.held is None else self.held.arrival_s
+                self.env.at(due_s, free, self.held, first=True)
                 self.held = None
         if self.progress is not None:
             self.progress(self.total - self.left)

@@ -12,18 +12,30 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
-from pdvsim.calibration.fit.points import Floats, Points, medians, points_of
+from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
+from pdvsim.calibration.fit.traced import Traced, terms_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
-from pdvsim.sim.hardware.transfer import COMPUTE_TOKENS, Coefficients, EngineLimits, Prices, Sizes, Transfer, document
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.transfer import (
+    COMPUTE_TOKENS,
+    Coefficients,
+    EngineLimits,
+    Prices,
+    Transfer,
+    document,
+    sizes_of,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
 ENGINE = EngineLimits(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
@@ -78,7 +90,11 @@ class Measured:
     """One model's medians on the card that was measured."""
 
     spec: ModelSpec
-    points: Points
+    frame: pd.DataFrame
+
+    @property
+    def seconds(self) -> Floats:
+        return self.frame["seconds"].to_numpy(float)
 
 
 def measured_models(samples: Samples) -> dict[str, Measured]:
@@ -86,90 +102,43 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
     specs, frame = samples.header.specs(), samples.frame
     solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     models = {str(name): rows for name, rows in solo if not isinstance(specs[str(name)], HeadSpec)}
-    return {name: Measured(specs[name], points_of(medians(rows))) for name, rows in models.items()}
+    return {name: Measured(specs[name], medians(rows)) for name, rows in models.items()}
 
 
-def stacked(models: Iterable[Measured]) -> tuple[Sizes, Points, Floats]:
-    """All points of all models as one, with the weight that makes models count alike."""
-    models = list(models)
-    counts = [len(m.points) for m in models]
-    sizes = Sizes(*(np.repeat([float(getattr(m.spec, n)) for m in models], counts) for n in Sizes._fields))
-    points = Points(*(np.concatenate([getattr(m.points, f.name) for m in models]) for f in fields(Points)))
-    return sizes, points, np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)
+class PredictedTimes:
+    """A model's times at its points by the formula, at the very sizes of the points."""
 
+    def __init__(self, model: Measured, sms: int) -> None:
+        frame, self._sizes = model.frame, sizes_of(model.spec)
+        self._tokens = sorted({*tokens_of(frame), *(int(rows) for rows in frame["bucket_rows"] if rows)})
+        self._widths = range(1, int(frame["tokens"].max()) + 1)
+        free = iter(Traced.figures(len(self._tokens) + 2 * len(self._widths) + 6))
+        figures: dict[str, Any] = {
+            f"{name}_knots": tuple((at, next(free)) for at in sizes)
+            for name, sizes in (("layer", self._tokens), ("kv", self._widths), ("width", self._widths))
+        }
+        names = ("head_weights_s", "head_token_s", "row_s", "prompt_wave_s", "mixed_s", "draft_ratio")
+        figures |= dict(zip(names, free, strict=True)) | {"prompt_sms": sms}
+        none: dict[str, Any] = dict.fromkeys(("fixed_s", "weights_s", "token_s", "kv_s", "pair_s"), 0.0)
+        fit = ForwardFit(**none, **figures, row_buckets=ENGINE.row_buckets, chunk_buckets=ENGINE.chunk_buckets)
+        self._terms = terms_of(model.spec, fit, frame)
 
-class Parts(Protocol):
-    """Seconds of the parts of a forward: by the formula (`Prices`), or read from the knots of a fit."""
-
-    def layers(self, tokens: Floats) -> Floats: ...
-    def head(self) -> tuple[Floats, Floats]: ...
-    def kv(self, width: Floats) -> Floats: ...
-    def width(self, width: Floats) -> Floats: ...
-    def row(self) -> Floats: ...
-    def prompt_wave(self) -> Floats: ...
-    def mixed(self) -> Floats: ...
-
-
-class Knots:
-    """The parts as `Latency` reads them from a transferred fit."""
-
-    def __init__(self, fit: ForwardFit) -> None:
-        self.fit = fit
-
-    def layers(self, tokens: Floats) -> Floats:
-        return _read(self.fit.layer_knots, tokens)
-
-    def head(self) -> tuple[Floats, Floats]:
-        return np.asarray(self.fit.head_weights_s), np.asarray(self.fit.head_token_s)
-
-    def kv(self, width: Floats) -> Floats:
-        return _read(self.fit.kv_knots, width)
-
-    def width(self, width: Floats) -> Floats:
-        return _read(self.fit.width_knots, width)
-
-    def row(self) -> Floats:
-        return np.asarray(self.fit.row_s)
-
-    def prompt_wave(self) -> Floats:
-        return np.asarray(self.fit.prompt_wave_s)
-
-    def mixed(self) -> Floats:
-        return np.asarray(self.fit.mixed_s)
-
-
-def _read(knots: Sequence[tuple[int, float]], at: Floats) -> Floats:
-    return np.asarray(np.interp(at, *np.array(knots).T))
-
-
-def seconds(parts: Parts, draft_ratio: float, points: Points, waves: Floats) -> Floats:
-    """The time of every point, put together from its parts; `waves` are the points' own `in_waves`."""
-    rows, padded, later = points.rows, points.padded, points.steps - 1
-    reading, multiplying = parts.head()
-
-    def forward(tokens: Floats, logits: Floats) -> Floats:
-        top = np.where(logits > 0, np.maximum(reading, multiplying * logits), 0.0)
-        return np.asarray(parts.layers(np.maximum(tokens, 1)) + top)
-
-    def attention(width: Floats, context: Floats) -> Floats:
-        width = np.maximum(width, 1)
-        each = (context + rows * width) * parts.kv(width) + rows * parts.row() + parts.width(width)
-        return np.where(rows > 0, each, 0.0)
-
-    one = np.ones_like(rows)
-    total = forward(points.tokens, points.logits) + attention(points.width, points.context)
-    total += waves * parts.prompt_wave()
-    total += np.where((rows > 0) & (points.chunks > 0), parts.mixed(), 0.0)
-    grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
-    total += np.where(later > 0, later * (forward(np.maximum(padded, 1), padded) + attention(one, grown)), 0.0)
-    return np.asarray(total * np.where(points.steps > 1, draft_ratio, 1.0))
+    def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
+        prices, widths = Prices(self._sizes, gpu, transfer.sms, transfer), np.array(self._widths, float)
+        parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
+        rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
+        return self._terms.seconds(np.concatenate([*parts, rest]))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
     """The figures with the least relative errors over all points; a few far off do not pull."""
     from scipy.optimize import least_squares
 
-    sizes, points, weight = stacked(models)
+    models = list(models)
+    predictions = [PredictedTimes(model, sms) for model in models]
+    counts = [len(model.frame) for model in models]
+    weight = np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)  # models count alike
+    measured = np.concatenate([model.seconds for model in models])
     base = Transfer(
         coefficients=start,
         engine=ENGINE,
@@ -182,34 +151,32 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
     )
     held = np.array([*(PRIOR[name] for name in NAMES), *(0.05 for _ in COMPUTE_TOKENS)])
     middle = packed(START)
-    waves = points.in_waves(sizes.heads, sizes.head_dim, sms)
 
     def residuals(x: Floats) -> Floats:
-        prices = Prices(sizes, gpu, sms, replace(base, coefficients=unpacked(x)))
-        errors = weight * np.log(seconds(prices, prices.c.draft_ratio, points, waves) / points.seconds)
-        return np.concatenate([errors, held * (x - middle)])
+        transfer = replace(base, coefficients=unpacked(x))
+        predicted = np.concatenate([model.seconds(transfer, gpu) for model in predictions])
+        return np.concatenate([weight * np.log(predicted / measured), held * (x - middle)])
 
-    found = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
-    return replace(base, coefficients=unpacked(found.x))
+    best = least_squares(residuals, packed(start), loss="soft_l1", f_scale=ROBUST, max_nfev=STEPS)
+    return replace(base, coefficients=unpacked(best.x))
 
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Predicted over measured, less one, in the form that the simulator uses."""
-    fit, spec, points = transfer.fit(model.spec, gpu), model.spec, model.points
-    heads, head_dim = (np.full(len(points), size) for size in (spec.heads, spec.head_dim))
-    waves = points.in_waves(heads, head_dim, fit.prompt_sms)
-    return np.asarray(seconds(Knots(fit), fit.draft_ratio, points, waves) / points.seconds - 1)
+    latency = Latency(model.spec, transfer.fit(model.spec, gpu))
+    predicted = [price_s(latency, point) for point in model.frame.to_dict("records")]
+    return np.asarray(predicted / model.seconds - 1)
 
 
 def leave_one_out(
     models: Mapping[str, Measured], gpu: GpuSpec, sms: int, start: Coefficients, names: Iterable[str]
 ) -> dict[str, Floats]:
     """Errors on each named model of figures learned from all the others."""
-    found = {}
+    errors = {}
     for name in names:
         others = [model for other, model in models.items() if other != name]
-        found[name] = errors_of(learn(others, gpu, sms, start), models[name], gpu)
-    return found
+        errors[name] = errors_of(learn(others, gpu, sms, start), models[name], gpu)
+    return errors
 
 
 def spread(errors: Floats) -> tuple[float, float, float]:

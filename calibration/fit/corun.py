@@ -22,7 +22,7 @@ from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -36,26 +36,14 @@ LEAST_RATE = 1e-3
 SETTLED = 5  # times around, until rates and draw agree
 
 
-@dataclass
-class Member:
+@dataclass(eq=False, kw_only=True)
+class Member(Load):
     """One work of a group as the sharing model sees it, and the rate it really had."""
 
     kind: str
     model: str
-    lane: str
-    priority: int
-    compute: float
-    bandwidth: float
-    turn_s: float
-    nimble: float
-    filled: float
-    empty: float
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
-    solo_s: float
     draw: Draw | None = None  # where the card's power is known
-    yielding: float = 0.0  # as fitted
-    share: float = 0.0
-    rate: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,6 +58,11 @@ class Group:
     def ordered(self) -> bool:
         return len({member.priority for member in self.members}) > 1
 
+    @cached_property
+    def measured(self) -> list[float]:
+        """Measured slowdown of every member."""
+        return [1 / max(member.measured, LEAST_RATE) for member in self.members]
+
 
 @dataclass(frozen=True)
 class Corun:
@@ -83,8 +76,8 @@ class Corun:
     def errors(self, works: int, held_out: str = "by_shape") -> Floats:
         """Predicted over measured slowdown, less one, of pairs (2) or triples (3)."""
         rows = self.frame[self.frame["works"] == works]
-        found = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
-        return found[np.isfinite(found)]
+        off = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
+        return off[np.isfinite(off)]
 
 
 def groups_of(
@@ -94,7 +87,7 @@ def groups_of(
     power = Power(heat, gpu.bandwidth_bytes_per_s) if heat else None
     corun = frame[frame["section"] == "corun"]
     solos = corun[corun["members"] == 1].groupby(SAME_SOLO, observed=True)["seconds"].median()
-    found = []
+    groups = []
     for (pair, _), group in corun[corun["members"] > 1].groupby(["pair", "group"], sort=True, observed=True):
         parts = [part for _, part in group.groupby("member", sort=True)]
         spans = [part[["start_s", "end_s"]].to_numpy(float) for part in parts]
@@ -111,8 +104,8 @@ def groups_of(
         if power:
             _cool(members, power)
         shapes = " + ".join(" ".join(str(part.iloc[0][key]) for key in SHAPE) for part in parts)
-        found.append(Group(str(pair), shapes, members))
-    return found
+        groups.append(Group(str(pair), shapes, members))
+    return groups
 
 
 def _cool(members: Sequence[Member], power: Power) -> None:
@@ -142,35 +135,35 @@ def _member(
         flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
     prompts = [(known, prompt)] if prompt else []
-    asked = model.demand(peak, (solo_s, moved, flops), rows, int(row["tokens"]), steps, prompts)
-    return Member(
+    member = Member(
         kind=str(row["kind"]),
         model=spec.name,
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
-        **asked._asdict(),
         measured=rate,
         solo_s=solo_s,
         draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,
     )
+    model.demand(member, peak, moved, flops, rows, int(row["tokens"]), steps, prompts)
+    return member
 
 
 def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     """Predicted slowdown of every member."""
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
-    found = []
+    predicted = []
     for group in groups:
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share, member.yielding = 0.0, model.yielding(member.model)  # another fit, another share
         model.solve(members)
-        found += [1 / max(member.rate, LEAST_RATE) for member in members]
-    return np.array(found)
+        predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
+    return np.array(predicted)
 
 
 def measured(groups: Sequence[Group]) -> Floats:
     """Measured slowdown of every member."""
-    return np.array([1 / max(member.measured, LEAST_RATE) for group in groups for member in group.members])
+    return np.array([slowdown for group in groups for slowdown in group.measured])
 
 
 def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
@@ -215,8 +208,8 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
         return loss(pairs, fit_of(x, targets))
 
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    found = minimize(of_pairs, np.append(START, [YIELDING] * len(targets)), method="Nelder-Mead", options=options)
-    fit = fit_of(found.x, targets)
+    best = minimize(of_pairs, np.append(START, [YIELDING] * len(targets)), method="Nelder-Mead", options=options)
+    fit = fit_of(best.x, targets)
     if not any(group.ordered for group in triples):
         return fit
 
@@ -262,7 +255,7 @@ def fit_corun(
 
 def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:
     """Each member's slowdown as a fit on the other parts predicts it; nan where those hold no pairs."""
-    found = np.full(len(measured(groups)), np.nan)
+    predicted = np.full(len(measured(groups)), np.nan)
     of_member = np.array([part for part, group in zip(parts, groups, strict=True) for _ in group.members])
     distinct = list(dict.fromkeys(parts))
     rests = [[group for group, other in zip(groups, parts, strict=True) if other != part] for part in distinct]
@@ -270,5 +263,5 @@ def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Cal
     for part, fit in zip(distinct, fits, strict=True):
         out = [group for group, other in zip(groups, parts, strict=True) if other == part]
         if fit is not None:
-            found[of_member == part] = slowdowns(out, fit)
-    return found
+            predicted[of_member == part] = slowdowns(out, fit)
+    return predicted

@@ -1,25 +1,28 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-A forward of N tokens takes `layers(N) + head + attention`. Kernels change with N, so the layers' time over the roofline
-is free at knots and held smooth between. Attention reads cached tokens at the card's speed, or, where too few
-programs read, at that of the longest stretch one of them reads; both depend on the tile its queries are packed
-into. Attention over prompts goes through its contexts in waves of programs. Nothing is fitted on whole serving runs.
+Times are put together by the simulator's own `Latency`, run over figures that are still free. Kernels change with the
+number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Attention reads cached
+tokens at the card's speed, or, where too few programs read, at that of the longest stretch one of them reads; both
+depend on the tile its queries are packed into. Attention over prompts goes through its contexts in waves of programs.
+Nothing is fitted on whole serving runs.
 
 Not modelled: the card's clock, which falls under long heavy work and makes the same launch up to a tenth slower.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.calibration.fit.points import Floats, Points, points_of
+from pdvsim.calibration.fit.points import Floats, tokens_of
+from pdvsim.calibration.fit.traced import Terms, Traced, terms_of
 from pdvsim.realrun.engine.buckets import query_tile
-from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, cuts, large_products_s
+from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +53,7 @@ class Kernels:
 
 
 class Model:
-    """The latency model as a function of its free parameters, all of them logarithms."""
+    """The figures of a latency model as functions of free parameters, all of them logarithms."""
 
     OTHERS = ("split", "row", "wave", "mixed", "head", "head_token", "draft")
 
@@ -88,10 +91,10 @@ class Model:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
         return np.asarray(np.hypot(self.roof.weights_s, self.roof.token_s * tokens))
 
-    def fused(self, tokens: Floats) -> Floats:
+    def fused(self, tokens: float) -> float:
         """The product that fuses a head's inputs, at the roofline."""
         (ridge, fused_s), _ = self.roof.fused_knots
-        return np.asarray(fused_s * np.hypot(1.0, tokens / ridge))
+        return float(fused_s * np.hypot(1.0, tokens / ridge))
 
     @cached_property
     def beliefs(self) -> tuple[Floats, Floats]:
@@ -113,51 +116,50 @@ class Model:
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
 
-    def terms(self, points: Points) -> Terms:
-        return Terms(self, points)
+    def terms(self, frame: pd.DataFrame) -> Terms:
+        """The times of measured points as the simulator prices them."""
+        tokens = sorted({1, 2, *tokens_of(frame)})  # so that nothing is read between what is fused
+        return terms_of(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
 
-    def predict(self, parameters: Floats, points: Points) -> Floats:
-        return self.terms(points).predict(parameters)[0]
-
-    def fit(self, points: Points) -> Floats:
+    def fit(self, terms: Terms, seconds: Floats) -> Floats:
         """Parameters with the least relative errors; a few points far off do not pull."""
         from scipy.optimize import least_squares
 
-        terms = self.terms(points)
         matrix, target = self.beliefs
 
         def residuals(parameters: Floats) -> Floats:
-            errors = np.log(terms.predict(parameters)[0] / points.seconds)
+            errors = np.log(terms.predict(parameters)[0] / seconds)
             return np.concatenate([errors, matrix @ parameters - target])
 
         def jacobian(parameters: Floats) -> Floats:
             predicted, slopes = terms.predict(parameters)
             return np.concatenate([slopes / predicted[:, None], matrix])
 
-        found = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=FAR, max_nfev=200)
-        return np.asarray(found.x)
+        best = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=FAR, max_nfev=200)
+        return np.asarray(best.x)
 
-    def result(self, parameters: Floats) -> ForwardFit:
-        value = np.exp(parameters)
-        other = {name: float(value[i]) for name, i in self.other.items()}
+    def result(self, figures: Sequence[Any], fused_at: Sequence[int] | None = None) -> ForwardFit:
+        """The figures as the simulator reads them; `fused_at`: the tokens at which the product that fuses has knots."""
+        other = {name: figures[i] for name, i in self.other.items()}
+        knots = [int(n) for n in self.knots]
         # tiles change in steps: a knot at every width, the last one twice, so that what is wider stays there
         widths = [(w, self.tiles.index(query_tile(min(w, WIDEST) * self.group))) for w in range(1, WIDEST + 2)]
 
-        def by_width(part: slice) -> tuple[tuple[int, float], ...]:
-            return tuple((w, float(value[part][tile])) for w, tile in widths)
+        def by_width(part: slice) -> tuple[tuple[int, Any], ...]:
+            return tuple((w, figures[part][tile]) for w, tile in widths)
 
-        by_rows = tuple((rows, float(factor)) for rows, factor in zip(ROWS, value[self.rows], strict=True))
-        fused = other["fused"] * self.fused(self.knots) if "fused" in other else ()
+        by_rows = tuple(zip(ROWS, figures[self.rows], strict=True))
+        fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
         return ForwardFit(
             fixed_s=0.0,
             weights_s=0.0,
             token_s=0.0,
-            fused_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, fused, strict=False)),
+            fused_knots=tuple(fused),
             head_weights_s=other["head"],
             head_token_s=other["head_token"],
-            kv_s=float(value[self.kv][0]),
+            kv_s=figures[self.kv][0],
             pair_s=0.0,
-            layer_knots=tuple((int(n), float(s)) for n, s in zip(self.knots, value[self.layers], strict=True)),
+            layer_knots=tuple(zip(knots, figures[self.layers], strict=True)),
             kv_knots=by_width(self.kv),
             span_knots=by_width(self.span),
             row_factors=(*by_rows, (ROWS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
@@ -174,70 +176,6 @@ class Model:
             row_buckets=self.kernels.row_buckets,
             chunk_buckets=self.kernels.chunk_buckets,
         )
-
-
-class Terms:
-    """What a model's times at given points consist of: a matrix for all that is linear, attention's reads, the head."""
-
-    def __init__(self, model: Model, points: Points) -> None:
-        self.model = model
-        self.points = points
-        n = len(points)
-        rows, later = points.rows, points.steps - 1
-        programs = np.maximum(points.padded, 1) * model.spec.kv_heads
-        self.splits = np.array([cuts(int(count), model.kernels.programs) for count in programs], np.float64)
-        self.linear = np.zeros((n, len(model.start)))
-        self.linear[:, model.layers] = _between(model.knots, points.tokens)
-        self.linear[:, model.layers] += later[:, None] * _between(model.knots, np.maximum(points.padded, 1))
-        forwards = np.where(rows > 0, 1.0, 0.0)
-        # the first forward and the later ones: how many, queries' tile, cached tokens read, tokens through the head
-        grown = points.context + rows * (points.width + (later - 1) / 2)  # mean over the later steps
-        self.parts = [
-            (forwards, self._tile(points.width), points.context + rows * points.width, np.ones(n), points.logits),
-            (forwards * later, self._tile(np.ones(n)), grown + rows, later, points.padded),
-        ]
-        for count, tile, *_ in self.parts:
-            self.linear[np.arange(n), model.fixed.start + tile] += count
-            self.linear[:, model.other["split"]] += np.where(self.splits > 1, count, 0.0)
-            self.linear[:, model.other["row"]] += count * rows
-        heads, head_dim = (np.full(n, size) for size in (model.spec.heads, model.spec.head_dim))
-        self.linear[:, model.other["wave"]] = points.in_waves(heads, head_dim, model.sms)
-        if "fused" in model.other:
-            self.linear[:, model.other["fused"]] = model.fused(points.tokens)
-        self.at_rows = _between(model.row_knots, np.maximum(points.padded, 1))
-        self.linear[:, model.other["mixed"]] = (rows > 0) & (points.chunks > 0)
-
-    def _tile(self, width: Floats) -> Floats:
-        model = self.model
-        of_width = [query_tile(max(1, min(int(w), WIDEST)) * model.group) for w in width]
-        return np.array([model.tiles.index(tile) for tile in of_width])
-
-    def predict(self, parameters: Floats) -> tuple[Floats, Floats]:
-        """Seconds at the points, and how they change with each parameter."""
-        model, points = self.model, self.points
-        value = np.exp(parameters)
-        slopes = self.linear * value
-        every = np.arange(len(points))
-        head, head_token, draft = (model.other[name] for name in ("head", "head_token", "draft"))
-        factor = self.at_rows @ value[model.rows]
-        attention = np.zeros(len(points))
-        for count, tile, read, forwards, logits in self.parts:
-            kv, span = model.kv.start + tile, model.span.start + tile
-            wide = factor * read * value[kv]
-            long = factor * read / np.maximum(points.rows * self.splits, 1) * value[span]
-            both = np.maximum(np.hypot(wide, long), 1e-30)
-            attention += count * both
-            slopes[every, kv] += count * wide**2 / both
-            slopes[every, span] += count * long**2 / both
-            weights, products = value[head] * np.sign(logits), value[head_token] * logits
-            slopes[:, head] += forwards * np.where(weights >= products, weights, 0.0)
-            slopes[:, head_token] += forwards * np.where(weights < products, products, 0.0)
-        slopes *= np.where(points.steps > 1, value[draft], 1.0)[:, None]
-        total = slopes.sum(1)  # every term is its own slope: the logarithm of its figure scales it
-        attention *= np.where(points.steps > 1, value[draft], 1.0)
-        slopes[:, model.rows] = self.at_rows * value[model.rows] * (attention / factor)[:, None]
-        slopes[:, draft] = np.where(points.steps > 1, total, 0.0)
-        return total, slopes
 
 
 @dataclass(frozen=True)
@@ -259,31 +197,19 @@ class Solo:
 
 def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels) -> Solo:
     """Fit one model's medians; errors by cross-validation over points."""
-    points = points_of(frame)
-    if isinstance(spec, HeadSpec):  # of a draft's first forward, each row's newest token has logits
-        drafts = (frame["kind"] == "draft").to_numpy()
-        points = replace(points, logits=np.where(drafts, points.padded, points.logits))
-    model = Model(spec, gpu, kernels, float(points.tokens.max()))
-    held_out = np.empty(len(points))
-    fold = np.random.default_rng(0).permutation(len(points)) % FOLDS
+    seconds = frame["seconds"].to_numpy(float)
+    model = Model(spec, gpu, kernels, max(tokens_of(frame)))
+    terms, held_out = model.terms(frame), np.empty(len(frame))
+    fold = np.random.default_rng(0).permutation(len(frame)) % FOLDS
     for number in range(FOLDS):
-        rest = model.fit(points.at(fold != number))
-        held_out[fold == number] = model.predict(rest, points.at(fold == number))
-    spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / points.seconds
-    return Solo(model.result(model.fit(points)), frame.assign(held_out=held_out), spread)
+        rest = model.fit(terms.at(fold != number), seconds[fold != number])
+        held_out[fold == number] = terms.at(fold == number).predict(rest)[0]
+    spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / seconds
+    fit = model.result(np.exp(model.fit(terms, seconds)).tolist())
+    return Solo(fit, frame.assign(held_out=held_out), spread)
 
 
 def _runs(*lengths: int) -> list[tuple[int, int]]:
     """Consecutive stretches of these lengths, as (begin, end)."""
     ends = np.cumsum(lengths).tolist()
     return [(end - length, end) for end, length in zip(ends, lengths, strict=True)]
-
-
-def _between(knots: Floats, at: Floats) -> Floats:
-    """Weights of the knots for values read between them by straight lines."""
-    right = np.clip(np.searchsorted(knots, at), 1, len(knots) - 1)
-    share = (np.maximum(at, knots[0]) - knots[right - 1]) / (knots[right] - knots[right - 1])
-    weights = np.zeros((len(at), len(knots)))
-    weights[np.arange(len(at)), right - 1] = 1 - share
-    weights[np.arange(len(at)), right] = share
-    return weights

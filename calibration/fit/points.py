@@ -1,48 +1,21 @@
-"""Measured samples as the latency model sees them: one row a point, in columns of tokens, rows and cached tokens."""
+"""Measured samples as points, and what the simulator's latency model makes of them."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware.latency import in_waves
+from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.hardware.reach import Reach
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Points:
-    """The measured medians of one model."""
-
-    seconds: Floats
-    tokens: Floats  # through the layers in the first forward, padded as the engine pads
-    logits: Floats  # through the head in the first forward
-    rows: Floats
-    padded: Floats  # rows that the engine runs
-    steps: Floats
-    width: Floats  # new tokens a row in the first forward
-    context: Floats  # cached tokens over all rows
-    chunks: Floats  # of prompts, all alike
-    chunk_tokens: Floats  # of each
-    chunk_start: Floats
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def at(self, chosen: NDArray[Any]) -> Points:
-        return Points(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
-
-    def in_waves(self, heads: Floats, head_dim: Floats, sms: int) -> Floats:
-        """Context tokens that attention over each point's prompts goes through, as the latency model has it."""
-        sizes = zip(self.chunks, self.chunk_start, self.chunk_tokens, heads, head_dim, strict=True)
-        return np.array([in_waves([(int(s), int(n))] * int(c), int(h), int(d), sms) for c, s, n, h, d in sizes])
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
@@ -61,25 +34,26 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
     return frame.reset_index()
 
 
-def points_of(frame: pd.DataFrame) -> Points:
-    """The columns of `medians` in the latency model's terms."""
-    padded = frame["bucket_rows"].to_numpy(float)
-    width = frame["tokens"].to_numpy(float)
-    start, chunks = frame["chunk_start"].to_numpy(float), frame["chunks"].to_numpy(float)
-    each = frame["chunk_tokens"].to_numpy(float) / np.maximum(chunks, 1)
-    return Points(
-        seconds=frame["seconds"].to_numpy(float),
-        tokens=padded * width + frame["bucket_chunk"].to_numpy(float),
-        logits=padded * width + chunks * frame["emits"].to_numpy(float),
-        rows=frame["rows"].to_numpy(float),
-        padded=padded,
-        steps=np.maximum(frame["steps"].to_numpy(float), 1),
-        width=width,
-        context=frame["context_total"].to_numpy(float),
-        chunks=chunks,
-        chunk_tokens=each,
-        chunk_start=start,
-    )
+def tokens_of(frame: pd.DataFrame) -> list[int]:
+    """Tokens through the layers in each point's first forward, padded as the engine pads."""
+    padded: list[int] = (frame["bucket_rows"] * frame["tokens"] + frame["bucket_chunk"]).astype(int).tolist()
+    return padded
+
+
+def price(model: Latency, point: Mapping[Hashable, Any] | pd.Series) -> Shape:
+    """What a measured point costs by the simulator's own latency model."""
+    rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
+    if not point["chunks"]:
+        return model.shape(rows, tokens, steps)
+    start, each = int(point["chunk_start"]), int(point["chunk_tokens"]) // int(point["chunks"])
+    chunk = Chunk(Request(0, 0.0, start + each, 1, b""), start, each)
+    return model.carrying(rows, tokens, steps, [chunk] * int(point["chunks"]), bool(point["emits"]))
+
+
+def price_s(model: Latency, point: Mapping[Hashable, Any]) -> Any:
+    """The seconds that a measured point takes by the simulator's own latency model."""
+    shape = price(model, point)
+    return shape.solo_0 + shape.solo_1 * float(point["context_total"])
 
 
 def reach_of(samples: pd.DataFrame) -> Reach:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from pdvsim.calibration.fit.points import Floats
-from pdvsim.sim.core import Chunk, GpuSpec, Request
+from pdvsim.calibration.fit.points import Floats, price
+from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 
@@ -68,16 +68,9 @@ def _launches(part: pd.DataFrame, model: Latency) -> Iterator[HeatedLaunch]:
 
 def demands(row: pd.Series, context: float, model: Latency) -> tuple[float, float, float]:
     """Bytes of weights and of KV cache that a point's launch reads, and its flops, as the simulator counts them."""
-    rows, tokens, steps = int(row["rows"]), int(row["tokens"]), int(row["steps"])
-    if row["chunks"]:
-        each = int(row["chunk_tokens"]) // int(row["chunks"])
-        prompt = Request(0, 0.0, int(row["chunk_start"]) + each, 1, b"")
-        chunks = [Chunk(prompt, int(row["chunk_start"]), each)] * int(row["chunks"])
-        shape = model.carrying(rows, tokens, steps, chunks, bool(row["emits"]))
-    else:
-        shape = model.shape(rows, tokens, steps)
+    shape = price(model, row)
     moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
-    cache = steps * context * model.spec.kv_bytes_per_token
+    cache = int(row["steps"]) * context * model.spec.kv_bytes_per_token
     return max(0.0, moved - cache), cache, flops
 
 

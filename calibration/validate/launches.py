@@ -160,7 +160,7 @@ def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
         rows.append(
             {
                 "what": key[0],
-                "sizes": _between(key[1], key[2]),
+                "sizes": _range(key[1], key[2]),
                 "measured": 0 if real is None else int(real["n"]),
                 "predicted": 0 if told is None else int(told["n"]),
                 "measured_ms": None if real is None else 1e3 * spent[0] / float(real["n"]),
@@ -196,7 +196,7 @@ def _sized(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.assign(what=what, low=low, high=high, span_s=frame["end_s"] - frame["start_s"])
 
 
-def _between(low: float, high: float) -> str:
+def _range(low: float, high: float) -> str:
     if math.isinf(high):
         return f"{low:.0f} and more"
     return f"{high:.0f}" if low == high else f"{low:.0f} to {high:.0f}"

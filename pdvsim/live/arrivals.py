@@ -39,22 +39,22 @@ class Arrivals:
 
     def until(self, time_s: float) -> list[Request]:
         """Those that come up to a time, in their order; who has been given out is not given again."""
-        found: list[Request] = []
+        requests: list[Request] = []
         while self._next.arrival_s <= time_s and self.sent != self._most:
-            found.append(self._numbered(self._next))
+            requests.append(self._numbered(self._next))
             self._next = self._drawn()
-        return found
+        return requests
 
     def burst(self, count: int, now_s: float) -> list[Request]:
         """So many more, at once."""
         if self._crowd is None:
             self._crowd = iter(self._workload())
-        found = []
+        requests = []
         for _ in range(count):
             request = next(self._crowd)
             request.arrival_s = now_s
-            found.append(self._numbered(request))
-        return found
+            requests.append(self._numbered(request))
+        return requests
 
     def _workload(self, draws: int = 1, chunk: int = CHUNK) -> Workload:
         traffic, acceptance = self._settings

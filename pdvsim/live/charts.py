@@ -184,19 +184,19 @@ def _legend_below(plot: Any) -> None:
 def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The launches of all architectures, as bars on their lanes."""
     names_of = ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")
-    found: dict[str, list[Any]] = {name: [] for name in names_of}
+    columns: dict[str, list[Any]] = {name: [] for name in names_of}
     for name, shown in zip(names, figures, strict=True):
         rows, now_s = shown["strip"], shown["now_s"]
         kinds = [KINDS[int(kind)] for kind in rows["kind"]]
-        found["row"] += [(name, LANES[int(lane)]) for lane in rows["lane"]]
-        found["kind"] += kinds
-        found["colour"] += [KIND_COLOURS[kind] for kind in kinds]
-        found["start_ms"] += np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3).tolist()
-        found["end_ms"] += ((rows["end_s"] - now_s) * 1e3).tolist()
-        found["took"] += np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2).tolist()
+        columns["row"] += [(name, LANES[int(lane)]) for lane in rows["lane"]]
+        columns["kind"] += kinds
+        columns["colour"] += [KIND_COLOURS[kind] for kind in kinds]
+        columns["start_ms"] += np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3).tolist()
+        columns["end_ms"] += ((rows["end_s"] - now_s) * 1e3).tolist()
+        columns["took"] += np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2).tolist()
         for column in ("rows", "tokens"):
-            found[column] += rows[column].tolist()
-    return found
+            columns[column] += rows[column].tolist()
+    return columns
 
 
 def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
@@ -205,10 +205,10 @@ def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
 
 def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
     """Of each metric the bins' edges, and the share from each edge on."""
-    found: dict[str, Array] = {}
+    columns: dict[str, Array] = {}
     for metric, (edges_ms, shares) in shown["histograms"].items():
-        found[f"{metric}_ms"], found[metric] = edges_ms, np.append(shares, 0.0)
-    return found
+        columns[f"{metric}_ms"], columns[metric] = edges_ms, np.append(shares, 0.0)
+    return columns
 
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:

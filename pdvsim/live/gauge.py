@@ -1,8 +1,9 @@
 """The figures of the last seconds of a server, simulated or real, from rows that are seen once and then dropped.
 
-Time is cut in slots; each keeps its sums, and those beyond `KEPT_S` are forgotten, so memory is flat. A time to first
-token counts when the token comes, the times per token and from end to end when the request is finished. Percentiles of
-inter-token latency are within 1%, all others are exact.
+Time is cut in slots, and those before the last `KEPT_S` are forgotten, so memory is flat. The figures are a run's own
+metrics (`sim.metrics`) over the slots of a window. A time to first token counts when the token comes, the times per
+token and from end to end when the request is finished. Percentiles of inter-token latency are within 1%, all others
+are exact.
 """
 
 from __future__ import annotations
@@ -16,20 +17,24 @@ from typing import Any
 import numpy as np
 
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.metrics.summary import times_of
-from pdvsim.sim.records import LANES, Array, Columns, Log, Reader, request_columns
+from pdvsim.sim.hardware.reach import Reaches
+from pdvsim.sim.metrics.chunks import Chunks
+from pdvsim.sim.metrics.sketch import Exact, Spread
+from pdvsim.sim.metrics.summary import in_time, times_of
+from pdvsim.sim.metrics.works import Works
+from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, Log, Reader, request_columns, rows_of
 
 SLOT_S = 0.25
 KEPT_S = 120.0
-STRIP_S = 0.2  # of launches, one by one
+STRIP_S = 0.2  # launches that are shown one by one; less than a slot
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = (50.0, 95.0, 99.0)
-LEAST_S, MOST_S, GROWTH = 1e-5, 1e4, 1.02  # of the bins of inter-token latency
-BINS = math.ceil(math.log(MOST_S / LEAST_S) / math.log(GROWTH)) + 1
-_EDGES = LEAST_S * GROWTH ** np.arange(-1, BINS)  # of bin i: from i to i + 1
-_MIDDLES = _EDGES[1:] / math.sqrt(GROWTH)
 SHOWN_BINS = 36  # of a histogram
 DRAFT = KINDS.index("draft")
+
+
+def _spreads() -> dict[str, Spread]:
+    return {name: Spread() if name == "itl" else Exact() for name in LATENCIES}
 
 
 @dataclass
@@ -45,12 +50,10 @@ class Slot:
     refused: int = 0
     in_system: float = 0.0  # at its end
     kv_share: float = 0.0
-    k: float = 0.0
-    times_s: dict[str, list[float]] = field(default_factory=lambda: {"ttft": [], "tpot": [], "e2el": []})
-    itl: Array = field(default_factory=lambda: np.zeros(BINS, np.int64))
-    # seconds busy, seconds that the bytes take at full bandwidth, launches, queue depths
-    lanes: Array = field(default_factory=lambda: np.zeros((len(LANES), 4)))
-    kinds: Array = field(default_factory=lambda: np.zeros((len(KINDS), 4)))  # launches, rows, tokens, steps
+    draft_length: float = 0.0
+    spreads: dict[str, Spread] = field(default_factory=_spreads)
+    launches: list[Columns] = field(default_factory=list)  # that ended in it
+    queues: dict[str, float] = field(default_factory=dict)  # mean depth by lane, once it is over
 
 
 class Gauge(Reader):
@@ -59,21 +62,21 @@ class Gauge(Reader):
     def __init__(self, log: Log, levels: Mapping[str, float], bandwidths: Sequence[float], replicas: int = 1) -> None:
         super().__init__(log, 1 << 62)
         self.levels, self.replicas = levels, replicas
-        self._bandwidths = np.array(bandwidths, float)
-        self._places = np.zeros((len(LANES), replicas, len(bandwidths)), bool)  # GPUs that have run each lane
+        self._bandwidths = bandwidths
         self.now_s = 0.0
         self.slots: deque[Slot] = deque([Slot(0.0)])
         self.queues: dict[str, int] = {}
         self.controller: dict[str, Any] = {}
         self.total_tokens = self.total_finished = 0
         self._inside: dict[int, Request] = {}
-        self._last_s: dict[int, float] = {}  # of each request's deliveries
+        self._unanswered: dict[int, float] = {}  # when requests without a token arrived
+        self._chunks = Chunks()
         self._judged = (0, 0)  # accepted and refused of those who are finished
         self._counted = (0, 0)  # of all, up to the last look
-        self._strip: deque[Columns] = deque()
 
     def arrived(self, request: Request) -> None:
         self._inside[request.id] = request
+        self._unanswered[request.id] = request.arrival_s
         self.slots[-1].arrived += 1
 
     def finished(self, request: Request) -> None:
@@ -96,67 +99,35 @@ class Gauge(Reader):
 
     def launched(self, launches: Columns) -> None:
         """Launches that are over."""
-        if not len(launches["start_s"]):
-            return
-        self._strip.append(launches)
-        slot = self.slots[-1]
-        before = self.slots[-2] if len(self.slots) > 1 else slot
-        lane, start_s, end_s = launches["lane"], launches["start_s"], launches["end_s"]
-        self._places[lane, launches["replica"], launches["gpu"]] = True
-        whole_s = np.maximum(end_s - start_s, 1e-12)
-        early = np.clip((slot.start_s - start_s) / whole_s, 0.0, 1.0) if before is not slot else np.zeros(len(lane))
-        for of, share in ((before, early), (slot, 1 - early)):
-            for column, weight in enumerate((whole_s, launches["bytes"] / self._bandwidths[launches["gpu"]])):
-                of.lanes[:, column] += np.bincount(lane, weight * share, len(LANES))
-        slot.lanes[:, 2] += np.bincount(lane, minlength=len(LANES))
-        slot.lanes[:, 3] += np.bincount(lane, launches["queue_depth"], len(LANES))
-        kind = launches["kind"]
-        slot.kinds[:, 0] += np.bincount(kind, minlength=len(KINDS))
-        for column, name in enumerate(("rows", "tokens", "steps"), 1):
-            slot.kinds[:, column] += np.bincount(kind, launches[name], len(KINDS))
+        if len(launches["start_s"]):
+            self.slots[-1].launches.append(launches)
 
     def delivered(self, deliveries: Columns) -> None:
-        """Tokens that reached their requests."""
+        """Tokens that reached their requests, in the order of time."""
         if not len(deliveries["time_s"]):
             return
-        slot = self.slots[-1]
+        slot, time_s = self.slots[-1], deliveries["time_s"]
         tokens = int(deliveries["tokens"].sum())
         slot.tokens += tokens
         self.total_tokens += tokens
-        order = np.argsort(deliveries["request"], kind="stable")
-        ids, time_s = deliveries["request"][order], deliveries["time_s"][order]
-        new = np.concatenate(([True], ids[1:] != ids[:-1]))
-        gaps_s = np.diff(time_s, prepend=0.0)
-        counted = np.ones(len(ids), bool)
-        heads = np.flatnonzero(new)
-        lasts = np.append(heads[1:], len(ids)) - 1
-        for head, last in zip(heads.tolist(), lasts.tolist(), strict=True):
-            id = int(ids[head])
-            before_s = self._last_s.get(id)
-            if before_s is None:
-                counted[head] = False
-                if (request := self._inside.get(id)) is not None:
-                    slot.times_s["ttft"].append(float(time_s[head]) - request.arrival_s)
-            else:
-                gaps_s[head] = time_s[head] - before_s
-            self._last_s[id] = float(time_s[last])
-        at = np.searchsorted(_EDGES, gaps_s[counted], side="right") - 1
-        slot.itl += np.bincount(np.clip(at, 0, BINS - 1), minlength=BINS)
+        slot.spreads["itl"].add(self._chunks.add(deliveries, np.ones(len(time_s), bool), 0))
+        ids, heads = np.unique(deliveries["request"], return_index=True)
+        firsts = zip(ids.tolist(), time_s[heads].tolist(), strict=True)
+        ttft_s = [first_s - self._unanswered.pop(id) for id, first_s in firsts if id in self._unanswered]
+        slot.spreads["ttft"].add(np.array(ttft_s, float))
 
     def left(self, requests: Columns) -> None:
         """Requests that have all their tokens; their deliveries have been taken in."""
-        slot, count = self.slots[-1], len(requests["id"])
-        if not count:
+        if not len(requests["id"]):
             return
-        times_s = times_of(requests)
-        slot.times_s["e2el"] += times_s["e2el"].tolist()
-        slot.times_s["tpot"] += times_s["tpot"][requests["output_tokens"] > 1].tolist()
+        slot, count, times_s = self.slots[-1], len(requests["id"]), times_of(requests)
+        slot.spreads["e2el"].add(times_s["e2el"])
+        slot.spreads["tpot"].add(times_s["tpot"][requests["output_tokens"] > 1])
         slot.finished += count
         self.total_finished += count
         if self.levels:
-            slot.in_time += int(np.logical_and.reduce([times_s[n] <= level for n, level in self.levels.items()]).sum())
-        for id in requests["id"].tolist():
-            self._last_s.pop(id, None)
+            slot.in_time += in_time(times_s, self.levels)
+        self._chunks.leave(requests["id"])
 
     def judged(self, accepted: int, refused: int) -> None:
         """Drafts that the target has accepted and refused, from the start on."""
@@ -168,37 +139,43 @@ class Gauge(Reader):
     def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
         """How the server stands now."""
         slot = self.slots[-1]
-        slot.in_system, slot.kv_share, slot.k = in_system, kv_share, float(controller.get("k", 0))
+        slot.in_system, slot.kv_share = in_system, kv_share
+        slot.draft_length = float(controller.get("k", 0))
         self.queues, self.controller = queues, controller
 
     def next_slot(self) -> None:
         """A slot is over: the next begins, and what is too old is forgotten."""
+        over = self.slots[-1]
+        launches = _joined([over])
+        over.launches = [launches]
+        lanes = self._works(launches, over).lanes(SLOT_S, self.replicas)
+        over.queues = {lane: figures["mean_queue_depth"] for lane, figures in lanes.items()}
+        if not math.isnan(drafted := _draft_length(launches)):
+            over.draft_length = drafted
         self.slots.append(Slot(self.now_s))
         while self.slots[0].start_s < self.now_s - KEPT_S:
             self.slots.popleft()
-        while self._strip and self._strip[0]["end_s"].max() < self.now_s - STRIP_S:
-            self._strip.popleft()
 
     # ------------------------------------------------------------------------------------------------------------------
 
     def figures(self, window_s: float) -> dict[str, Any]:
         """Every figure over the last `window_s` seconds, and how they went slot by slot."""
         slots = [slot for slot in self.slots if slot.start_s >= self.now_s - window_s - SLOT_S / 2]
-        span_s = max(self.now_s - slots[0].start_s, 1e-9) if slots else 1e-9
+        span_s = max(self.now_s - slots[0].start_s, 1e-9)
         finished, in_time = sum(s.finished for s in slots), sum(s.in_time for s in slots)
         accepted, refused = sum(s.accepted for s in slots), sum(s.refused for s in slots)
-        lanes = np.sum([s.lanes for s in slots], axis=0) if slots else np.zeros((len(LANES), 4))
-        kinds = np.sum([s.kinds for s in slots], axis=0) if slots else np.zeros((len(KINDS), 4))
-        spreads = self._spreads(slots)
-        # as in a run's metrics: a replica that never ran a lane was idle
-        available_s = span_s * np.maximum(self._places.sum(axis=(1, 2)), self.replicas)
+        launches, spreads = _joined(slots), _spreads()
+        for slot in slots:
+            for name, spread in slot.spreads.items():
+                spreads[name].merge(spread)
+        works = self._works(launches, slots[0])
         return {
             "now_s": self.now_s,
             "tokens_per_s": sum(s.tokens for s in slots) / span_s,
             "requests_per_s": finished / span_s,
             "arrivals_per_s": sum(s.arrived for s in slots) / span_s,
-            "marks_ms": {name: _marks(values, counts) for name, (values, counts) in spreads.items()},
-            "spreads": spreads,
+            "marks_ms": {name: [mark * 1e3 for mark in spreads[name].percentiles([*MARKS])] for name in LATENCIES},
+            "spreads": {name: spread.counted() for name, spread in spreads.items()},
             "in_system": self.slots[-1].in_system,
             "kv_share": self.slots[-1].kv_share,
             "queues": self.queues,
@@ -206,66 +183,37 @@ class Gauge(Reader):
             "acceptance": accepted / (accepted + refused) if accepted + refused else math.nan,
             "attainment": in_time / finished if self.levels and finished else math.nan,
             "goodput_per_s": in_time / span_s if self.levels else math.nan,
-            "draft_length": _mean(kinds[DRAFT, 3], kinds[DRAFT, 0]),
-            "batches": {
-                kind: _mean(kinds[at, 2 if kind == "prefill" else 1], kinds[at, 0])
-                for at, kind in enumerate(KINDS)
-                if kinds[at, 0]
-            },
-            "lanes": {
-                LANES[at]: {
-                    "busy": min(1.0, busy_s / float(available_s[at])),
-                    "bandwidth": copy_s / float(available_s[at]),
-                    "queue": _mean(depths, launches),
-                }
-                for at, (busy_s, copy_s, launches, depths) in enumerate(lanes.tolist())
-                if launches
-            },
+            "draft_length": _draft_length(launches),
+            "kinds": works.kinds(),
+            "lanes": works.lanes(span_s, self.replicas),
             "series": self._series(slots),
-            "strip": self._launches(),
+            "strip": self._strip(),
             "total_tokens": self.total_tokens,
             "total_finished": self.total_finished,
         }
 
-    def _spreads(self, slots: Sequence[Slot]) -> dict[str, tuple[Array, Array]]:
-        """Values in seconds and how often each was seen, by metric."""
-        found: dict[str, tuple[Array, Array]] = {}
-        for name in LATENCIES:
-            if name == "itl":
-                counts = np.sum([s.itl for s in slots], axis=0) if slots else np.zeros(BINS, np.int64)
-                seen = np.flatnonzero(counts)
-                found[name] = _MIDDLES[seen], counts[seen]
-            else:
-                values = np.sort(np.array([v for s in slots for v in s.times_s[name]], float))
-                found[name] = values, np.ones(len(values), np.int64)
-        return found
+    def _works(self, launches: Columns, first: Slot) -> Works:
+        works = Works(Reaches(), self._bandwidths)
+        works.add(launches, first.start_s, self.now_s, self.now_s)
+        return works
 
     def _series(self, slots: Sequence[Slot]) -> dict[str, Array]:
-        """One value a slot that is over."""
+        """One value per slot that is over."""
         over = [s for s in slots if s is not self.slots[-1]]
-        judged = [s.accepted + s.refused for s in over]
-        drafts = [(s.kinds[DRAFT, 3], s.kinds[DRAFT, 0]) for s in over]
+        judged = [(s.accepted, s.accepted + s.refused) for s in over]
         columns: dict[str, Array] = {
             "time_s": np.array([s.start_s + SLOT_S for s in over]),
             "tokens_per_s": np.array([s.tokens / SLOT_S for s in over]),
             "in_system": np.array([s.in_system for s in over], float),
-            "acceptance": np.array([s.accepted / j if j else math.nan for s, j in zip(over, judged, strict=True)]),
-            "draft_length": np.array(
-                [_mean(steps, count) if count else s.k for s, (steps, count) in zip(over, drafts, strict=True)]
-            ),
+            "acceptance": np.array([accepted / every if every else math.nan for accepted, every in judged]),
+            "draft_length": np.array([s.draft_length for s in over]),
         }
-        for at, lane in enumerate(LANES):
-            columns[f"queue_{lane}"] = np.array([s.lanes[at, 3] / max(1.0, s.lanes[at, 2]) for s in over])
-        return columns
+        return columns | {f"queue_{lane}": np.array([s.queues.get(lane, 0.0) for s in over]) for lane in LANES}
 
-    def _launches(self) -> Columns:
-        """The launches of the last moment: lane, kind, rows, tokens, start and end."""
-        names = ("lane", "kind", "rows", "tokens", "start_s", "end_s")
-        if not self._strip:
-            return {name: np.zeros(0) for name in names}
-        rows = {name: np.concatenate([part[name] for part in self._strip]) for name in names}
-        late = rows["end_s"] > self.now_s - STRIP_S
-        return {name: column[late] for name, column in rows.items()}
+    def _strip(self) -> Columns:
+        """The launches of the last moment."""
+        rows = _joined([*self.slots][-2:])
+        return rows_of(rows, rows["end_s"] > self.now_s - STRIP_S)
 
 
 def binned(figures: Sequence[dict[str, Any]]) -> None:
@@ -283,15 +231,13 @@ def binned(figures: Sequence[dict[str, Any]]) -> None:
         del shown["spreads"]
 
 
-def _mean(total: float, count: float) -> float:
-    return float(total / count) if count else math.nan
+def _joined(slots: Sequence[Slot]) -> Columns:
+    """The launches of some slots."""
+    parts = [part for slot in slots for part in slot.launches] or [Launches().drain()]
+    return {name: np.concatenate([part[name] for part in parts]) for name in LAUNCH_DTYPES}
 
 
-def _marks(values: Array, counts: Array) -> list[float]:
-    """Percentiles in milliseconds: of values in order that were seen so often."""
-    if not len(values):
-        return [math.nan] * len(MARKS)
-    if counts.max() == 1:
-        return [float(mark) * 1e3 for mark in np.percentile(values, MARKS)]
-    reached = np.cumsum(counts)
-    return [float(values[np.searchsorted(reached, mark / 100 * reached[-1])]) * 1e3 for mark in MARKS]
+def _draft_length(launches: Columns) -> float:
+    """Mean number of steps of a draft."""
+    steps = launches["steps"][launches["kind"] == DRAFT]
+    return float(steps.mean()) if len(steps) else math.nan

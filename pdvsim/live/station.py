@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from simpy.events import Event
@@ -16,9 +16,21 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Log, Reader
-from pdvsim.sim.run import Door, Site, covering_profile, make_controller
+from pdvsim.sim.run import Client, Door, Site, covering_profile, make_controller
 
 _MASK = (1 << 64) - 1
+
+
+class Coming(deque[Request]):
+    """Requests that are taken out as they are sent; more may be added at any time."""
+
+    def __iter__(self) -> Iterator[Request]:
+        return self
+
+    def __next__(self) -> Request:
+        if not self:
+            raise StopIteration
+        return self.popleft()
 
 
 class Station:
@@ -33,11 +45,9 @@ class Station:
         self.log = Log.of_everything() if traced else Log()
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log)
         self.reader = reader(self.log, self.site)
-        self.inside: dict[int, Request] = {}  # sent, not finished
-        self.held: deque[Request] = deque()  # due, but --max-concurrency is reached
+        self._coming = Coming()
+        self.client = Client(self.env, self._coming, experiment, Door(self.site, self.reader), None)
         self.dropped_until_s = -1.0
-        self._door = Door(self.site, self.reader)
-        self._door.on_finish = self._finished
         for gpu in self.site.gpus:
             gpu.verdict = self._judge(gpu.verdict)
         for policy in self.site.servers:
@@ -45,11 +55,8 @@ class Station:
 
     def send(self, requests: Sequence[Request]) -> None:
         """Let copies of these arrive at their times."""
-        for request in requests:
-            event = Event(self.env)
-            event.callbacks.append(self._arrival(copied(request)))
-            # one that arrives as a step ends is in time for the next
-            self.env.at(request.arrival_s, event, first=True)
+        self._coming.extend(map(copied, requests))
+        self.client.resume()
 
     def run_to(self, time_s: float) -> None:
         """Let everything happen that happens before a time."""
@@ -59,7 +66,7 @@ class Station:
     def finish(self) -> None:
         """Serve all who are inside, and nobody else."""
         with own_errors(self.experiment.arch):
-            while self.inside or self.held:
+            while self.in_system:
                 self.env.step()
 
     def turn(self, turned: Experiment) -> None:
@@ -82,7 +89,7 @@ class Station:
 
     @property
     def in_system(self) -> int:
-        return len(self.inside) + len(self.held)
+        return len(self.client.inside) + (self.client.held is not None) + len(self._coming)
 
     @property
     def kv_share(self) -> float:
@@ -99,26 +106,6 @@ class Station:
         return seen_by(self.site.servers[0])
 
     # -------------------------------------------------------------------------------------------------------------
-
-    def _arrival(self, request: Request) -> Callable[[Event], None]:
-        def come(_: Event) -> None:
-            limit = self.experiment.traffic.max_concurrency
-            if limit is not None and len(self.inside) >= limit:
-                self.held.append(request)
-            else:
-                self._send(request)
-
-        return come
-
-    def _send(self, request: Request) -> None:
-        self.inside[request.id] = request
-        request.arrival_s = self.env.now
-        self._door.route(request).submit(request)
-
-    def _finished(self, request: Request) -> None:
-        del self.inside[request.id]
-        if self.held:
-            self._send(self.held.popleft())
 
     def _judge(self, drawn: Callable[[Work], Sequence[int] | None]) -> Callable[[Work], Sequence[int] | None]:
         """The verdict drawn beforehand; while acceptance is dropped, each draft must also win a toss.
@@ -137,12 +124,12 @@ class Station:
 
 def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
     """Requests in front of each lane."""
-    found: dict[str, int] = {}
+    depths: dict[str, int] = {}
     for server in servers:
         for name in dict.fromkeys(lane.name for lane in server.lanes):
             depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
-            found[name] = found.get(name, 0) + depth
-    return found
+            depths[name] = depths.get(name, 0) + depth
+    return depths
 
 
 def seen_by(server: Policy) -> dict[str, Any]:
@@ -150,10 +137,10 @@ def seen_by(server: Policy) -> dict[str, Any]:
     controller = server.controller
     if not server.speculates:
         return {}
-    found: dict[str, Any] = {"k": controller.k}
+    seen: dict[str, Any] = {"k": controller.k}
     if controller.acceptance is not None:
-        found["acceptance seen"] = controller.acceptance
-    return found
+        seen["acceptance seen"] = controller.acceptance
+    return seen
 
 
 def _tossed(row: Request, passed: int) -> int:

@@ -19,44 +19,45 @@ Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
 
 def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
     """Every figure by name; None where an architecture has no such thing."""
-    found: list[Line] = [
+    table: list[Line] = [
         ("output tokens/s", [f["tokens_per_s"] for f in figures]),
         ("requests/s finished", [f["requests_per_s"] for f in figures]),
         ("requests/s arriving", [f["arrivals_per_s"] for f in figures]),
     ]
     for name in LATENCIES:
-        found += [
+        table += [
             (f"{name.upper()} p{mark:g} (ms)", [f["marks_ms"][name][at] for f in figures])
             for at, mark in enumerate(MARKS)
         ]
     if any(not math.isnan(f["goodput_per_s"]) for f in figures):
-        found.append(("in time (%)", [100 * f["attainment"] for f in figures]))
-        found.append(("goodput (req/s)", [f["goodput_per_s"] for f in figures]))
-    found.append(("requests in system", [f["in_system"] for f in figures]))
-    found += [
+        table.append(("in time (%)", [100 * f["attainment"] for f in figures]))
+        table.append(("goodput (req/s)", [f["goodput_per_s"] for f in figures]))
+    table.append(("requests in system", [f["in_system"] for f in figures]))
+    table += [
         (f"{lane} queue now", [f["queues"].get(lane) for f in figures])
         for lane in LANES
         if any(lane in f["queues"] for f in figures)
     ]
-    found += [
-        ("tokens of a prefill" if kind == "prefill" else f"rows of a {kind}", [f["batches"].get(kind) for f in figures])
+    table += [
+        (words.format(kind), [f["kinds"].get(kind, {}).get(size) for f in figures])
         for kind in KINDS
-        if any(kind in f["batches"] for f in figures)
+        for words, size in [("tokens of a {}", "mean_tokens") if kind == "prefill" else ("rows of a {}", "mean_batch")]
+        if any(kind in f["kinds"] for f in figures)
     ]
-    found.append(("draft length", [f["draft_length"] for f in figures]))
-    found.append(("drafts accepted (%)", [100 * f["acceptance"] for f in figures]))
+    table.append(("draft length", [f["draft_length"] for f in figures]))
+    table.append(("drafts accepted (%)", [100 * f["acceptance"] for f in figures]))
     for name in dict.fromkeys(key for f in figures for key in f["controller"]):
         words = "draft length chosen last" if name == "k" else f"controller: {name}"
-        found.append((words, [f["controller"].get(name) for f in figures]))
+        table.append((words, [f["controller"].get(name) for f in figures]))
     for lane in LANES:
         if any(lane in f["lanes"] for f in figures):
-            for key, words in (("busy", "SM busy"), ("bandwidth", "bandwidth")):
+            for key, words in (("utilisation", "SM busy"), ("bandwidth_share", "bandwidth")):
                 shares = [f["lanes"][lane][key] if lane in f["lanes"] else None for f in figures]
-                found.append((f"{lane}: {words} (%)", [None if s is None else 100 * s for s in shares]))
-    found.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))
+                table.append((f"{lane}: {words} (%)", [None if s is None else 100 * s for s in shares]))
+    table.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))
     for name in dict.fromkeys(key for f in figures for key in f.get("card", {})):
-        found.append((f"card: {name}", [f.get("card", {}).get(name) for f in figures]))
-    return found
+        table.append((f"card: {name}", [f.get("card", {}).get(name) for f in figures]))
+    return table
 
 
 def table_px(columns: int) -> int:

@@ -48,8 +48,8 @@ def socket_path() -> Path:
     """Where a real run can be listened to: in a folder that is this user's alone; an OSError if it is not."""
     folder = Path(tempfile.gettempdir()) / f"pdvsim-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if found.st_uid != os.getuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISDIR(found.st_mode):
+    entry = folder.lstat()
+    if entry.st_uid != os.getuid() or stat.S_IMODE(entry.st_mode) & 0o077 or not stat.S_ISDIR(entry.st_mode):
         raise OSError(f"{folder} must be a folder that only you can open")
     return folder / "live.sock"
 
@@ -231,10 +231,10 @@ class Heard:
         last = middle + document["deliveries"]
         if len(self._rest) < last:
             return None
-        found = document, bytes(self._rest[end:middle]), bytes(self._rest[middle:last])
+        message = document, bytes(self._rest[end:middle]), bytes(self._rest[middle:last])
         del self._rest[:last]
         self._greeted = True
-        return found
+        return message
 
     def _take(self, told: dict[str, Any], launches: bytes, deliveries: bytes) -> None:
         """Count every row in the slot of its own time, as of a simulated run; what comes late counts in the first."""

@@ -16,29 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import exp
-from typing import Protocol
 
 from pdvsim.sim.config import Contention, Priority
+from pdvsim.sim.hardware.latency import Load
 from pdvsim.sim.hardware.profile import ContentionFit
 
 _FULL = 1e-12
-
-
-class Load(Protocol):
-    """What sharing needs to know of a running work; `rate` is its answer."""
-
-    lane: str
-    priority: int
-    compute: float
-    bandwidth: float
-    turn_s: float  # time per layer, alone
-    nimble: float  # share of its kernels that are small enough to run beside others
-    # shares of the GPU, over its time, that its attention over prompts fills, and has too few programs to fill
-    filled: float
-    empty: float
-    yielding: float  # how its kernels make way for nimble ones that go first
-    share: float  # of the turns, kept here once worked out; 0 before
-    rate: float
 
 
 def max_min(

@@ -124,15 +124,23 @@ class Shape(NamedTuple):
     flops_1: float
 
 
-class Demand(NamedTuple):
-    """What a launch asks of a GPU that it shares: see `contention.Load`."""
+@dataclass(eq=False)
+class Load:
+    """A launch that shares a GPU: what it asks of it, from its roofline, and the `rate` that sharing gives it."""
 
-    compute: float
-    bandwidth: float
-    turn_s: float
-    nimble: float
-    filled: float
-    empty: float
+    compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
+    bandwidth: float = 0.0
+    priority: int = 0
+    lane: str = ""
+    turn_s: float = 0.0  # time per layer, alone
+    nimble: float = 0.0  # share of its kernels that are small enough to run beside others
+    # shares of the GPU, over its time, that its attention over prompts fills, and has too few programs to fill
+    filled: float = 0.0
+    empty: float = 0.0
+    yielding: float = 0.0  # how its kernels make way for nimble ones that go first
+    share: float = 0.0  # of the turns, kept here once worked out; 0 before
+    rate: float = 0.0
+    solo_s: float = 0.0
 
 
 _NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -214,22 +222,22 @@ class Latency:
         return Latency(self.spec, self.fit.scaled(factor))
 
     def demand(
-        self, peak: tuple[float, float], alone: tuple[float, float, float], rows: int, tokens: int, steps: int,
+        self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
         prompts: Sequence[tuple[int, int]] = (),
-    ) -> Demand:  # fmt: skip
-        """What a launch asks of a GPU that does `peak` flops and bytes per second; `alone`: its seconds, bytes, flops.
+    ) -> None:  # fmt: skip
+        """Set what a launch of so many bytes and flops asks of a GPU that does `peak` flops and bytes per second.
 
         It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and prompts of (start, tokens).
         """
-        solo_s, moved, flops = alone
+        solo_s = load.solo_s
         if solo_s <= 0:
-            return Demand(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            load.turn_s = 0.0
+            return
         prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
-        return Demand(
-            min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1])),
-            solo_s / (steps * self.spec.layers), self.nimble(rows, width, prompt, solo_s / steps),
-            *self.room(prompts, solo_s),
-        )  # fmt: skip
+        load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
+        load.turn_s = solo_s / (steps * self.spec.layers)
+        load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
+        load.filled, load.empty = self.room(prompts, solo_s)
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room beside them."""
@@ -253,7 +261,7 @@ class Latency:
         if not self.fit.fused_knots:
             return rest
         return rest._replace(
-            solo_0=rest.solo_0 + _between(self.fit.fused_knots, tokens),
+            solo_0=rest.solo_0 + interpolate(self.fit.fused_knots, tokens),
             bytes_0=rest.bytes_0 + self._fused_bytes,
             flops_0=rest.flops_0 + 2.0 * self.spec.fused_params * tokens,
         )
@@ -265,10 +273,10 @@ class Latency:
         moved = rest.bytes_0 + self._layer_bytes
         flops = rest.flops_0 + self._layer_flops * tokens
         if fit.reduce_knots:
-            solo += _between(fit.reduce_knots, tokens)
+            solo += interpolate(fit.reduce_knots, tokens)
         if logits:
             if fit.gather_knots:
-                solo += _between(fit.gather_knots, logits)
+                solo += interpolate(fit.gather_knots, logits)
             solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
             moved += self._head_bytes
             flops += self._head_flops * logits
@@ -295,17 +303,17 @@ class Latency:
         read = grown + rows * tokens
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
         if fit.kv_knots:
-            solo_1 = _between(fit.kv_knots, tokens)
+            solo_1 = interpolate(fit.kv_knots, tokens)
             splits = cuts(self._padded(rows) * self.spec.kv_heads, fit.programs) if rows else 1
             if fit.span_knots and rows:
-                solo_1 = hypot(solo_1, _between(fit.span_knots, tokens) / (rows * splits))
+                solo_1 = self._joined(solo_1, interpolate(fit.span_knots, tokens) / (rows * splits))
             if fit.row_factors and rows:
-                solo_1 *= _between(fit.row_factors, self._padded(rows))
+                solo_1 *= interpolate(fit.row_factors, self._padded(rows))
             solo_0 = read * solo_1 + rows * fit.row_s
             if splits > 1:
                 solo_0 += fit.split_s
             if fit.width_knots and rows:
-                solo_0 += _between(fit.width_knots, tokens)
+                solo_0 += interpolate(fit.width_knots, tokens)
         else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
             solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
         return Shape(
@@ -330,8 +338,10 @@ class Latency:
         """The transformer blocks' linear layers and all that does not depend on the context."""
         fit = self.fit
         if fit.layer_knots:
-            return _between(fit.layer_knots, tokens)
+            return interpolate(fit.layer_knots, tokens)
         return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+
+    _joined = staticmethod(hypot)  # reading at the card's speed and at that of one program
 
     def _larger(self, memory_s: float, compute_s: float) -> float:
         p = self.fit.sharpness
@@ -420,7 +430,7 @@ def _pairs(start: int, tokens: int) -> float:
     return tokens * start + tokens * (tokens + 1) / 2
 
 
-def _between(knots: Sequence[tuple[int, float]], at: int) -> float:
+def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:
     """Straight between the knots and beyond the last one; the first one's value before it."""
     right = min(max(bisect_left(knots, (at, 0.0)), 1), len(knots) - 1)
     (x0, y0), (x1, y1) = knots[right - 1], knots[right]

@@ -22,7 +22,7 @@ from simpy.events import NORMAL, Event
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.machine.clock import NEVER, Clock, Completion
@@ -34,27 +34,16 @@ Verdict = Callable[[Work], "Sequence[int] | None"]
 Found = Callable[[Request], bool]
 
 
-class Job(Completion):
-    """A work on its way through a stream."""
+class Job(Completion, Load):
+    """A work on its way through a stream; what it asks of the GPU is worked out where another shares it."""
 
     device: SimulatedGPU
     remaining_s: float  # at rate 1, as of the GPU's state time
-    rate = 0.0
+    turn_s = -1.0
     start_s = -1.0
     # the same, while it is only tried whether it has the GPU to itself
     begins_s: float
     ends_s: float
-    # what those that share the GPU with it need to know; worked out where any does
-    lane: str
-    priority: int
-    compute: float
-    bandwidth: float
-    nimble: float
-    filled: float
-    empty: float
-    yielding: float
-    turn_s = -1.0
-    share = 0.0
     draw: Draw  # where the card's power is modelled
 
     def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
@@ -252,15 +241,11 @@ class SimulatedGPU:
 
     def demand(self, job: Job) -> None:
         """What a work asks of the GPU, for those it shares it with."""
-        work, solo = job.work, job.solo_s
-        job.lane, job.priority = work.lane, work.priority
+        work = job.work
         model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
+        job.lane, job.priority, job.yielding = work.lane, work.priority, self.sharing.yielding(model.spec.name)
         prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
-        alone = solo, job.bytes, job.flops
-        job.compute, job.bandwidth, job.turn_s, job.nimble, job.filled, job.empty = model.demand(
-            peak, alone, len(work.rows), work.tokens, work.steps, prompts
-        )
-        job.yielding = self.sharing.yielding(model.spec.name)
+        model.demand(job, peak, job.bytes, job.flops, len(work.rows), work.tokens, work.steps, prompts)
 
     def _advance(self, time_s: float) -> None:
         """Bring the running works' progress up to `time_s`."""

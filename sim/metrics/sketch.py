@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from typing import Self
 
 import numpy as np
 
@@ -27,27 +28,32 @@ class Spread:
         self.count = 0
         self.mean = math.nan
         self._squares = 0.0  # sum of squared distances from the mean
-        self._zeros = 0
-        self._bins = np.zeros(_BINS, np.int64)
+        self._bins = np.zeros(1, np.int64)  # the first counts zeros
 
     def add(self, values: Array) -> None:
-        if not len(values):
-            return
-        mean, count = float(values.mean()), len(values)
-        squares = float(np.square(values - mean).sum())
+        if len(values):
+            mean = float(values.mean())
+            self._combine(len(values), mean, float(np.square(values - mean).sum()))
+            self._note(values)
+
+    def merge(self, other: Self) -> None:
+        """Add the numbers of another one."""
+        if other.count:
+            self._combine(other.count, other.mean, other._squares)
+            self._bins = summed(self._bins, other._bins)
+
+    def _combine(self, count: int, mean: float, squares: float) -> None:
         if self.count:
             both, apart = self.count + count, mean - self.mean
             squares += self._squares + apart * apart * self.count * count / both
             mean = self.mean + apart * count / both
         self.count += count
         self.mean, self._squares = mean, squares
-        self._note(values)
 
     def _note(self, values: Array) -> None:
-        seen = values[values >= _SMALLEST]
-        self._zeros += len(values) - len(seen)
-        at = np.ceil(np.log(seen / _SMALLEST) / _GROWTH).astype(np.int64)
-        self._bins += np.bincount(at.clip(0, _BINS - 1), minlength=_BINS)
+        at = np.ceil(np.log(values.clip(_SMALLEST) / _SMALLEST) / _GROWTH).astype(np.int64) + 1
+        at[values < _SMALLEST] = 0
+        self._bins = summed(self._bins, np.bincount(at.clip(0, _BINS)))
 
     @property
     def std(self) -> float:
@@ -57,7 +63,7 @@ class Spread:
         """As numpy's: between the two order statistics that a rank falls between, each known to ERROR."""
         if not self.count:
             return [math.nan] * len(ranks)
-        upto = np.cumsum(np.concatenate(([self._zeros], self._bins)))
+        upto = np.cumsum(self._bins)
         found = []
         for rank in ranks:
             place = rank / 100 * (self.count - 1)
@@ -79,6 +85,11 @@ class Spread:
         marks = self.percentiles(ends)
         return [(high - low) / 4 for low, high in zip(marks[::2], marks[1::2], strict=True)]
 
+    def counted(self) -> tuple[Array, Array]:
+        """Distinct numbers, each known to ERROR, and how often each occurs."""
+        bins = np.flatnonzero(self._bins)
+        return np.array([self._value(at) for at in bins.tolist()]), self._bins[bins]
+
     @staticmethod
     def _value(at: int) -> float:
         """The middle of a bin, in relative terms; bin 0 holds the zeros."""
@@ -94,6 +105,13 @@ class Exact(Spread):
 
     def _note(self, values: Array) -> None:
         self._values.frombytes(values.astype(float).view("u1").data)
+
+    def merge(self, other: Self) -> None:
+        super().merge(other)
+        self._values.extend(other._values)
+
+    def counted(self) -> tuple[Array, Array]:
+        return np.array(self._values), np.ones(self.count, np.int64)
 
     def percentiles(self, ranks: list[float]) -> list[float]:
         if not self.count:

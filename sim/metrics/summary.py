@@ -19,7 +19,7 @@ What is not modelled: clients, the network and detokenisation.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,8 +170,7 @@ class Sums:
         for name, values in times_s.items():
             self._spreads[name].add(values[req["output_tokens"] > 1] if name == "tpot" else values)
         if levels := self._scoring.slo():  # a lone token has tpot 0 and is always in time
-            good = np.logical_and.reduce([times_s[name] <= level for name, level in levels.items()])
-            self._counts["good"] += int(good.sum())
+            self._counts["good"] += in_time(times_s, levels)
         self._counts["count"] += int(counted.sum())
         for name in (*DRAFTED, *PREEMPTION):
             self._counts[name] += int(req[name].sum())
@@ -221,7 +220,7 @@ class Sums:
         duration_s, tokens_out = self.window.duration_s, round(tokens_out)
         if not self.window.trimmed:
             completed, tokens_in = int(completed), int(tokens_in)
-        in_time = completed * self._counts["good"] / self._counts["count"]
+        good = completed * self._counts["good"] / self._counts["count"]
         return {
             "duration": duration_s,
             "completed": completed,
@@ -229,7 +228,7 @@ class Sums:
             "total_input_tokens": tokens_in,
             "total_output_tokens": tokens_out,
             "request_throughput": rate(completed, duration_s),
-            "request_goodput": rate(in_time, duration_s) if self._scoring.goodput else None,
+            "request_goodput": rate(good, duration_s) if self._scoring.goodput else None,
             "output_throughput": rate(tokens_out, duration_s),
             "total_token_throughput": rate(tokens_in + tokens_out, duration_s),
         }
@@ -261,6 +260,11 @@ def times_of(req: Columns) -> dict[str, Array]:
     later = req["output_tokens"] - 1
     tpot_s = np.divide(req["finish_s"] - req["first_token_s"], later, out=np.zeros_like(e2el_s), where=later > 0)
     return {"ttft": req["first_token_s"] - req["arrival_s"], "tpot": tpot_s, "e2el": e2el_s}
+
+
+def in_time(times_s: dict[str, Array], levels: Mapping[str, float]) -> int:
+    """Requests that meet all service levels, of those with these latencies."""
+    return int(np.logical_and.reduce([times_s[name] <= level for name, level in levels.items()]).sum())
 
 
 def _numbered(requests: Columns) -> Columns:

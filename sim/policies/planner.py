@@ -6,31 +6,14 @@ Not reckoned with: the power limit. Times are those of a rested card.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from math import exp, sqrt
 
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.latency import Latency, Shape
+from pdvsim.sim.hardware.latency import Latency, Load, Shape
 from pdvsim.sim.hardware.links import Cargo, Fabric
 from pdvsim.sim.workload.acceptance import found_share
-
-
-@dataclass(slots=True)
-class _Demand:
-    lane: str
-    priority: int
-    solo_s: float
-    yielding: float
-    compute: float
-    bandwidth: float
-    turn_s: float
-    nimble: float
-    filled: float
-    empty: float
-    share: float = 0.0
-    rate: float = 0.0
 
 
 class Apart:
@@ -70,7 +53,6 @@ class Planner:
         self.models = models
         self.sharing = sharing
         self.peak = peak
-        self.flops_per_s, self.bytes_per_s = peak
         self.host_s = host.launch_s + host.completion_s
         self.handoff_s = host.handoff_s
         self.apart = apart
@@ -241,12 +223,9 @@ class Planner:
 
     def _demand(
         self, lane: str, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int
-    ) -> _Demand:
-        shape = model.shape(rows, tokens, steps)
-        alone = (
-            self._solo(shape, context),
-            shape.bytes_0 + shape.bytes_1 * context,
-            shape.flops_0 + shape.flops_1 * context,
-        )
-        asked = model.demand((self.flops_per_s, self.bytes_per_s), alone, rows, tokens, steps)
-        return _Demand(lane, priority, alone[0], self.sharing.yielding(model.spec.name), **asked._asdict())
+    ) -> Load:
+        shape, yielding = model.shape(rows, tokens, steps), self.sharing.yielding(model.spec.name)
+        load = Load(priority=priority, lane=lane, yielding=yielding, solo_s=self._solo(shape, context))
+        moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
+        model.demand(load, self.peak, moved, flops, rows, tokens, steps)
+        return load

@@ -71,14 +71,6 @@ def test_a_comparison_by_hand() -> None:
     assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
 
 
-def test_a_run_against_itself_has_no_error() -> None:
-    whole = simulated(EXPERIMENT, builtin("h200"))
-    found = compared(whole, whole)
-    assert found["error"] == 0
-    assert all(row["measured"] == row["predicted"] for row in found["rows"])
-    assert sum(row["measured"] for row in found["rows"]) == len(whole)
-
-
 def test_time_in_which_a_launch_runs_is_counted_once() -> None:
     """0 to 2 and 1 to 3 overlap, 5 to 6 stands alone, 5.2 to 5.5 is inside: 4 of 6."""
     starts, ends = np.array([5.0, 0.0, 1.0, 5.2]), np.array([6.0, 2.0, 3.0, 5.5])

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +34,6 @@ from studies.efficiency import (
     leave_one_out,
     measured_models,
     spread,
-    stacked,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -58,9 +56,9 @@ def h200(samples: Samples) -> GpuSpec:
     return gpu_spec(samples.header, "h200")
 
 
-@pytest.mark.parametrize("name", ["gemma-2b", "codellama-34b"])
+@pytest.mark.parametrize("name", ["codellama-34b"])
 def test_a_model_left_out_is_predicted(name: str, models: dict[str, Measured], h200: GpuSpec) -> None:
-    """Two unlike ones; `studies/efficiency.py` leaves out each of nine."""
+    """The largest; `studies/efficiency.py` leaves out each of nine."""
     left = leave_one_out(models, h200, 132, shipped().coefficients, (name,))
     for errors in left.values():
         middle, high, _ = spread(errors)
@@ -73,15 +71,6 @@ def test_the_bar_holds_what_it_says(models: dict[str, Measured], h200: GpuSpec) 
     errors = np.concatenate([errors_of(shipped(), model, h200) for model in models.values()])
     assert np.mean(np.abs(np.log1p(errors)) <= shipped().model_bar) >= 0.95
     assert shipped().bar(card_known=False) > shipped().bar(card_known=True) == np.expm1(shipped().model_bar)
-
-
-def test_models_count_alike(models: dict[str, Measured]) -> None:
-    """However many points a model has, the squares of its weights sum to the same."""
-    _, points, weight = stacked(models.values())
-    at = np.cumsum([0, *(len(model.points) for model in models.values())])
-    sums = [float(np.sum(weight[a:b] ** 2)) for a, b in pairwise(at)]
-    assert len(points) == at[-1]
-    assert sums == pytest.approx([sums[0]] * len(sums))
 
 
 def seconds(spec: ModelSpec, card: GpuSpec, rows: int, tokens: int, context: int) -> float:
@@ -160,11 +149,7 @@ def test_the_shipped_figures_read_back() -> None:
     data = json.loads((SHIPPED / "transfer.json").read_text())
     assert from_document(data) == shipped()
     assert json.loads(json.dumps(document(shipped()))) == data
-
-
-def test_the_shipped_published_profile_stands_the_strict_reader() -> None:
     assert builtin("a100-80gb") == load_profile(SHIPPED / "a100-80gb.json")
-    assert builtin("a100-80gb").foundation == "published kernels + transfer"
 
 
 def test_a_model_that_a_profile_lacks_is_transferred_and_said_so(tmp_path: Path) -> None:
@@ -198,17 +183,11 @@ def test_the_band_is_the_run_at_both_ends_of_the_bar_and_what_real_runs_were_off
     off = errors.bars["as served"]["closed, lanes"]["output_throughput"]
     assert math.log(value / low) == pytest.approx(math.hypot(math.log(value / slow), math.log1p(off)))
     assert metrics.items() <= found.items()
-
-
-def test_a_band_has_two_sides() -> None:
-    """Also of a metric that slow and fast forwards both raise: 88.10 was printed as 88.10 to 108.71."""
-    chosen = experiment("a100-80gb")
-    result = simulate(chosen)
-    value = summarise(result)["p99_ttft_ms"]
-    both = [end | {"p99_ttft_ms": value * 1.2} for end in ends(chosen)]
-    found = spanned(result, both)
-    assert found["p99_ttft_ms_low"] < 0.97 * value
-    assert found["p99_ttft_ms_high"] > 1.2 * value
+    # also of a metric that slow and fast forwards both raise: 88.10 was printed as 88.10 to 108.71
+    late = metrics["p99_ttft_ms"]
+    raised = spanned(result, [end | {"p99_ttft_ms": late * 1.2} for end in both])
+    assert raised["p99_ttft_ms_low"] < 0.97 * late
+    assert raised["p99_ttft_ms_high"] > 1.2 * late
 
 
 def test_measured_forwards_have_no_band() -> None:
@@ -217,11 +196,3 @@ def test_measured_forwards_have_no_band() -> None:
     assert ends(unasked) == []
     result = simulate(unasked)
     assert spanned(result) == summarise(result)
-
-
-def test_scaling_a_fit_scales_its_time() -> None:
-    for fit in (builtin("h200").models["llama-2-7b"], roofline(GPUS["h200"]).models["llama-2-7b"]):
-        once, twice = (Latency(MODELS["llama-2-7b"], f).shape(8, 5, 3) for f in (fit, fit.scaled(2.0)))
-        assert twice.solo_0 == pytest.approx(2 * once.solo_0)
-        assert twice.solo_1 == pytest.approx(2 * once.solo_1)
-        assert twice.bytes_0 == once.bytes_0

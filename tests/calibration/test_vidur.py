@@ -125,15 +125,11 @@ def put(name: str, row: int, value: object) -> Callable[[pd.DataFrame], pd.DataF
     ("change", "says"),
     [
         (drop("time_stats.mlp_act.median"), "mlp.csv: column time_stats.mlp_act.median is missing"),
-        (drop("num_tokens"), "mlp.csv: column num_tokens is missing"),
         (put("time_stats.add.median", 3, None), "time_stats.add.median: line 5: must be a number above 0, got nan"),
-        (put("time_stats.add.median", 0, -1.0), "time_stats.add.median: line 2: must be a number above 0, got -1"),
-        (put("time_stats.add.median", 0, 0.0), "line 2: must be a number above 0"),
         (put("time_stats.add.median", 0, "fast"), "time_stats.add.median: must be numbers"),
         (put("n_embd", 0, 2048), "holds 2 models"),
         (lambda frame: frame.assign(num_tensor_parallel_workers=2), "no row of one worker"),
         (lambda frame: frame[frame["num_tokens"] == frame["num_tokens"].iloc[0]], "too few num_tokens"),
-        (lambda frame: frame.assign(n_embd=999), "no *mlp.csv of a known model on a100-80gb"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(
@@ -166,11 +162,6 @@ def test_other_units_are_refused(tmp_path: Path, factor: float) -> None:
     frame.to_csv(tmp_path / "mlp.csv", index=False)
     with pytest.raises(ValueError, match="times must be milliseconds"):
         vidur.read(tmp_path, A100)
-
-
-def test_no_folder_is_refused() -> None:
-    with pytest.raises(ValueError, match="not a folder"):
-        vidur.read("nowhere", A100)
 
 
 def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> None:

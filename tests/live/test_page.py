@@ -173,24 +173,6 @@ def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> N
     assert "report" in (folder / "report.html").read_text()
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["--request-rate", "inf"], "finite --request-rate"),
-        (["--arch", "pdv,pdvv"], "unknown arch"),
-        (["--input-len", "9000000"], "tokens"),
-        (["--port", "70000"], "port"),
-        (["--speed", "0"], "speed"),
-        (["--token", "short"], "token"),
-    ],
-)
-def test_bad_input_is_one_line(argv: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["live", "--no-browser", "--port", "0", *argv]) == 2
-    said = capsys.readouterr().err
-    assert words in said
-    assert said.count("\n") == 1
-
-
 def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     for name in [name for name in sys.modules if name.startswith("pdvsim.live.")]:
         monkeypatch.delitem(sys.modules, name)

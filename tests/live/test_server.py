@@ -82,11 +82,9 @@ async def status(live: Served) -> str:
 
 
 ORDERS = (
-    "", "x", "{}", "[]", "[1]", "[1, 2, 3]", "null", '["no such order", 1]', '["turn", 1]', '["turn", ["x", 1]]',
-    '["turn", ["request_rate", "x"]]', '["turn", ["request_rate", NaN]]', '["turn", ["request_rate", [1]]]',
-    '["turn", ["input_len", {}]]', '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["controller", null]]',
-    '["turn", ["__class__", 1]]', '["speed", 99]', '["speed", -1]', '["window", "x"]', '["drawn", "x"]',
-    '["drawn", {}]', '["drawn", Infinity]', "[" * 5000, "x" * 70_000, b"\x00\xff", b"\xff\xfe[]",
+    "", "{}", "[1, 2, 3]", '["no such order", 1]', '["turn", ["request_rate", NaN]]', '["turn", ["input_len", {}]]',
+    '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["__class__", 1]]', '["speed", -1]', '["drawn", Infinity]',
+    "[" * 5000, "x" * 70_000, b"\xff\xfe[]",
 )  # fmt: skip
 
 
@@ -113,30 +111,6 @@ def test_malformed_orders_close_their_connection_and_nothing_else(live: Served) 
     asyncio.run(every())
     assert asyncio.run(status(live)) != asyncio.run(status(live))  # it goes on
     assert "#b00020" not in asyncio.run(status(live))
-
-
-def test_orders_that_cannot_be_obeyed_are_refused_and_end_nothing(live: Served) -> None:
-    numbers = [-1.0, 0.0, 1e308, -1e308, 1e-300]
-    knobs = ("request_rate", "burstiness", "acceptance_rate", "num_speculative_tokens")
-    orders: list[Any] = [["turn", [name, number]] for name in knobs for number in numbers]
-    lengths = ("input_len", "output_len", "max_num_seqs", "max_num_batched_tokens")
-    orders += [["turn", [name, text]] for name in lengths for text in ("0", "-5", "9" * 30)]
-
-    async def ordered() -> str:
-        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
-        for order in orders:
-            await connection.write_message(json.dumps(order))
-        told = ""
-        while "#b00020" not in told:  # a refusal is red
-            news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
-            await connection.write_message(json.dumps(["drawn", news["number"]]))
-            told = str(news["settings"]["status"]["text"])
-        await connection.write_message(json.dumps(["restart", None]))
-        connection.close()
-        return told
-
-    assert "must be" in asyncio.run(ordered())
-    assert asyncio.run(status(live)) != asyncio.run(status(live))
 
 
 def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
@@ -185,7 +159,9 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
     assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is no address of this machine\n"
 
 
-def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
+def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", "--no-browser", "--port", "0", "--token", "short"]) == 2
+    assert "token" in capsys.readouterr().err
     found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
     try:
         assert found.url.endswith("/?token=a-token-of-mine")

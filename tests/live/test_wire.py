@@ -53,13 +53,13 @@ def test_what_a_page_hears_is_what_happened() -> None:
     assert gauge.total_finished == len(result.requests["id"]) == 12
     assert gauge.total_tokens == result.deliveries["tokens"].sum() == 12 * 8
     figures = gauge.figures(KEPT_S)
-    assert sum(slot.kinds[:, 0].sum() for slot in gauge.slots) == len(result.launches["kind"])
+    assert sum(len(part["kind"]) for slot in gauge.slots for part in slot.launches) == len(result.launches["kind"])
     ends_s = [slot.start_s + SLOT_S for slot in gauge.slots]
     whens_s, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
     in_slots = np.bincount(np.searchsorted(ends_s, whens_s), tokens, len(ends_s))  # each in the slot of its time
     assert [slot.tokens for slot in gauge.slots] == in_slots.tolist()
     assert figures["in_system"] == 0
-    assert len(gauge._last_s) == 0
+    assert len(gauge._chunks._open["request"]) == len(gauge._unanswered) == 0
     assert figures["marks_ms"]["e2el"][2] > 0
     assert not socket_path().exists()
     assert page.experiment.traffic == result.experiment.traffic

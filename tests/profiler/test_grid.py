@@ -8,7 +8,6 @@ import pytest
 
 from pdvsim.profiler import corun, rig
 from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, GridPoint, design, ordered
-from pdvsim.profiler.precompile import shares
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE
 from pdvsim.sim.hardware.models import MODELS
 
@@ -44,11 +43,12 @@ def test_prompts_are_read_far_behind_a_start() -> None:
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize("seed", [0, 7])
 def test_any_cut_is_balanced(drafts: bool, seed: int) -> None:
     """Past the first few points every kind is there, each near its share of the class being worked on."""
     classes = design(drafts)
     order = ordered(classes, seed)
+    assert order == ordered(classes, seed) != ordered(classes, seed + 1)
     assert Counter(order) == Counter(p for points in classes for p in points)
     kinds = set(KINDS) - (set() if drafts else {"draft"})
     assert {p.kind for p in order[: len(kinds)]} == kinds
@@ -62,20 +62,11 @@ def test_any_cut_is_balanced(drafts: bool, seed: int) -> None:
         begin += len(points)
 
 
-def test_the_order_depends_on_the_seed_alone() -> None:
-    assert ordered(design(True), 3) == ordered(design(True), 3)
-    assert ordered(design(True), 3) != ordered(design(True), 4)
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_pages_fit_into_memory_and_every_point_into_a_slot(name: str) -> None:
     spec, memory = MODELS[name], 132e9
     assert spec.weight_bytes + rig.pages_that_fit(spec, memory) * PAGE * spec.kv_bytes_per_token <= memory
     assert all(p.positions + HEADROOM <= rig.CAPACITY for p in ALL)
-
-
-def test_workers_share_all_points() -> None:
-    assert Counter(p for share in shares(ALL, 3) for p in share) == Counter(ALL)
 
 
 def test_groups_are_pairs_and_triples_in_both_settings() -> None:

@@ -67,7 +67,3 @@ def test_taking_turns_gains_nothing_and_perfect_overlap_halves() -> None:
     assert overlap.span_over_serial([together, together], [1.0, 1.0]) == pytest.approx(0.5)
     slowed = np.array([(2.0 * i, 2.0 * i + 2) for i in range(5)])
     assert overlap.span_over_serial([slowed, slowed], [1.0, 1.0]) == pytest.approx(1.0)
-
-
-def test_a_member_that_never_ran_leaves_no_window() -> None:
-    assert overlap.window([np.zeros((0, 2)), np.array([(0.0, 1.0)])]) is None

@@ -77,6 +77,14 @@ def scaled(factor: float, what: str | None = None) -> Callable[[pa.Table], pa.Ta
     return change
 
 
+def refused(folder: Path, file: str, field: str) -> None:
+    """In one line that names the field."""
+    with pytest.raises(ValueError, match="samples") as refusal:
+        load(folder)
+    assert str(refusal.value).startswith(f"samples {folder / file}: {field}")
+    assert "\n" not in str(refusal.value)
+
+
 def test_loads_what_was_measured(shelf: Path) -> None:
     samples = load(shelf)
     parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.npz"))]
@@ -92,27 +100,17 @@ def test_loads_what_was_measured(shelf: Path) -> None:
     ("change", "field"),
     [
         (lambda t: t.drop_columns(["rows"]), "rows: column is missing"),
-        (lambda t: t.append_column("milliseconds", t["seconds"]), "milliseconds: unknown column"),
         (lambda t: t.set_column(NAMES.index("rows"), "rows", t["rows"].cast(pa.int64())), "rows: is int64"),
         (lambda t: t.slice(0, 5), "samples: has 5 rows"),
         (put("seconds", [float("nan")]), "seconds: is empty in row 0"),
-        (put("seconds", [0.004, None]), "seconds: is empty in row 1"),
         (put("seconds", [-0.001]), "seconds: -0.001"),
-        (put("seconds", [0.0]), "seconds: 0 is no duration"),
         (put("seconds", [4000.0]), "seconds: 4000"),
-        (put("seconds", [float("inf")]), "seconds: inf"),
         (put("kind", ["verifi"]), "kind: unknown value 'verifi'"),
-        (put("section", ["duet"]), "section: unknown value 'duet'"),
-        (put("what", ["lunch"]), "what: unknown value 'lunch'"),
-        (put("model", ["gpt-5"]), "model: unknown value 'gpt-5'"),
         (put("model", [None]), "model: is empty in row 0"),
-        (put("rows", [-1]), "rows: is -1"),
         (put("steps", [0]), "steps: is 0"),
         (put("bucket_rows", [2]), "bucket_rows: is smaller than rows"),
         (lambda t: put("start_s", [0.5] * len(t))(t), "end_s: is not start_s"),
-        (lambda t: put("end_s", [None] * len(t))(t), "end_s: is not start_s"),
         (scaled(1e3), "seconds: "),
-        (scaled(1e6), "seconds: "),
         (scaled(1e-3), "seconds: "),
         (scaled(1e3, "launch_idle"), "seconds: launch_idle"),
     ],
@@ -121,42 +119,24 @@ def test_broken_samples_are_refused(
     shelf: Path, tmp_path: Path, change: Callable[[pa.Table], pa.Table], field: str
 ) -> None:
     rewrite(copied(shelf, tmp_path), change)
-    with pytest.raises(ValueError, match="samples") as refused:
-        load(tmp_path)
-    assert str(refused.value).startswith(f"samples {tmp_path / SAMPLES}: {field}")
-    assert "\n" not in str(refused.value)
+    refused(tmp_path, SAMPLES, field)
 
 
 @pytest.mark.parametrize(
     ("change", "field"),
     [
         (lambda h: h.update(schema_version=3), "schema_version: is 3, this version reads 2"),
-        (lambda h: h.pop("schema_version"), "schema_version: is None"),
         (lambda h: h.pop("device"), "device: Field required"),
         (lambda h: h["device"].update(bandwidth_bytes_per_s=4.27), "device.bandwidth_bytes_per_s: "),
-        (lambda h: h["parts"][0].update(seed="x"), "parts.0.seed: "),
         (lambda h: h["parts"][0].update(colour="red"), "parts.0.colour: "),
         (lambda h: h["parts"][0]["models"]["llama-2-7b"].pop("layers"), "layers: "),
-        (lambda h: h.update(parts=[]), "parts: "),
     ],
 )
 def test_broken_headers_are_refused(
     shelf: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], field: str
 ) -> None:
     reheader(copied(shelf, tmp_path), change)
-    with pytest.raises(ValueError, match="samples") as refused:
-        load(tmp_path)
-    assert str(refused.value).startswith(f"samples {tmp_path / HEADER}: {field}")
-    assert "\n" not in str(refused.value)
-
-
-def loads_or_says_why(folder: Path) -> None:
-    reason = None
-    try:
-        load(folder)
-    except ValueError as error:
-        reason = str(error)
-    assert reason is None or (str(folder) in reason and "\n" not in reason)
+    refused(tmp_path, HEADER, field)
 
 
 @settings(max_examples=60)
@@ -173,33 +153,12 @@ def test_any_torn_file_is_loaded_or_refused_in_one_line(shelf: Path, data: st.Da
     else:
         content[at] ^= data.draw(st.integers(1, 255))
     path.write_bytes(content)
-    loads_or_says_why(folder)
-
-
-@settings(max_examples=40)
-@given(
-    name=st.sampled_from([n for n in NAMES if n not in ("section", "model", "pair", "kind", "what")]),
-    row=st.integers(0, 5),
-    value=st.one_of(st.none(), st.integers(-5, 100)),
-)
-def test_any_changed_cell_is_loaded_or_refused_in_one_line(shelf: Path, name: str, row: int, value: int | None) -> None:
-    folder = shelf.parent / "broken" / "changed"
-    folder.mkdir(parents=True, exist_ok=True)
-    copied(shelf, folder)
-
-    def change(table: pa.Table) -> pa.Table:
-        kind = table.schema.field(name).type
-        values = table[name].to_pylist()
-        values[row] = bool(value) if pa.types.is_boolean(kind) and value is not None else value
-        return table.set_column(NAMES.index(name), name, pa.array(values, kind))
-
-    rewrite(folder, change)
-    loads_or_says_why(folder)
-
-
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"header\.json: header: No such file"):
-        load(tmp_path)
+    reason = None
+    try:
+        load(folder)
+    except ValueError as error:
+        reason = str(error)
+    assert reason is None or (str(folder) in reason and "\n" not in reason)
 
 
 def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
@@ -230,7 +189,6 @@ def test_shipped_samples_are_listed_with_their_provenance(shelf: Path) -> None:
     [
         (["profile"], "nothing to measure"),
         (["profile", "--models", "gpt-5"], "unknown model 'gpt-5'"),
-        (["profile", "--pairs", "llama-2-7b"], "must be written draft:target"),
         (["profile", "--models", "llama-2-7b", "--budget-s", "0"], "budget-s must be 0.01 to 2592000, got 0"),
     ],
 )

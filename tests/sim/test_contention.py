@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.core import Request, Role, Work
+from pdvsim.sim.hardware import latency
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
@@ -31,19 +32,10 @@ TURNS: tuple[Priority, ...] = ("none", "stream")
 H200 = builtin("h200").contention
 
 
-@dataclass
-class Load:
-    compute: float
-    bandwidth: float
-    priority: int = 0
+@dataclass(eq=False)
+class Load(latency.Load):
     lane: str = "decode"
     turn_s: float = 1e-4
-    nimble: float = 0.0
-    filled: float = 0.0
-    empty: float = 0.0
-    yielding: float = 0.0
-    share: float = 0.0
-    rate: float = 0.0
 
 
 demands = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-6, 1.0))
