@@ -27,6 +27,8 @@ from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
+from pdvsim.sim.assembly import check_context, check_kv, drawn_verdict, host_times, make_controller, profile_of
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
@@ -39,16 +41,7 @@ from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log, Result, request_columns
-from pdvsim.sim.run import (
-    Client,
-    check_context,
-    check_kv,
-    drawn_verdict,
-    host_times,
-    make_controller,
-    no_collector,
-    profile_of,
-)
+from pdvsim.sim.run import no_collector
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 

@@ -95,7 +95,7 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache
 def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int | None) -> tuple[str, ...]:
-    from pdvsim.sim.run import covering_profile
+    from pdvsim.sim.assembly import covering_profile
 
     models = pair(name)
     draft, target = models.draft, models.target

@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.view.table import grid
 
 APART = ("prefill=1", "decode=0", "verify=1")

@@ -26,11 +26,12 @@ from typing import Any
 from pdvsim.calibration.validate.compare import capacity
 from pdvsim.calibration.validate.served import ServedRun, write_runs
 from pdvsim.common.commandline import command_line
+from pdvsim.sim.assembly import models_of
 from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import models_of, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 
 SEED = 21

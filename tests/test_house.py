@@ -177,7 +177,7 @@ def test_the_simulator_knows_no_device_and_no_picture() -> None:
 
 def test_a_policy_never_sleeps_or_asks_what_runs_it() -> None:
     for module in under("sim.policies"):
-        banned = {"time", "threading", "asyncio", "pdvsim.sim.machine.device", "pdvsim.sim.run"}
+        banned = {"time", "threading", "asyncio", "pdvsim.sim.machine.device", "pdvsim.sim.assembly", "pdvsim.sim.run"}
         assert not {i.target for i in imports(module)} & banned, module
         text = modules()[module].read_text(encoding="utf-8")
         assert "isinstance(self.device" not in text, module

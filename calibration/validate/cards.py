@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdvsim.profiler.probe import RATES
+from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.records import Result
-from pdvsim.sim.run import profile_of
 
 
 class Slower(NamedTuple):

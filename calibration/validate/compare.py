@@ -29,12 +29,13 @@ from pdvsim.calibration.validate.cards import Slower, probed_reference, slowdown
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.reach import TELLING
 from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, simulate
+from pdvsim.sim.run import simulate
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

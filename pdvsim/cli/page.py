@@ -8,8 +8,8 @@ from typing import Any
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.run import covering_profile
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 

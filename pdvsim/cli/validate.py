@@ -319,7 +319,7 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     """One run, launch by launch."""
     from pdvsim.calibration.validate import compare
     from pdvsim.calibration.validate.launches import compared, priced, simulated
-    from pdvsim.sim.run import covering_profile
+    from pdvsim.sim.assembly import covering_profile
 
     experiment, measured, metrics, name = _chosen(args)
     hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)

@@ -22,9 +22,9 @@ from numpy.typing import NDArray
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, Simulated, Tier
 from pdvsim.decide.formula import JOINING, SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
+from pdvsim.sim.assembly import bar_of, covering_profile, models_of
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.run import bar_of, covering_profile, models_of
 from pdvsim.study.stats import Interval, interval
 
 Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length

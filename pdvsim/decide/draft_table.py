@@ -12,11 +12,11 @@ from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.runs import replications
 from pdvsim.decide.text import lengths_note
+from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import named
-from pdvsim.sim.run import profile_of
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.stats import Interval

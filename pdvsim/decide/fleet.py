@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check
 from pdvsim.sim.policies import kin, policy_of
-from pdvsim.sim.run import covering_profile, kv_capacity
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
 APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # one lane's GPU, and the others'

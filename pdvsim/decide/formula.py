@@ -20,10 +20,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.run import covering_profile, kv_capacity, make_planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
 from pdvsim.sim.workload.requests import make_requests
 

@@ -19,10 +19,11 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
 from pdvsim.decide.verdict import judged
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50

@@ -15,9 +15,10 @@ from pdvsim.live.arrivals import Arrivals
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
+from pdvsim.sim.assembly import Site, bandwidths
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
-from pdvsim.sim.run import Site, bandwidths, no_collector
+from pdvsim.sim.run import no_collector
 
 TAIL_S = 5.0  # of a session that is run again, for its timeline
 STEP_S = 1.0  # at a time

@@ -10,13 +10,14 @@ from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
 from pdvsim.live.knobs import DROP_S
+from pdvsim.sim.assembly import Site, covering_profile, make_controller
+from pdvsim.sim.client import Client, Door
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Log, Reader
-from pdvsim.sim.run import Client, Door, Site, covering_profile, make_controller
 
 _MASK = (1 << 64) - 1
 

@@ -23,9 +23,9 @@ import numpy as np
 from pdvsim.common.commandline import experiment_from
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.station import queues_of, seen_by
+from pdvsim.sim.client import Client
 from pdvsim.sim.core import Request
 from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log, rows_of
-from pdvsim.sim.run import Client
 from pdvsim.study.output import plain, settings
 
 if TYPE_CHECKING:

@@ -24,9 +24,10 @@ from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published
 from pdvsim.published.three_way import ThreeWay, run_three_way
 from pdvsim.published.three_way_fit import OUTPUT_TOKENS as THREE_WAY_TOKENS
 from pdvsim.published.three_way_fit import PROMPT_TOKENS, ThreeWayModel, jobs_of
+from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.run import profile_of, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
 HEADLINE = "TinyLlama-TinyLlama"  # the label of the published +3265%

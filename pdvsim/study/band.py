@@ -17,12 +17,13 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pdvsim.sim.assembly import bar_of, covering_profile
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
-from pdvsim.sim.run import bar_of, covering_profile, simulate
+from pdvsim.sim.run import simulate
 
 Metrics = dict[str, Any]
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.hardware.models import GPUS, pair_name
 from pdvsim.sim.hardware.models import gpu as named_gpu
@@ -18,7 +19,6 @@ from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, kv_capacity
 from pdvsim.study.stats import CONFIDENCE, over_replications, paired_differences
 from pdvsim.study.sweep import Point, Sweep
 

@@ -14,8 +14,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 
 if TYPE_CHECKING:
+    from pdvsim.sim.assembly import Site
     from pdvsim.sim.core import Request
-    from pdvsim.sim.run import Site
     from pdvsim.sim.workload.requests import Workload
     from pdvsim.study.sweep import Point
 
@@ -60,8 +60,8 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
 
 def _site(experiment: Experiment) -> Site:
     """The servers: pair, GPU and profile are known and go together."""
+    from pdvsim.sim.assembly import Site, covering_profile
     from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.records import Log
-    from pdvsim.sim.run import Site, covering_profile
 
     return Site(Clock(), experiment, covering_profile(experiment), Log())

@@ -17,13 +17,15 @@ from fractions import Fraction
 
 import numpy as np
 
+from pdvsim.sim.assembly import Site, profile_of
+from pdvsim.sim.client import Client, Door
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.metrics.streaming import Tally
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Log
-from pdvsim.sim.run import Client, Door, Site, no_collector, profile_of, simulate
+from pdvsim.sim.run import no_collector, simulate
 from pdvsim.sim.workload.requests import Workload
 
 LOAD = 0.95

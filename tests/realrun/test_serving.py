@@ -31,6 +31,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
 from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve
 from pdvsim.sim import policies
+from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
 from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
@@ -39,7 +40,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import profile_of, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own

@@ -41,11 +41,11 @@ from test_laws import (
     write,
 )
 
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.run import covering_profile
 from pdvsim.testing import check_books
 
 # Sums in another order, and quantiles from a sketch.

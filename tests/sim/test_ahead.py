@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdvsim.sim.assembly import covering_profile, make_planner
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, make_planner, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import LOADS, check_books, check_streams

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdvsim.sim.assembly import Site, covering_profile, make_planner
 from pdvsim.sim.config import Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware import latency
@@ -23,7 +24,6 @@ from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import LANES, Launches, Log
-from pdvsim.sim.run import Site, covering_profile, make_planner
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early

@@ -10,7 +10,8 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from pdvsim.sim import run as run_module
+from pdvsim.sim import assembly
+from pdvsim.sim.assembly import make_controller
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
 from pdvsim.sim.core import KINDS, Chunk, Request
 from pdvsim.sim.hardware.contention import Sharing
@@ -27,7 +28,7 @@ from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import make_controller, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.testing import check_alike
@@ -170,7 +171,7 @@ class Scripted(Controller):
 
 def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int], **server: Any) -> Result:
     """A run under a script; `controller` keeps the drafter, though it is not the one that decides."""
-    monkeypatch.setattr(run_module, "make_controller", lambda settings, plan: Scripted(settings, lengths))
+    monkeypatch.setattr(assembly, "make_controller", lambda settings, plan: Scripted(settings, lengths))
     traffic = Traffic("random", num_prompts=30, input_len=300, output_len=60, max_concurrency=12)
     settings = Server(controller="goodput", **server)
     return simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), settings))

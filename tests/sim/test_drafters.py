@@ -12,6 +12,7 @@ import pdvsim
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
+from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
 from pdvsim.sim.doubts import Doubt, warn
@@ -21,7 +22,7 @@ from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.records import Launches
-from pdvsim.sim.run import covering_profile, kv_capacity, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found
 from pdvsim.sim.workload.measured import measured
 from pdvsim.study.band import spanned

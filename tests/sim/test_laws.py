@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
+from pdvsim.sim.assembly import Site, covering_profile, profile_of
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, GpuSpec, Request
 from pdvsim.sim.hardware.latency import ForwardFit
@@ -27,7 +29,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import Client, Site, covering_profile, profile_of, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_books
 

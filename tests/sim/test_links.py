@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdvsim.sim.assembly import covering_profile, kv_capacities, kv_capacity, make_planner
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
@@ -16,7 +17,7 @@ from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import covering_profile, kv_capacities, kv_capacity, make_planner, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import LOADS, check_books, check_streams
 

@@ -68,7 +68,7 @@ def at_limit(arch: str, limit_w: float | None, monkeypatch: pytest.MonkeyPatch, 
     """A closed loop on the shipped card with this limit."""
     shipped = profiles.builtin("h200")
     power = None if limit_w is None else replace(FIT, limit_w=limit_w)
-    monkeypatch.setattr("pdvsim.sim.run.builtin", lambda name: replace(shipped, power=power))
+    monkeypatch.setattr("pdvsim.sim.assembly.builtin", lambda name: replace(shipped, power=power))
     traffic = Traffic("random", num_prompts=60, max_concurrency=users, input_len=300, output_len=60)
     return suited(Experiment(arch, traffic, server=Server(num_speculative_tokens=3), hardware=Hardware(gpu="h200")))  # type: ignore[arg-type]
 

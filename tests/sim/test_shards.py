@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
+from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_planner
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.cards import GPUS
@@ -24,7 +25,7 @@ from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.run import bar_of, covering_profile, kv_capacity, make_planner, simulate
+from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
 
 LLAMA = "llama-3.2-1b:llama-3.1-70b"

@@ -1,0 +1,377 @@
+"""The simulated servers of one experiment: its profile, host, links, KV cache and policies, put together."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
+from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
+from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
+from pdvsim.sim.machine.batch import RunningBatch
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens
+from pdvsim.sim.machine.node import Device, Node
+from pdvsim.sim.machine.rounds import ForeseeingGPU
+from pdvsim.sim.policies import archs_where, own_errors, policy_of
+from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.policies.controllers import Controller, Goodput
+from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.planner import Apart, Planner
+from pdvsim.sim.records import Log
+from pdvsim.sim.workload.acceptance import found_refused, is_found
+
+
+def profile_of(experiment: Experiment) -> Profile:
+    """The profile an experiment runs on; of several cards, that of the target's."""
+    hardware = experiment.hardware
+    card = hardware.cards[experiment.seats.verify] if hardware.cards else hardware.gpu
+    if hardware.profile == "roofline":
+        return roofline(gpu(card))
+    if not hardware.profile:
+        return builtin(card)
+    found = load(hardware.profile)
+    if hardware.gpu not in (Hardware.gpu, found.gpu.name):
+        raise ValueError(f"--profile {hardware.profile} is of {found.gpu.name}, not of --gpu {hardware.gpu}")
+    return found
+
+
+def covering_profile(experiment: Experiment) -> Profile:
+    """The same with both models of the pair, predicted where the profile lacks them."""
+    pair = experiment.pair
+    if not experiment.speculates:
+        pair = Pair(pair.target, pair.target)  # its drafter is never run
+    profile = profile_of(experiment)
+    if profile.whole_steps:
+        if not policy_of(experiment.arch).in_steps():
+            fitting = archs_where(lambda policy: policy.in_steps())
+            raise ValueError(
+                f"profile {profile.name} has {profile.foundation}: it supports {' and '.join(fitting)}, and not the "
+                f"concurrent lanes of {experiment.arch}"
+            )
+        for spec in (pair.draft, pair.target):
+            profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
+    return covering(profile, pair, link_of(experiment)).padded(experiment.hardware.padding)
+
+
+def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
+    """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
+    cards, seats = experiment.hardware.cards, experiment.seats
+    found = [profile] * seats.gpus
+    for at, card in enumerate(cards):
+        if card != cards[seats.verify]:
+            own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
+            found[at] = covering(own, experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
+    return [one.at_bar(end) for one in found] if end else found
+
+
+def bar_of(experiment: Experiment, profile: Profile) -> float:
+    """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
+    placed = models_on(experiment)
+    profiles = profiles_of(experiment, profile)
+    return max(profiles[at].bar(model) for at, models in enumerate(placed) for model in models.values())
+
+
+def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
+    """The models on each GPU of a server that lanes are placed on."""
+    seats, pair = experiment.seats, experiment.pair
+    found: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
+    for at in (seats.verify, *seats.prefill):
+        found[at]["target"] = pair.target
+    for at in seats.draft if experiment.speculates else ():
+        found[at]["draft"] = pair.draft
+    return found
+
+
+def models_of(experiment: Experiment) -> list[ModelSpec]:
+    """The models that an experiment runs."""
+    pair = experiment.pair
+    return [pair.draft, pair.target] if experiment.speculates and not pair.draft.on_host else [pair.target]
+
+
+def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
+    """The host's costs: the experiment's own figures, else the profile's."""
+    host, measured = experiment.host, profile.host
+    return HostTimes(
+        launch_s=measured.launch_s if host.launch_s is None else host.launch_s,
+        completion_s=measured.completion_s if host.completion_s is None else host.completion_s,
+        handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
+        idle_poll_s=host.idle_poll_s,
+        idle_poll_cost_s=host.idle_poll_cost_s,
+        notify_s=host.notify_s,
+    )
+
+
+def make_controller(settings: Server, planner: Planner) -> Controller:
+    """The draft-length controller that the settings name."""
+    if settings.controller == "feedback":
+        return Feedback(settings)
+    if settings.controller == "goodput":
+        return Goodput(settings, planner)
+    return Controller(settings)
+
+
+def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Planner:
+    """The latency model of an experiment's GPUs, to plan with."""
+    if experiment.server.priority == "partition":
+        raise ValueError(
+            "--priority partition is not simulated: how kernels slow down on a part of the card was not measured; "
+            "realrun serves with it"
+        )
+    pair, seats = experiment.pair, experiment.seats
+    profiles = profiles_of(experiment, profile, end)
+    models: dict[Role, Latency] = {"target": profiles[seats.verify].latency(pair.target)}
+    if experiment.speculates:
+        models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
+    apart = None
+    if seats.apart:
+        cargo = Cargo(pair, experiment.hardware.draft_probs)
+        apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
+    policy = policy_of(experiment.arch)
+    return Planner(
+        models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
+        policy.hands_over, apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.prefill_lane == policy.verify_lane,
+    )  # fmt: skip
+
+
+def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
+    """How works side by side share a GPU."""
+    settings = experiment.server
+    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
+
+
+def peak_of(profile: Profile) -> tuple[float, float]:
+    """A card's arithmetic and bandwidth, a second."""
+    return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
+
+
+def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
+    """Bytes per second of each GPU of a server."""
+    return [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+
+
+def link_of(experiment: Experiment) -> LinkSpec:
+    """The link between the GPUs of a server."""
+    hardware = experiment.hardware
+    link = LINKS[hardware.link]
+    if hardware.link_latency_s is not None:
+        link = replace(link, latency_s=hardware.link_latency_s, hop_s=min(link.hop_s, hardware.link_latency_s))
+    if hardware.link_bytes_per_s is not None:
+        link = replace(link, bytes_per_s=hardware.link_bytes_per_s)
+    return link
+
+
+def make_fabric(experiment: Experiment) -> Fabric:
+    """The links of a server, at rest."""
+    return Fabric(link_of(experiment), experiment.seats.gpus)
+
+
+def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
+    hardware = experiment.hardware
+    if hardware.kv_capacity_tokens is not None:
+        return [hardware.kv_capacity_tokens] * experiment.seats.gpus
+    return [
+        capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
+        for one, models in zip(profiles_of(experiment, profile), models_on(experiment), strict=True)
+    ]
+
+
+def kv_capacity(experiment: Experiment, profile: Profile) -> int:
+    """Tokens of KV cache that a server has: of the part with the least room, of those that hold a request to its end.
+
+    Several GPUs that draft hold their requests' among them.
+    """
+    seats, capacities = experiment.seats, kv_capacities(experiment, profile)
+    verify = capacities[seats.verify]
+    return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
+
+
+def drawn_verdict(work: Work) -> Sequence[int] | None:
+    """How many of each row's drafts the target accepts, as drawn before the run."""
+    if work.role == "draft":
+        return None
+    if isinstance(work.rows, RunningBatch):
+        return work.rows.verdict()
+    return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
+
+
+def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
+    """Refuse a request that is longer than a model's context."""
+    known = [(limit, model.name) for model in models if (limit := model.max_position_embeddings) is not None]
+    longest = max(requests, key=lambda request: request.prompt_tokens + request.output_tokens)
+    tokens = longest.prompt_tokens + longest.output_tokens
+    if known and tokens > min(known)[0]:
+        limit, name = min(known)
+        raise ValueError(
+            f"request {longest.id} has {tokens} tokens and the context of {name} ends at {limit}: lower --input-len or "
+            "--output-len, or choose a --pair of longer context"
+        )
+
+
+def check_kv(kv: KvCache, requests: Sequence[Request], sharded: Callable[[int], str] = lambda tokens: "") -> None:
+    """Refuse a request that the KV cache could never hold; `sharded` says over how many GPUs it would."""
+    largest = max(requests, key=kv.need)
+    need = kv.need(largest)
+    if not kv.capacity_tokens:
+        raise ValueError(
+            "the models' weights leave no room for a KV cache on this GPU: choose a larger card or smaller models"
+            f"{sharded(need)}"
+        )
+    if need > kv.capacity_tokens:
+        raise ValueError(
+            f"request {largest.id} needs {need} tokens of KV cache and the server has {kv.capacity_tokens}: "
+            f"lower --input-len or --output-len, or raise --gpu-memory-utilization{sharded(need)}"
+        )
+
+
+def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
+    """The least GPUs to shard the target over so that a server holds `tokens`, as an advice; nothing if none does."""
+    hardware = experiment.hardware
+    if hardware.kv_capacity_tokens is not None:
+        return ""
+    for size in (size for size in SHARDED if size > hardware.tensor_parallel_size):
+        for drafters in (None, 1):
+            wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
+            with suppress(ValueError):  # models that cannot be divided so
+                if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
+                    return f", or give --tensor-parallel-size {size}"
+    return ""
+
+
+class Site:
+    """The servers behind the router."""
+
+    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0) -> None:
+        self.env = env
+        self.experiment = experiment
+        self.profile = profile
+        self.end = end
+        self.log = log
+        self.pair = experiment.pair
+        self.capacity_tokens = kv_capacity(experiment, profile)
+        self.on_finish: Callable[[Request], None] = lambda request: None
+        self.servers: list[Policy] = []
+        self.gpus: list[SimulatedGPU] = []
+        self.fabrics: list[Fabric] = []
+        self._turn = 0
+        self._rng = np.random.default_rng([experiment.traffic.seed, 7])
+        for replica in range(experiment.hardware.replicas):
+            self.servers.append(self._server(env, replica))
+
+    def _server(self, env: Clock, replica: int) -> Policy:
+        experiment, profile = self.experiment, self.profile
+        settings, seats = experiment.server, experiment.seats
+        planner = make_planner(experiment, profile, self.end)
+        host = SimulatedHost(times := host_times(experiment, profile))
+        if (spans := self.log.host) is not None:
+            host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
+        looked_up = experiment.server.drafted_by == "ngram"
+        found = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
+        gpus = []
+        placed = models_on(experiment)
+        for at, one in enumerate(profiles_of(experiment, profile, self.end)):
+            models = {role: one.latency(model) for role, model in placed[at].items()}
+            sharing = make_sharing(experiment, one)
+            gpus.append(
+                ForeseeingGPU(
+                    env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
+                    found,
+                )
+            )  # fmt: skip
+        self.gpus += gpus
+        device: Device = gpus[0]
+        if len(gpus) > 1:
+            fabric, cargo = make_fabric(experiment), Cargo(self.pair, experiment.hardware.draft_probs)
+            self.fabrics.append(fabric)
+            device = Node(env, host, gpus, seats, fabric, cargo)
+        context = Context(
+            env=env,
+            device=device,
+            settings=settings,
+            controller=make_controller(settings, planner),
+            planner=planner,
+            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged),
+            deliveries=self.log.deliveries,
+            readers=len(seats.prefill),
+            on_finish=lambda request: self.on_finish(request),
+        )
+        with own_errors(experiment.arch):
+            policy: Policy = policy_of(experiment.arch)(context)
+        return policy
+
+    def check(self, requests: Sequence[Request]) -> None:
+        """Refuse what could never be served."""
+        check_context(models_of(self.experiment), requests)
+        check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
+        room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
+        longest = max(requests, key=lambda request: request.prompt_tokens)
+        if longest.prompt_tokens > room:
+            raise ValueError(
+                f"request {longest.id} has {longest.prompt_tokens} prompt tokens and the GPU of the prefill lane has "
+                f"room for {room}: lower --input-len, or give that lane a larger card"
+            )
+
+    def route(self, request: Request) -> Policy:
+        """The server that takes a request."""
+        servers, router = self.servers, self.experiment.hardware.router
+        if len(servers) == 1:
+            at = 0
+        elif router == "least-loaded":
+            at = min(range(len(servers)), key=lambda i: servers[i].in_flight + len(servers[i].waiting))
+        elif router == "random":
+            at = int(self._rng.integers(len(servers)))
+        else:
+            at, self._turn = self._turn, (self._turn + 1) % len(servers)
+        request.replica = at
+        return servers[at]
+
+    def settled_s(self) -> float:
+        """Until when every launch that began is in the log."""
+        running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
+        now_s: float = self.env.now
+        return min(now_s, *running, math.inf)
+
+    def meta(self) -> dict[str, Any]:
+        """Where the records came from."""
+        gpu = self.profile.gpu
+        return {
+            "clock": "simulated",
+            "profile": self.profile.name,
+            "foundation": self.profile.foundation,
+            "provenance": self.profile.provenance,
+            **({"forward_error_bar": bar} if (bar := bar_of(self.experiment, self.profile)) else {}),
+            "gpu": gpu.name,
+            "gpus": self.experiment.hardware.replicas * self.experiment.gpus,
+            "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
+            "bandwidths_bytes_per_s": bandwidths(self.experiment, self.profile),
+            "flops_per_s": gpu.flops_per_s,
+            "kv_capacity_tokens": self.capacity_tokens,
+            "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
+            "reaches": self.profile.reaches(self.pair),
+            **({"links": self._links()} if self.fabrics else {}),
+        }
+
+    def _links(self) -> dict[str, dict[str, float]]:
+        """Bytes that went over the links and the time that took, of all servers, by way."""
+        ways = sorted({way for fabric in self.fabrics for way in fabric.bytes})
+        return {
+            f"{source}->{target}": {
+                "bytes": sum(fabric.bytes.get((source, target), 0.0) for fabric in self.fabrics),
+                "busy_s": sum(fabric.busy_s.get((source, target), 0.0) for fabric in self.fabrics),
+            }
+            for source, target in ways
+        }

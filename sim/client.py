@@ -1,0 +1,125 @@
+"""The client of a run: it sends the requests as they arrive, or when another is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Generator
+from typing import Any, Protocol
+
+from simpy.core import EmptySchedule
+from simpy.events import Event
+
+from pdvsim.sim.assembly import Site
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import Request
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.policies.base import Policy
+from pdvsim.sim.records import Reader
+from pdvsim.sim.workload.requests import Workload
+
+STUCK_SHOWN = 10  # requests named when nothing moves any more
+
+
+class Door:
+    """In front of a site: whoever reads its log learns of the requests that go in and out."""
+
+    def __init__(self, site: Site, reader: Reader) -> None:
+        self.on_finish: Callable[[Request], None] = lambda request: None
+        self._site, self._reader, self.servers = site, reader, site.servers
+        site.on_finish = self._finished
+
+    def route(self, request: Request) -> Policy:
+        self._reader.arrived(request)
+        return self._site.route(request)
+
+    def _finished(self, request: Request) -> None:
+        self._reader.finished(request)
+        self.on_finish(request)
+
+
+class Servers(Protocol):
+    """What a client sees of a site, simulated or real."""
+
+    on_finish: Callable[[Request], None]
+    servers: list[Policy]
+
+    def route(self, request: Request) -> Policy: ...
+
+
+class Client:
+    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in."""
+
+    def __init__(
+        self,
+        env: Clock,
+        requests: Collection[Request] | Workload,
+        experiment: Experiment,
+        site: Servers,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.env = env
+        self.site = site
+        self.progress = progress
+        self.limit = experiment.traffic.max_concurrency
+        self.left = len(requests)
+        self.total = len(requests)
+        self.inside: dict[int, Request] = {}  # sent, not finished
+        self.held: Request | None = None  # due, but the limit is reached; those behind it are not drawn yet
+        self._free = Event(env)  # nobody is held any more, and the next is due
+        self._coming = iter(requests)
+        self.all_done = Event(env)
+        site.on_finish = self.finished
+        self._arriving = env.process(self.arrivals())
+
+    def run(self) -> None:
+        """Until every request is served; a RuntimeError that says who waits where that can never be."""
+        try:
+            self.env.run_to(self.all_done)
+        except EmptySchedule:
+            waiting = sorted({lane.name for server in self.site.servers for lane in server.lanes if lane.waits})
+            inside = list(self.inside)
+            some = ", ".join(map(str, inside[:STUCK_SHOWN])) + (", …" if len(inside) > STUCK_SHOWN else "")
+            raise RuntimeError(
+                f"deadlock at {self.env.now:.6f} s: no work is under way; "
+                f"lanes that wait: {', '.join(waiting) or 'none'}; "
+                f"requests inside: {some or 'none'} ({len(inside)} in all, {self.left} of {self.total} not served)"
+            ) from None
+
+    def arrivals(self) -> Generator[Event, Any, None]:
+        request = next(self._coming, None)
+        while request is not None:
+            if request.arrival_s > self.env.now:
+                # one that arrives as a step ends is in time for the next
+                yield self.env.at(request.arrival_s, Event(self.env), first=True)
+            if self.limit is not None and len(self.inside) >= self.limit:
+                self.held = request
+                request = (yield self._free) or next(self._coming, None)
+            else:
+                self.send(request)
+                request = next(self._coming, None)
+
+    def resume(self) -> None:
+        """Send what was added to the requests after the last of them was sent."""
+        if not self._arriving.is_alive:
+            self._arriving = self.env.process(self.arrivals())
+
+    def send(self, request: Request) -> None:
+        """As in vLLM, latency counts from the sending, not from when the request was due."""
+        self.inside[request.id] = request
+        request.arrival_s = self.env.now
+        self.site.route(request).submit(request)
+
+    def finished(self, request: Request) -> None:
+        del self.inside[request.id]
+        self.left -= 1
+        if self.held is not None:
+            self.send(self.held)
+            self.held = next(self._coming, None)
+            if self.held is None or self.held.arrival_s > self.env.now:
+                free, self._free = self._free, Event(self.env)
+                due_s = self.env.now if self.held is None else self.held.arrival_s
+                self.env.at(due_s, free, self.held, first=True)
+                self.held = None
+        if self.progress is not None:
+            self.progress(self.total - self.left)
+        if not self.left:
+            self.all_done.succeed()
