@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.capacity import Capacities, Plan, find_capacities
+from pdvsim.decide.capacity import Capacities, Plan
+from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula

@@ -22,7 +22,7 @@ from pdvsim.cli import main
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.advice import Advice, advice_document
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.flips import Rivalry, find_flips
@@ -59,7 +59,7 @@ def advice() -> Advice:
 
 
 def test_the_command_reproduces_the_figures_exactly() -> None:
-    document = advice_document(advice())
+    document = advice().report().document
     command = shlex.split(document["recommendation"]["command"])
     assert command[:2] == ["pdvsim", "run"]
     experiment = parse(RunCommand, command[2:]).experiment
@@ -88,7 +88,7 @@ def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None
 
 
 def test_the_text_says_what_the_document_says() -> None:
-    text, document = str(advice()), advice_document(advice())
+    text, document = str(advice()), advice().report().document
     assert document["recommendation"]["described"] in text
     assert document["recommendation"]["command"] in text
     assert document["foundation"] in text

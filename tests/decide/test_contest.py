@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.text import lead_text, threshold_text
+from pdvsim.decide.report import lead_text, threshold_text
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.hardware.trust import errors_of
 from pdvsim.study.stats import interval

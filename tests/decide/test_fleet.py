@@ -11,17 +11,18 @@ import pytest
 from pdvsim.cli.advise import AdviseOptions, AskedTraffic
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.map import MapOptions, MapTraffic
-from pdvsim.decide.advice import Advice, advice_document, advice_text
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure, map_figure
 from pdvsim.decide.fleet import ARCHS, Fleet, fleet_name, fleets, hourly, prices
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.map_search import draw_map
 from pdvsim.decide.options import TunedServer
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import FAR_FLEET, Search, tuned
-from pdvsim.decide.winners import WinnerMap, draw_map, map_document, map_table
+from pdvsim.decide.winners import WinnerMap
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.run import simulate
 
@@ -134,7 +135,7 @@ def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
 
 
 def test_the_map_says_who_where_and_by_what(drawn: WinnerMap) -> None:
-    text, document = map_table(drawn), map_document(drawn)
+    text, document = str(drawn), drawn.report().document
     assert "best output throughput (tok/s) and its lead" in text
     assert text.count("lanes on several GPUs lead up to") == 2
     assert [border["place"] for border in document["borders"]] == [0.5, 0.9]
@@ -158,8 +159,8 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     assert ask.name(best) in ("colocated tp2", "pdv-ahead on 1+1")  # no significant difference between these two
     assert advice.cheapest is not None
     assert ask.name(advice.cheapest) == "1x colocated"
-    document = advice_document(advice)
-    assert "Cheapest that meets the goal: 1x colocated, k=4" in advice_text(advice)
+    document = advice.report().document
+    assert "Cheapest that meets the goal: 1x colocated, k=4" in str(advice)
     assert document["recommendation"]["fleet"] == ask.name(best)
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
         hours = [1e6 / 3600 / row["output_throughput"] for row in rows]
@@ -170,7 +171,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
 
 def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None:
     """Commands, expected figures, where it flips and what could go wrong, of the fleet recommended."""
-    best, text = advice.recommended, advice_text(advice)
+    best, text = advice.recommended, str(advice)
     assert best is not None
     parts = ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)

@@ -15,7 +15,7 @@ import pdvsim
 from pdvsim.cli import main
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.advice import Advice, advice_document
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
@@ -285,7 +285,7 @@ def answer(**changes: Any) -> Advice:
 
 def text_of(found: Advice) -> str:
     """The whole document but for how long it took."""
-    document = advice_document(found)
+    document = found.report().document
     del document["search"]["spent_s"]
     return output.dumps(document)
 
@@ -307,7 +307,7 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
         for what in found.left_out:
             assert f"left out, the budget is spent: {what}" in str(found)
         assert f"; {found.search.skipped} more were left out; " in str(found)
-        assert advice_document(found)["search"]["left_out"] == found.left_out
+        assert found.report().document["search"]["left_out"] == found.left_out
     whole = answer(budget=5000)
     assert not whole.left_out
     assert not whole.search.skipped

@@ -17,10 +17,11 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.map_search import _judged, draw_map
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, _judged, by_size, draw_map, natural_pairs, size_ratio
+from pdvsim.decide.winners import Grid, WinnerMap, by_size, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
