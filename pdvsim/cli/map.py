@@ -174,5 +174,6 @@ def main(argv: list[str]) -> int:
     if found.differences is not None:
         files.append(output.check_file(files[0].with_name("differences.png")))
         setting = points_line(found.differences.points, [asdict(grid.base)])
-        pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
+        if found.differences.paired:
+            pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
     return deliver(found, args, pictures, files, page, date)

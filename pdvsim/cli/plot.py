@@ -63,8 +63,8 @@ def main(argv: list[str]) -> int:
     if args.frontier:
         if chosen.keys() - {"x", "y"}:
             raise ValueError("--frontier takes --var-x and --var-y, and no curves or panels")
-        frontier = find_frontier(results, **chosen)
-        pictures = iter([("frontier", frontier_figure(frontier))])
+        frontier = find_frontier(results.points, **chosen)
+        pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
         print(frontier)
     elif chosen:
         pictures = iter([own(results, Layout(**chosen))])

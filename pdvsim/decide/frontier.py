@@ -21,11 +21,10 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
-from pdvsim.study.results import Results
-from pdvsim.study.stats import Interval, interval
+from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
 from pdvsim.view.figure import new_figure, styled
-from pdvsim.view.setting import points_line
+from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import GREEN, arch_colour, arch_marker, name_of, paler
 
 if TYPE_CHECKING:
@@ -59,7 +58,8 @@ class FrontierPoint:
 class Frontier:
     """All points, by the first figure; those that do not keep up last."""
 
-    results: Results
+    runs: pd.DataFrame
+    dims: tuple[str, ...]  # options that were varied
     x: str
     y: str
     errors: tuple[float, float]  # what a lead in each figure must exceed, as a share
@@ -93,7 +93,7 @@ class Frontier:
         ]
         if seeds < LEAST_SEEDS:
             rules = [f"{seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"]
-        header = ["", "arch", *self.results.dims, *(f"{name} ms" for name in names), "verdict"]
+        header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
         return "\n".join(
             [
                 table.grid(header, rows) if rows else "nobody keeps up",
@@ -105,9 +105,10 @@ class Frontier:
         )
 
 
-def find_frontier(results: Results, x: str = "mean_ttft_ms", y: str = "p99_itl_ms") -> Frontier:
-    """Judge every architecture with every setting of results at one load; less is better in both figures."""
-    points, by = results.points, ["arch", *results.dims]
+def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_itl_ms") -> Frontier:
+    """Judge every architecture with every setting of a sweep's rows at one load; less is better in both figures."""
+    dims = tuple(varied(points))
+    by = ["arch", *dims]
     if len(points[["load_kind", "load"]].drop_duplicates()) > 1:
         raise ValueError("a frontier is at one load: the results have several")
     for metric in (x, y):
@@ -116,14 +117,14 @@ def find_frontier(results: Results, x: str = "mean_ttft_ms", y: str = "p99_itl_m
     rows: dict[Any, pd.DataFrame] = {
         key: group.sort_values("seed") for key, group in points.groupby(by, sort=False, dropna=False)
     }
-    if len({tuple(mine["seed"]) for mine in rows.values()}) > 1:
+    if len({tuple(mine["seed"]) for mine in rows.values()}) > 1 or points.duplicated([*by, "seed"]).any():
         raise ValueError("points are compared seed by seed, and these results differ in their seeds")
-    errors = (_error(results, x), _error(results, y))
+    errors = (_error(points, x), _error(points, y))
     figures = {key: (mine[x].tolist(), mine[y].tolist()) for key, mine in rows.items()}
     up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
     first = [up[at] for at in pareto([(sum(figures[key][0]), sum(figures[key][1])) for key in up])]
     confidence = corrected(len(up) - len(first))
-    found = Frontier(results, x, y, errors)
+    found = Frontier(points, dims, x, y, errors)
     for key in rows:
         x_mean, y_mean = map(interval, figures[key])
         point = FrontierPoint(str(key[0]), tuple(key[1:]), x_mean, y_mean, "does not keep up")
@@ -140,9 +141,9 @@ def find_frontier(results: Results, x: str = "mean_ttft_ms", y: str = "p99_itl_m
     return found
 
 
-def _error(results: Results, metric: str) -> float:
-    """The largest error of a lead among the pairs and cards of the results."""
-    places = results.points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
+def _error(points: pd.DataFrame, metric: str) -> float:
+    """The largest error of a lead among the pairs and cards of the rows."""
+    places = points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
     seats = (Experiment(server=Server(pair=pair), hardware=Hardware(gpu=gpu)) for pair, gpu in places)
     return max(lead_error(seat, metric) for seat in seats)
 
@@ -170,16 +171,19 @@ def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
     return [interval([-s for s in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True)]
 
 
-def frontier_figure(found: Frontier) -> Figure:
-    """A marker a point with its setting and intervals, pale where it is dominated; the frontier as a stair."""
+def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure:
+    """A marker a point with its setting and intervals, pale where it is dominated; the frontier as a stair.
+
+    `configs` are of the experiments that the rows vary, for the caption and the service levels.
+    """
     from matplotlib.lines import Line2D
 
     shown, stair = found.shown, found.those("frontier")
     archs = list(dict.fromkeys(point.arch for point in shown))
     behind = len(found.those("does not keep up"))
-    note = points_line(found.results.points, found.results.configs)
+    note = points_line(found.runs, configs)
     note += " Pale: dominated beyond the profile's own error. Bars: 95% confidence. Dashed: service levels."
-    note += f" Numbers: {', '.join(found.results.dims)}." if found.results.dims else ""
+    note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
     note += f" Left out: {behind} that did not keep up." if behind else ""
     with styled():
         figure = new_figure(9.5, 6.2, note)
@@ -203,7 +207,7 @@ def frontier_figure(found: Frontier) -> Figure:
             (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
             x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
             axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
-        _draw_levels(axes, found)
+        _draw_levels(axes, found, configs)
         names = [name_of(metric) for metric in (found.x, found.y)]
         axes.set_xlabel("{} ({})".format(*names[0][:2]))
         axes.set_ylabel("{} ({})".format(*names[1][:2]))
@@ -236,9 +240,11 @@ def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
     axes.minorticks_off()
 
 
-def _draw_levels(axes: Axes, found: Frontier) -> None:
-    """The service levels of the results' goodput that are on an axis and within the frame, as lines."""
-    levels = Scoring(goodput=tuple(found.results.configs[0]["scoring"].get("goodput", ()))).slo()
+def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> None:
+    """The service levels that are on an axis and within the frame, as lines."""
+    levels = {
+        name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
+    }
     for metric, ends, line in ((found.x, axes.get_xlim(), axes.axvline), (found.y, axes.get_ylim(), axes.axhline)):
         level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
         if ends[0] <= level_ms <= ends[1]:

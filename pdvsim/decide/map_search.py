@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.finals import decided
@@ -17,6 +18,7 @@ from pdvsim.decide.winners import Border, Cell, Grid, Place, WinnerMap
 from pdvsim.sim.config import Arch, Experiment
 
 Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
+CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
 NEAR = 1.1  # two loads whose ratio is no more are not told apart
 
 
@@ -36,6 +38,7 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
         for name in (name for name in grid.archs if name in rows or name in rest):
             where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
             where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
+            where |= _chosen(settings[name])
             found.rows += [row | where | {"run": run} for run, row in enumerate(rows.get(name) or rest[name])]
         found.cells.append(_judged(grid, load, place, rows, settings))
     if grid.fleets and not found.interrupted:
@@ -44,6 +47,12 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
         except KeyboardInterrupt:
             found.interrupted = True
     return found
+
+
+def _chosen(experiment: Experiment) -> dict[str, Any]:
+    """The main settings that someone has chosen, as keywords of a run; no draft length where none is drafted."""
+    chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
+    return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
 def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:

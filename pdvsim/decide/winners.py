@@ -77,7 +77,7 @@ class Grid:
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
         check_list(PLACES[self.axis], self.places)
-        if len(self.archs) < 2:
+        if len(self.archs) < 2 and self.against is None:
             raise ValueError("arch needs at least two values: a map is of who wins")
         if self.against is not None and self.against not in self.archs:
             raise ValueError(f"--against {self.against} is not among those compared: {', '.join(self.archs)}")

@@ -27,7 +27,7 @@ def swept(folder: Path, *flags: str) -> Path:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Frontier:
     flags = ("--arch", "autoregressive,pd", "--request-rate", "4", "--num-runs", "5", "--goodput", "ttft:30")
-    return find_frontier(load([str(swept(tmp_path_factory.mktemp("sweeps") / "chunks", *flags))]))
+    return find_frontier(load([str(swept(tmp_path_factory.mktemp("sweeps") / "chunks", *flags))]).points)
 
 
 @given(st.lists(st.tuples(coordinates, coordinates), max_size=30))
@@ -58,7 +58,7 @@ def test_the_better_in_both_beyond_the_errors_dominates() -> None:
 
 
 def test_figures_and_verdicts_are_those_of_the_runs(found: Frontier) -> None:
-    means = found.results.points.groupby(["arch", "max_num_batched_tokens"])[[found.x, found.y]].mean()
+    means = found.runs.groupby(["arch", "max_num_batched_tokens"])[[found.x, found.y]].mean()
     figures = {point: tuple(means.loc[(point.arch, *point.values)]) for point in found.points}
     assert len(figures) == 4
     for point, (x, y) in figures.items():
@@ -74,7 +74,9 @@ def test_figures_and_verdicts_are_those_of_the_runs(found: Frontier) -> None:
 
 
 def test_the_picture_has_a_marker_a_point_and_the_level(found: Frontier) -> None:
-    (axes,) = frontier_figure(found).axes
+    (axes,) = frontier_figure(
+        found, [{"traffic": {}, "server": {}, "acceptance": {}, "scoring": {"goodput": ["ttft:30"]}}]
+    ).axes
     assert len(axes.containers) == len(found.points)
     labels = sorted(text for label in axes.texts for text in label.get_text().split("; "))
     assert labels == ["1024", "1024", "128", "128"]
