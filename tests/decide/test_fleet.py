@@ -23,7 +23,7 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import FAR_FLEET, Search, tuned
 from pdvsim.decide.winners import WinnerMap
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.run import simulate
 
 ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
@@ -104,7 +104,7 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 @pytest.fixture(scope="module")
 def drawn() -> WinnerMap:
     options = MapOptions(
-        ("pdv", "pdv-ahead"), 2, concurrency=(1, 8, 64), acceptances=(0.5, 0.9), num_runs=2, jobs=1,
+        ("pdv", "pdv-ahead"), 2, concurrency=(1, 64), acceptances=(0.9,), num_runs=2, jobs=1,
         server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
     )  # fmt: skip
     return draw_map(options.grid(), Bench(1))
@@ -113,35 +113,20 @@ def drawn() -> WinnerMap:
 def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:
     """At one request at a time a second server is idle; at many it doubles what is served."""
     assert drawn.grid.archs == ("2x pdv", "pdv on 1+1", "pdv-ahead on 1+1")
-    for place in (0.5, 0.9):
-        few, many = drawn.cell(1, place), drawn.cell(64, place)
-        assert few is not None
-        assert many is not None
-        assert (few.winner, many.winner) == ("pdv-ahead on 1+1", "2x pdv")
+    assert [cell.winner for cell in drawn.cells] == ["pdv-ahead on 1+1", "2x pdv"]
+    assert set(drawn.points["fleet"]) == set(drawn.grid.archs)
 
 
 def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
     """Both loads are neighbours, and what is led at each was simulated there."""
-    assert [border.place for border in drawn.borders] == [0.5, 0.9]
-    for border in drawn.borders:
-        low, high = border.split_leads, border.whole_lead
-        assert low is not None
-        assert high is not None
-        assert 1 <= low < high <= 64
-        assert high - low == 1 or high / low <= 1.1
-        for cell in drawn.cells:
-            if cell.place == border.place and cell.contest is not None:
-                assert cell.contest.best.endswith("on 1+1") == (cell.load <= low)
-
-
-def test_the_map_says_who_where_and_by_what(drawn: WinnerMap) -> None:
-    text, document = str(drawn), drawn.report().document
-    assert "best output throughput (tok/s) and its lead" in text
-    assert text.count("lanes on several GPUs lead up to") == 2
-    assert [border["place"] for border in document["borders"]] == [0.5, 0.9]
-    assert set(drawn.points["fleet"]) == {"2x pdv", "pdv on 1+1", "pdv-ahead on 1+1"}
-    axes = map_figure(drawn).axes[0]
-    assert len(axes.lines) == 3  # one in each row, and one that joins them
+    [border] = drawn.borders
+    low, high = border.split_leads, border.whole_lead
+    assert low is not None
+    assert high is not None
+    assert 1 <= low < high <= 64
+    assert high - low == 1 or high / low <= 1.1
+    assert str(drawn).count("lanes on several GPUs lead up to") == 1
+    assert len(map_figure(drawn).axes[0].lines) == 1  # the border, in its one row
 
 
 @pytest.fixture(scope="module")
@@ -213,7 +198,7 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
 def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
     """One request at a time leaves a second server idle, so one GPU alone gives the most for each."""
     options = MapOptions(
-        ("colocated", "pdv-ahead"), 2, concurrency=(1, 64), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
+        ("colocated", "pdv-ahead"), 2, concurrency=(1,), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
         server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
     )  # fmt: skip
     grid = options.grid()
@@ -227,21 +212,6 @@ def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
     values = {name: value.mean for name, value in cell.contest.values.items()}
     assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
     assert found.borders[0].split_leads is None
-
-
-def test_a_budget_is_shared_by_the_fleets() -> None:
-    """The last is tried as often as the first."""
-    ways = fleets(Experiment(), ("pdv-unified", "pd"), 2)
-    place = Experiment(traffic=Traffic("random", num_prompts=20, max_concurrency=2, input_len=32, output_len=16))
-    bench = Bench(1)
-    space = Space(max_num_seqs=(32,), max_num_batched_tokens=(512,))
-    search = Search(Goal("throughput"), space, 0.0, budget=18, fleets=ways)
-    [best] = tuned(search, [place], bench)
-    tried = [sum(e.hardware == fleet.hardware and e.arch == fleet.arch for e in search.figures) for fleet in ways]
-    assert set(best) == {fleet.name for fleet in ways}
-    assert max(tried) - min(tried) <= 1
-    assert bench.runs <= 18
-    assert search.skipped > 0
 
 
 def test_a_head_stays_with_its_target() -> None:
