@@ -15,11 +15,11 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.finals import judged
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
-from pdvsim.decide.verdict import judged
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.relevance import suited

@@ -8,12 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.finals import decided
+from pdvsim.decide.finals import chosen, decided, judged
 from pdvsim.decide.fleet import Fleet
 from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import settings_text
 from pdvsim.decide.tune import Search, tuned
-from pdvsim.decide.verdict import chosen, judged
 from pdvsim.decide.winners import Border, Cell, Grid, Place, WinnerMap
 from pdvsim.sim.config import Arch, Experiment
 

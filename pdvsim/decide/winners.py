@@ -330,19 +330,13 @@ def alike_text(cell: Cell, names: int = 2) -> str:
     return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
 
 
-def winner_text(cell: Cell) -> str:
-    """The winner with its draft length; empty where nobody keeps up."""
-    if cell.winner is None:
-        return ""
-    return f"{cell.winner} {drafts_text(cell.settings[cell.winner])}".rstrip()
-
-
 def _won(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.winner is None:
         return "nobody keeps up"
-    text = f"{winner_text(cell)} {margin_text(cell)}".rstrip()
+    words = (cell.winner, drafts_text(cell.settings[cell.winner]), margin_text(cell))
+    text = " ".join(filter(None, words))
     if cell.contest and not cell.contest.behind:
         return f"{text} alone"
     return text if cell.sure else f"({text} {alike_text(cell)})"

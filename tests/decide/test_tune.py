@@ -197,7 +197,7 @@ def test_seeds_are_added_while_that_would_tell(
                 for e in experiments
             ]
 
-    for module in ("goal", "verdict"):
+    for module in ("goal", "finals"):
         monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
     both = [LOOP, replace(LOOP, arch="pdv")]
     *_, finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
@@ -261,7 +261,7 @@ def test_what_is_left_open_is_searched_on_seeds_of_its_own(
 
 
 def answer(**changes: Any) -> Advice:
-    options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 20, "budget": 90} | changes
+    options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 20, "budget": 90, "max_num_seqs": 32} | changes
     return pdvsim.advise(**options)
 
 

