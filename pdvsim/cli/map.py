@@ -52,12 +52,11 @@ class MapOptions:
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures that compete."""
     gpus: int = 1
-    """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These compete,
-    then, each at its best, in place of architectures."""
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs, is compared too."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus or --against: price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
+    """With --gpus or --against: price of a card for an hour, e.g. h200=4.5."""
     per_dollar: bool = False
     """With --gpus: best by the dollar, or by the GPU where no prices are given; one GPU alone competes, too."""
     y: Axis = "acceptance"
@@ -71,9 +70,9 @@ class MapOptions:
     pairs: tuple[str, ...] = ()
     """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
     try_cards: tuple[str, ...] = ()
-    """Cards of --y card, e.g. h200,a100-80gb; see `pdvsim profiles`."""
+    """Cards of --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
-    """Also compare everyone with this one: the figures of each, paired differences, and differences.png."""
+    """Also compare all with this one: figures and paired differences."""
     objective: Objective | None = None
     """Best at what; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
     indifference: float = 0.01
@@ -81,7 +80,7 @@ class MapOptions:
     attainment: float = 0.9
     """Share of the requests that should meet every service level of --goodput."""
     family: Family = "map"
-    """What the 95% confidence of a winner is for: the whole map (Bonferroni over all its cells), or each cell alone."""
+    """What the 95% confidence of a winner is for: the whole map, or each cell alone."""
     num_runs: int = 5
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     warmup_share: float = WARMUP_SHARE
@@ -147,7 +146,7 @@ class MapCommand:
 
     options: Annotated[MapOptions, tyro.conf.arg(name="")] = field(default_factory=MapOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Folder for map.parquet, map.json and map.png, with --against also differences.png; default: results/map-DATE."""
+    """Folder for table, JSON and pictures; default: results/map-DATE-TIME."""
     html: str | None = None
     """Also write the answer to this file, as one page with its picture and provenance."""
     json: bool = False
