@@ -199,6 +199,9 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
     at = bracket.held or bracket.failed
     [run] = bench.rows([plan.experiment(case, at)])
     tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
+    below, limit = bracket.held, "nothing"
+    if bracket.failed < math.inf:
+        below, limit = _beyond(plan, case, bracket.failed, bench)
     usd = math.nan
     if gpu_hour_usd is not None and tokens_per_s:
         usd = gpu_hour_usd * gpus / (tokens_per_s * 3600) * 1e6
@@ -208,9 +211,9 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         "seed": seed,
         "rate": bracket.held,
         "failed_rate": bracket.failed,
-        "may_hold": _may_hold(plan, case, bracket, bench),
+        "may_hold": below,
         "attainment": attained(run),
-        "limited_by": _limit(plan, case, bracket, bench),
+        "limited_by": limit,
         "output_tokens_per_s": tokens_per_s,
         "usd_per_million_output_tokens": usd,
         "profile": run["profile"],
@@ -220,21 +223,14 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
     }
 
 
-def _may_hold(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> float:
-    """The rate that the capacity is under: the next that was tried, or the saturated one if that was inconclusive."""
-    if bracket.failed == math.inf:
-        return bracket.held
-    [run] = bench.rows([plan.experiment(case, bracket.failed)])
-    unclear = plan.goal.attains(run) and run["stability"] == "cannot tell"
-    return max(bracket.failed, _most_held(plan, case, bench)) if unclear else bracket.failed
+def _beyond(plan: Plan, case: Case, failed: float, bench: Bench) -> tuple[float, str]:
+    """The rate that the capacity is under, and what the first rate that did not hold fails on.
 
-
-def _limit(plan: Plan, case: Case, bracket: Bracket, bench: Bench) -> str:
-    """What the first rate that did not hold fails on."""
-    if bracket.failed == math.inf:
-        return "nothing"
-    [run] = bench.rows([plan.experiment(case, bracket.failed)])
-    missed = [name for name, room in plan.goal.headrooms(run).items() if room < 1]
-    if missed:
-        return "+".join(missed)
-    return "queue" if plan.goal.attains(run) else "levels together"
+    It is under that rate, or under the saturated one if the run was inconclusive.
+    """
+    [run] = bench.rows([plan.experiment(case, failed)])
+    attains = plan.goal.attains(run)
+    unclear = attains and run["stability"] == "cannot tell"
+    missed = "+".join(name for name, room in plan.goal.headrooms(run).items() if room < 1)
+    below = max(failed, _most_held(plan, case, bench)) if unclear else failed
+    return below, missed or ("queue" if attains else "levels together")

@@ -54,11 +54,6 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     return Alone(e2el, gain)
 
 
-def alone_runs(who: Rivalry) -> int:
-    """Simulations that `alone` takes."""
-    return who.runs
-
-
 def _alone(candidate: Experiment) -> Experiment:
     few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
     traffic = replace(candidate.traffic, request_rate=math.inf, max_concurrency=1, num_prompts=few)
