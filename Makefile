@@ -18,7 +18,7 @@ sweep: $(VENV)/.installed
 
 # The original question end to end, as one page: results/original/original.html. A minute and a half of one core.
 original: $(VENV)/.installed
-	$(BIN)/python -m pdvsim.cli.original
+	$(BIN)/python studies/original.py
 
 test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
@@ -56,10 +56,9 @@ notebooks: $(VENV)/.installed-dev
 # On an H200, some eight minutes: heads measured alone, then the planned runs of heads and n-gram drafts.
 DRAFTERS_OUT ?= results/drafters
 drafters: $(VENV)/.installed
-	$(BIN)/python -m pdvsim.profiler.measure --models eagle3-llama-3.1-8b,eagle3-qwen2-7b,mtp-llama-3.1-8b \
-	    -o $(DRAFTERS_OUT)/parts --budget-s 45 --jobs 8
-	$(BIN)/python -m pdvsim.calibration.validate.runs run --plan calibration/data/h200/drafters.plan.jsonl \
-	    -o $(DRAFTERS_OUT)/runs.jsonl --minutes 5
+	$(BIN)/pdvsim profile --models eagle3-llama-3.1-8b eagle3-qwen2-7b mtp-llama-3.1-8b \
+	    -o $(DRAFTERS_OUT) --budget-s 45 --jobs 8
+	$(BIN)/pdvsim validate --serve calibration/data/h200/drafters.plan.jsonl -o $(DRAFTERS_OUT)/runs.jsonl --minutes 5
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,3 +1,5 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves its events untyped.)
 """Where samples come from: the card, its ceilings, clocks and power while it works, and the versions of everything."""
 
 from __future__ import annotations
@@ -8,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from importlib import metadata
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.version import __version__
@@ -61,18 +64,42 @@ def card(device: torch.device) -> dict[str, Any]:
     if device.type != "cuda":
         nothing = dict.fromkeys(("multiprocessors", "memory_bytes", "bandwidth_bytes_per_s", "flops_per_s"))
         return {"name": f"CPU {platform.machine()}", **nothing}
-    from pdvsim.realrun.bench import measure_ceilings
-
     properties = torch.cuda.get_device_properties(device)
-    ceilings = measure_ceilings(device)
+    bandwidth, rate = _ceilings(device)
     torch.cuda.empty_cache()
     return {
-        "name": ceilings.device,
+        "name": torch.cuda.get_device_name(device),
         "multiprocessors": int(properties.multi_processor_count),
         "memory_bytes": int(properties.total_memory),
-        "bandwidth_bytes_per_s": ceilings.bandwidth_bytes_per_s,
-        "flops_per_s": ceilings.flops_per_s,
+        "bandwidth_bytes_per_s": bandwidth,
+        "flops_per_s": rate,
     }
+
+
+def _ceilings(device: torch.device) -> tuple[float, float]:
+    """Copy bandwidth (bytes read and written) and bf16 matrix rate, on random data."""
+    import torch
+
+    source = torch.randn(2**30, device=device, dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy_s = _gpu_seconds(lambda: target.copy_(source))
+    a, b = (torch.randn(8192, 8192, device=device, dtype=torch.bfloat16) for _ in range(2))
+    return 2 * source.numel() * 2 / copy_s, 2 * 8192**3 / _gpu_seconds(lambda: torch.mm(a, b))
+
+
+def _gpu_seconds(run: Callable[[], object]) -> float:
+    """Median device time of one call of `run`, over ten after three that do not count."""
+    import torch
+
+    spans = []
+    for _ in range(13):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        end.record()
+        spans.append((start, end))
+    torch.cuda.synchronize()
+    return float(median(a.elapsed_time(b) for a, b in spans[3:])) / 1000
 
 
 def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
-from pdvsim.realrun.memory import PLACES, LaneRole, Needs, Slots, packed
+from pdvsim.realrun.memory import LaneRole, Needs, Slots, packed, places
 from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
@@ -99,8 +99,8 @@ class ServingRig:
             )
             for role, model in models.items()
         }
-        places = tuple(place for place in PLACES[experiment.kin] if place[1] in engines)
-        lanes = open_lanes(engines, places, experiment.server)
+        lanes_of = tuple(place for place in places(experiment.kin) if place[1] in engines)
+        lanes = open_lanes(engines, lanes_of, experiment.server)
         wanted = [(lane, shape) for place, lane in lanes.items() for shape in needs.shapes(place)]
         with Progress(len(wanted), "graphs", quiet) as progress:
             for i, (lane, shape) in enumerate(wanted):

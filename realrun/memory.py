@@ -26,26 +26,25 @@ from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.ahead import FANS, Lookahead
 
 LaneRole = tuple[str, Role]
 
-_PREFILL: tuple[LaneRole, ...] = (("prefill", "target"), ("prefill", "draft"))
-_LANES: tuple[LaneRole, ...] = (*_PREFILL, ("decode", "draft"), ("verify", "target"))
-PLACES: dict[Arch, tuple[LaneRole, ...]] = {  # which model runs on which lane
-    "autoregressive": (("main", "target"),),
-    "baseline": (("main", "draft"), ("main", "target")),
-    "colocated": (("main", "draft"), ("main", "target")),
-    "pd": (*_PREFILL, ("decode", "draft"), ("decode", "target")),
-    "pdv": _LANES,
-    "pdv-unified": _LANES,
-    "pdv-ahead": _LANES,
-    "pdv-hybrid": (*_LANES, ("decode", "target")),
-    "adaptive": (*_LANES, ("decode", "target")),
-}
 CATCH_UP_TOKENS = 256  # that a drafter reads at once after plain decoding, at the least
 SLOT_ROUNDING = 64
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
+
+
+def places(arch: Arch) -> list[LaneRole]:
+    """Which model runs on which lane."""
+    policy = policy_of(arch)
+    lanes: list[LaneRole] = [(policy.prefill_lane, "target"), (policy.verify_lane, "target")]
+    if policy.speculates:
+        lanes += [(policy.prefill_lane, "draft"), (policy.draft_lane, "draft")]
+    if policy.atomic_rounds:
+        lanes.append((policy.draft_lane, "target"))
+    return list(dict.fromkeys(lanes))
 
 
 class Slots:
@@ -115,16 +114,6 @@ class PagedKv(KvCache):
         self._slots.release_pages(request)
 
 
-def in_flight_limit(experiment: Experiment) -> int:
-    """Most requests that the policy lets in at once."""
-    server = experiment.server
-    if experiment.kin == "baseline":
-        return min(server.num_workers, server.max_num_seqs)
-    if experiment.kin == "pdv-unified":  # its decode queue may outgrow a batch
-        return math.ceil(server.admission_factor * server.max_num_seqs) + 1
-    return server.max_num_seqs
-
-
 def most_branches(server: Server) -> int:
     """The most rows that one request has in a draft ahead."""
     fan = max(FANS) if server.ahead_fan is None else server.ahead_fan
@@ -161,7 +150,8 @@ class Needs:
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
         """Of a run with all the pages that its requests may want, or with so many."""
         server, arch = experiment.server, experiment.kin
-        slots = min(in_flight_limit(experiment), len(requests), experiment.traffic.max_concurrency or len(requests))
+        policy, asked = policy_of(arch), experiment.traffic.max_concurrency or len(requests)
+        slots = min(policy_of(experiment.arch).most_in_flight(server), len(requests), asked)
         rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
         if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
@@ -179,10 +169,9 @@ class Needs:
         if resumes:
             prompts += [1, longest]
         most = least = server.max_num_batched_tokens
-        if arch in ("colocated", "autoregressive"):
+        if policy.in_steps():
             least = max(1, most - rows * (max(lengths) + 1))
-        one_by_one = arch in ("baseline", "pdv-unified")
-        together = 1 if one_by_one else min(server.max_prompts_per_forward or MAX_CHUNKS, slots)
+        together = 1 if policy.one_prompt else min(server.max_prompts_per_forward or MAX_CHUNKS, slots)
         splits = together * max(prompts) > least
         return cls(
             arch=arch,
@@ -246,7 +235,7 @@ class Needs:
         """Whether the drafter may fall behind: plain rounds among others."""
         if self.looks_up:
             return False
-        plain = self.arch in ("adaptive", "pdv-ahead") and max(self.draft_lengths) > 0
+        plain = policy_of(self.arch).plain_rounds and max(self.draft_lengths) > 0
         return plain or min(self.draft_lengths) == 0 < max(self.draft_lengths)
 
     def shapes(self, place: LaneRole) -> list[LaunchShape]:
@@ -289,12 +278,13 @@ class Needs:
                 yield ForwardShape(0, 0, chunk, False)
 
     def _verifies(self, lane: str) -> Iterator[LaunchShape]:
-        plain = (self.arch == "adaptive" and lane == "decode") or self.arch == "pdv-ahead"
+        policy = policy_of(self.arch)
+        plain = policy.plain_rounds and (lane == policy.draft_lane or not policy.atomic_rounds)
         lengths = {0, *self.draft_lengths} if plain else set(self.verify_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
                 yield ForwardShape(rows, k + 1)
-        if self.arch in ("colocated", "autoregressive"):
+        if policy.in_steps():
             yield from self._mixed()
 
     def _mixed(self) -> Iterator[LaunchShape]:
@@ -361,7 +351,7 @@ def pages_that_fit(
     specs = [arch.spec for arch in models.values()]
     weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
     page = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(PAGE)
-    work = sum(forward_bytes(models[role], needs, item) for _, role in PLACES[needs.arch] if role in models)
+    work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
     if needs.rereads and "draft" in models:
         kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += kept * states_width(models["draft"]) * item

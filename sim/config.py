@@ -21,7 +21,7 @@ from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
-from pdvsim.sim.policies import file_of, kin, policy_of
+from pdvsim.sim.policies import archs_where, file_of, kin, policy_of
 
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
@@ -36,10 +36,8 @@ ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter i
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
 OPEN = -1  # a number of requests that is left to what they are
 LEVEL_MS = Range(0, 1e9)  # of a service level
-ONE_LANE: tuple[Arch, ...] = ("autoregressive", "colocated")  # works run one behind the other, as steps
 BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
 LANE_WEIGHT = Range(0.001, 1000)
-PLACED: tuple[Arch, ...] = ("pd", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead")  # lanes that may be on different GPUs
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
@@ -526,10 +524,13 @@ class Experiment:
             raise ValueError(
                 f"--drafter {drafter} drafts beside its target, on one GPU: leave out --place, --verify-gpu"
             )
-        if hardware.verify_gpu and kind not in PLACED[1:]:
-            raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(PLACED[1:])}), not {self.arch}")
-        if hardware.place and kind not in PLACED:
-            raise ValueError(f"--place needs lanes with workers of their own ({', '.join(PLACED)}), not {self.arch}")
+        policy = policy_of(self.arch)
+        if hardware.verify_gpu and not (policy.placeable() and policy.verify_lane != policy.draft_lane):
+            fitting = archs_where(lambda other: other.placeable() and other.verify_lane != other.draft_lane)
+            raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(fitting)}), not {self.arch}")
+        if hardware.place and not policy.placeable():
+            fitting = archs_where(lambda other: other.placeable())
+            raise ValueError(f"--place needs lanes with workers of their own ({', '.join(fitting)}), not {self.arch}")
         if kind == "pd" and "verify" in hardware.placed():
             raise ValueError("--place verify: pd verifies in its decode lane")
         if kind == "pd" and len(self.seats.draft) > 1:

@@ -181,7 +181,11 @@ class Request:
     # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
     # accepted drafts again, with the target's hidden states
     owed: int = 0
-    tally: int = 0  # of its rounds: five counters in one number
+    rounds: int = 0  # forwards of the target after the prompt
+    drafts: int = 0  # of these, those that had draft tokens to verify
+    drafted: int = 0  # draft tokens verified
+    accepted: int = 0
+    refused: int = 0  # at most one per round: what follows the first refused token is not judged
     bare: int = 0  # rounds that had no drafts, in a verify beside others that had some
     ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
     ahead_used: int = 0  # of these, those that were verified; the others were dropped
@@ -208,31 +212,6 @@ class Request:
     def to_read(self) -> int:
         """Tokens to read before it decodes: the prompt, and after a preemption what has been delivered as well."""
         return self.prompt_tokens + self.emitted
-
-    @property
-    def rounds(self) -> int:
-        """Forwards of the target behind the prompt."""
-        return self.tally & _FIELD
-
-    @property
-    def drafts(self) -> int:
-        """Of these, those that had drafts to verify."""
-        return self.tally >> _BITS & _FIELD
-
-    @property
-    def drafted(self) -> int:
-        """Draft tokens verified."""
-        return self.tally >> 2 * _BITS & _FIELD
-
-    @property
-    def accepted(self) -> int:
-        """Of these, those accepted."""
-        return self.tally >> 3 * _BITS & _FIELD
-
-    @property
-    def refused(self) -> int:
-        """At most one a round: the target judges its drafts up to the first that it refuses, and no further."""
-        return self.tally >> 4 * _BITS
 
     def evict(self) -> None:
         """Its tokens leave the KV cache; those delivered stay delivered."""
@@ -265,15 +244,6 @@ class Seats(NamedTuple):
     def apart(self) -> bool:
         """Whether drafts come from another GPU than the target's."""
         return self.draft != (self.verify,)
-
-
-_BITS = 40  # of each counter in a request's tally
-_FIELD = (1 << _BITS) - 1
-
-
-def packed_tally(*counters: int) -> int:
-    """`rounds, drafts, drafted, accepted, refused` in one number, as a request keeps them: one sum a round."""
-    return sum(counter << at * _BITS for at, counter in enumerate(counters))
 
 
 @dataclass(frozen=True, slots=True)

@@ -117,6 +117,7 @@ RANGES: dict[str, Range] = {
     "port": Range(0, 65_535),
     "budget_s": _SPEND_S,
     "pair_budget_s": _SPEND_S,
+    "minutes": Range(0, 30 * 1440, or_inf=True),
     "attainment": Range(0.01, 1),
     "gpus": Range(1, 1024),
     "gpu_hour_usd": _USD,

@@ -14,17 +14,23 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.policies import archs_where, policy_of
 
 Rule = Callable[[Experiment], bool]
 
 
 class Need(NamedTuple):
-    """An option, as group.field, that acts only where `acts`, and what that takes in words."""
+    """An option, as group.field, that acts only where `acts`, and what that takes in words: else certain policies."""
 
     option: str
     acts: Rule
-    needs: str
+    takes: str = ""
+
+    @property
+    def needs(self) -> str:
+        name = self.option.partition(".")[2]
+        return self.takes or f"--arch {' or '.join(archs_where(lambda policy: name in policy.options))}"
 
     @property
     def flag(self) -> str:
@@ -43,16 +49,16 @@ class Need(NamedTuple):
         return self.given(experiment) != self.default(experiment) and not self.acts(experiment)
 
 
-def _among(*archs: Arch) -> tuple[Rule, str]:
-    return lambda e: e.kin in archs, f"--arch {' or '.join(archs)}"
+def _own(option: str) -> Need:
+    """An option of some architectures alone."""
+    return Need(f"server.{option}", lambda e: option in policy_of(e.arch).options)
 
 
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
 _STREAMS: tuple[Rule, str] = (
-    lambda e: e.kin not in ("autoregressive", "baseline", "colocated"),
-    "lanes on streams of their own (pd, pdv, pdv-unified, pdv-hybrid, adaptive, pdv-ahead)",
+    lambda e: len(policy_of(e.arch).lane_names()) > 1,
+    "an architecture with lanes on streams of their own",
 )
-_VERIFY_LANE = _among("pdv", "pdv-hybrid", "adaptive", "pdv-ahead")
 
 _SEVERAL: tuple[Rule, str] = (
     lambda e: e.gpus > 1,
@@ -98,17 +104,18 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
     Need("server.max_draft_batch", *_STREAMS),
     Need("server.max_verify_batch", *_STREAMS),
-    Need("server.max_prompts_per_forward", lambda e: e.kin not in ("baseline", "pdv-unified"),
-         "an architecture that reads several prompts at once (not baseline, pdv-unified)"),
+    Need("server.max_prompts_per_forward", lambda e: not policy_of(e.arch).one_prompt,
+         "an architecture that prefills several prompts per forward"),
     Need("server.pad_drafts", lambda e: e.has_drafter and e.server.drafted_by == "ngram", "--drafter ngram"),
-    Need("server.num_workers", *_among("baseline")),
-    Need("server.max_decode_queue", *_VERIFY_LANE),
-    Need("server.verify_gather", *_VERIFY_LANE),
-    Need("server.admission_factor", *_among("pdv-unified")),
-    Need("server.hybrid_threshold", *_among("pdv-hybrid")),
-    Need("server.ahead_fan", *_among("pdv-ahead")),
-    Need("server.ahead_miss", *_among("pdv-ahead")),
-    Need("server.ahead_exponent", lambda e: e.kin == "pdv-ahead" and e.server.ahead_fan != 0,
+    _own("num_workers"),
+    _own("max_decode_queue"),
+    _own("verify_gather"),
+    _own("admission_factor"),
+    _own("hybrid_threshold"),
+    _own("ahead_fan"),
+    _own("ahead_miss"),
+    Need("server.ahead_exponent",
+         lambda e: "ahead_exponent" in policy_of(e.arch).options and e.server.ahead_fan != 0,
          "--arch pdv-ahead and --ahead-fan other than 0"),
     Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
     Need("server.lane_weights", _weights_act, 

@@ -14,7 +14,7 @@ import numpy as np
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.config import ONE_LANE, SHARDED, Experiment, Hardware, Server
+from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -29,7 +29,7 @@ from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.metrics.streaming import Tally
-from pdvsim.sim.policies import own_errors, policy_of
+from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Goodput
 from pdvsim.sim.policies.feedback import Feedback
@@ -133,10 +133,11 @@ def covering_profile(experiment: Experiment) -> Profile:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
     profile = profile_of(experiment)
     if profile.whole_steps:
-        if experiment.kin not in ONE_LANE:
+        if not policy_of(experiment.arch).in_steps():
+            fitting = archs_where(lambda policy: policy.in_steps())
             raise ValueError(
-                f"profile {profile.name} has {profile.foundation}: it knows {' and '.join(ONE_LANE)}, and nothing of "
-                f"lanes side by side as {experiment.arch} has them"
+                f"profile {profile.name} has {profile.foundation}: it supports {' and '.join(fitting)}, and not the "
+                f"concurrent lanes of {experiment.arch}"
             )
         for spec in (pair.draft, pair.target):
             profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'

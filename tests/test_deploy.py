@@ -14,12 +14,12 @@ import pytest
 
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.realrun import RealCommand
-from pdvsim.decide.deploy import BEYOND, CHECKPOINTS, Block, deployment, deployment_text, of_table, sglang, vllm
+from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, of_table, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS
-from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.policies import ARCHS, policy_of
 
 # what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
 VLLM_FLAGS = {
@@ -142,7 +142,9 @@ def test_lanes_are_not_translated(arch: str) -> None:
     blocks = deployment(lanes, COLOCATED)
     assert [block.text for block in blocks[:2]] == [block.text for block in deployment(COLOCATED)[:2]]
     for block in blocks[:2]:
-        assert block.notes[0].startswith(f"{arch} {BEYOND[arch]}: no flag asks for that; this is colocated batching")
+        assert block.notes[0].startswith(
+            f"{arch} {policy_of(arch).beyond}: no flag asks for that; this is colocated batching"
+        )
     first, *rest = deployment(lanes)
     assert (first.label, first.text) == ("vLLM, SGLang", "")
     assert [block.label for block in rest] == ["pdvsim", "realrun"]

@@ -16,7 +16,6 @@ import shutil
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -33,7 +32,7 @@ from pdvsim.cli.realrun import main as realrun
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
-PROGRAMS = ("pdvsim ", "realrun ", "python -m pdvsim.")
+PROGRAMS = ("pdvsim ", "realrun ")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 SERVES = "<!-- serves until Ctrl-C -->"
 BUDGET = {"num-prompts": 6, "num-runs": 2, "budget": 9, "budget-s": 0.1, "jobs": 1}  # at most
@@ -85,13 +84,9 @@ def inline(text: str, kind: str) -> Iterator[Any]:
         yield from (child for child in token.children or () if child.type == kind)
 
 
-def command_of(argv: list[str]) -> type | None:
-    """The dataclass behind a command line; None for a module's own parser."""
-    if argv[0] == "realrun":
-        return RealCommand
-    if argv[0] != "pdvsim":
-        return None
-    return command_class(argv[1])
+def command_of(argv: list[str]) -> type:
+    """The dataclass behind a command line."""
+    return RealCommand if argv[0] == "realrun" else command_class(argv[1])
 
 
 def names(command: type) -> set[str]:
@@ -116,7 +111,7 @@ def reduced(argv: list[str]) -> list[str]:
             values = [value for word in argv[at:end] for value in word.split(",")]
             argv = [*argv[:at], ",".join(values[:FEW]), *argv[end:]]
     for name, most in BUDGET.items():
-        if command is None or name not in flags(command):
+        if name not in flags(command):
             continue
         flag = f"--{name}"
         if flag in argv:
@@ -137,12 +132,7 @@ def accepted(command: type, argv: list[str]) -> bool:
 
 def run(argv: list[str]) -> int:
     """Run a command line in this process; returns its exit code."""
-    if argv[0] == "pdvsim":
-        return main(argv[1:])
-    if argv[0] == "realrun":
-        return realrun(argv[1:])
-    code: int = import_module(argv[2]).main(argv[3:])
-    return code
+    return realrun(argv[1:]) if argv[0] == "realrun" else main(argv[1:])
 
 
 BLOCKS = [block for page in PAGES for block in blocks(page.name, page.read_text(encoding="utf-8"))]
@@ -199,15 +189,10 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(kept, folder / "samples.parquet")
     header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
-    (folder / "utilisation").mkdir()
-    shutil.copy(source / "utilisation" / "launches.parquet", folder / "utilisation")
-    for name in ("runs.jsonl", "ahead.jsonl", "utilisation/runs.jsonl"):
+    for name in ("runs.jsonl", "ahead.jsonl", "plan.jsonl"):
         runs = (source / name).read_text(encoding="utf-8").splitlines()
         (folder / name).write_text("\n".join(runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
-    shutil.copytree(source / "own-engine", folder / "own-engine")
-    for name in ("truth.json", "truth.jsonl"):
-        (folder / name).write_bytes((source / name).read_bytes())
     return target
 
 
@@ -237,9 +222,7 @@ def test_commands_run(block: Block, folder: Path, capfd: pytest.CaptureFixture[s
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark == SERVES], ids=named)
 def test_what_serves_is_a_command_line(block: Block) -> None:
     for argv in map(shlex.split, block.commands):
-        command = command_of(argv)
-        assert command is not None
-        parse(command, argv[2:])
+        parse(command_of(argv), argv[2:])
 
 
 @pytest.mark.parametrize("block", [b for b in WITH_COMMANDS if b.mark in (GPU, FILE)], ids=named)
@@ -274,7 +257,7 @@ def test_python_runs(
 
 
 def _with_budget(call: Any, name: str) -> Any:
-    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name.replace("_", "-"))]))  # type: ignore[arg-type]
+    known = flags(command_of(["pdvsim", {"winner_map": "map"}.get(name, name.replace("_", "-"))]))
     most = {flag.replace("-", "_"): value for flag, value in BUDGET.items() if flag in known}
 
     def smaller(**options: Any) -> Any:
@@ -294,11 +277,15 @@ def test_links_resolve(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_the_text_exist(page: Path) -> None:
-    for code in inline(page.read_text(encoding="utf-8"), "code_inline"):
+    text = page.read_text(encoding="utf-8")
+    assert "python -m pdvsim." not in text, "a user is told to run a command, or a study"
+    for study in re.findall(r"python (studies/\w+\.py)", text):
+        assert (ROOT / study).exists(), study
+    for code in inline(text, "code_inline"):
         argv = code.content.split()
-        if code.content.startswith(PROGRAMS[:2]) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
+        if code.content.startswith(PROGRAMS) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
             assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
-            known = names(command_of(argv))  # type: ignore[arg-type]
+            known = names(command_of(argv))
             assert {token.partition("=")[0] for token in argv if token.startswith("--")} <= known, code.content
 
 
@@ -329,4 +316,3 @@ def test_the_budget_is_a_ceiling() -> None:
     shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
     assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
     assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
-    assert reduced(["python", "-m", "pdvsim.calibration.fit.build"]) == ["python", "-m", "pdvsim.calibration.fit.build"]

@@ -6,7 +6,7 @@ What a file measured is taken from it; attention without a file, the output proj
 covers come from `sim.hardware.transfer`, under ceilings that the measured layers fix. Host and sharing are the H200's.
 
 Not modelled: gaps between kernels, which Vidur's times do not hold, and this engine's own kernels for few tokens, in
-whose place stand the library's. A profile is of whole models; rows of shards are for `calibration.fit.shards`.
+whose place stand the library's. A profile is of whole models; rows of shards are for `studies/shards.py`.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.calibration.fit.errors import middle
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
@@ -278,18 +279,26 @@ def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
     )
 
 
-def report(folder: str | Path, gpus: Sequence[GpuSpec]) -> str:
-    """How far a layer is off: predicted from the data sheet alone, and with ceilings fitted to the card's files."""
-    transfer, rows = shipped(), []
+def card_errors(folder: str | Path, gpus: Sequence[GpuSpec]) -> list[dict[str, Any]]:
+    """|log(predicted / published)| of each layer: from the data sheet alone, and with ceilings fitted to the files."""
+    transfer, errors = shipped(), []
     for gpu in gpus:
         layers = read(folder, gpu)
         alone = layer_errors(layers, gpu, transfer)
         fitted = layer_errors(layers, fitted_ceilings(layers, gpu, transfer), transfer)
-        rows += [(f"{name} on {gpu.name}", alone[name], fitted[name]) for name in alone]
-    rows.append(("all", np.concatenate([row[1] for row in rows]), np.concatenate([row[2] for row in rows])))
+        errors += [(f"{name} on {gpu.name}", np.abs(alone[name]), np.abs(fitted[name])) for name in alone]
+    errors.append(("all", np.concatenate([row[1] for row in errors]), np.concatenate([row[2] for row in errors])))
+    return [
+        {"layer": name, "points": len(alone), "data_sheet": middle(alone), "fitted": middle(fitted)}
+        for name, alone, fitted in errors
+    ]
+
+
+def report(errors: Sequence[Mapping[str, Any]]) -> str:
+    """These errors as text."""
     lines = ["A layer, |log(predicted / published)|: median and 95th percentile"]
     lines.append(f"{'':28} {'points':>6} {'data sheet alone':>20} {'ceilings fitted':>20}")
-    for name, *both in rows:
-        figures = [f"{np.median(np.abs(e)):8.1%} {np.percentile(np.abs(e), 95):8.1%}" for e in both]
-        lines.append(f"{name:28} {len(both[0]):6} {figures[0]:>20} {figures[1]:>20}")
+    for row in errors:
+        figures = [f"{row[kind]['median']:8.1%} {row[kind]['p95']:8.1%}" for kind in ("data_sheet", "fitted")]
+        lines.append(f"{row['layer']:28} {row['points']:6} {figures[0]:>20} {figures[1]:>20}")
     return "\n".join(lines)

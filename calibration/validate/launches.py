@@ -71,6 +71,8 @@ def gather(folder: Path) -> int:
     import pyarrow.parquet as pq
 
     parts = sorted((folder / PARTS).glob("*.npz"))
+    if not parts:
+        return 0
     tables = []
     for path in parts:
         try:
@@ -82,8 +84,6 @@ def gather(folder: Path) -> int:
     if (folder / LAUNCHES).exists():
         older = read_table(folder / LAUNCHES).to_pandas()
         tables.insert(0, older[~older["run"].isin({path.stem for path in parts})])
-    if not tables:
-        return 0
     table = pa.Table.from_pandas(pd.concat(tables), preserve_index=False)
     buffer = io.BytesIO()
     encoding = {"start": "DELTA_BINARY_PACKED"}
@@ -93,8 +93,7 @@ def gather(folder: Path) -> int:
     write_whole(folder / LAUNCHES, buffer.getvalue())
     for path in parts:
         path.unlink()
-    if parts:
-        (folder / PARTS).rmdir()
+    (folder / PARTS).rmdir()
     return len(parts)
 
 

@@ -1,16 +1,11 @@
-"""Real runs to hold predictions against: `python -m pdvsim.calibration.validate.runs plan`, then `run` on a CUDA card.
+"""Real runs to compare predictions with, served on this machine's GPU: `pdvsim validate --serve PLAN.jsonl`.
 
-`plan` writes what is to be served, a line a run. `run` serves it: a second call into the same file goes on where the
-first stopped, and Ctrl-C keeps what is done. Runs of a pair share its models, those that differ in traffic alone the
-graphs too. `gather` puts the launches of all runs into one table, which needs pyarrow; `run` needs torch, Triton, numpy
-and SimPy.
+A second call into the same file continues where the first stopped, and Ctrl-C keeps what is done. Runs of a pair share
+its models; those that differ in traffic alone share the graphs too. Serving needs torch, Triton, numpy and SimPy.
 """
 
 from __future__ import annotations
 
-import argparse
-import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import groupby
@@ -18,11 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdvsim.calibration.validate.launches import gather, save_part
-from pdvsim.calibration.validate.plan import planned, planned_drafters
+from pdvsim.calibration.validate.launches import save_part
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded
 from pdvsim.profiler.probe import probe
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Server
@@ -38,6 +31,10 @@ class Workbench:
     """Serves runs on this machine, and keeps what takes long to make as long as it is of use."""
 
     def __init__(self, machine: Machine, say: Callable[[str], None]) -> None:
+        import torch
+
+        if machine.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("no CUDA device: real runs are measured on one")
         self._machine, self._say = machine, say
         self._pair = ""
         self._models: Any = None
@@ -140,53 +137,3 @@ def tiny(run: ServedRun) -> ServedRun:
     traffic = replace(run.experiment.traffic, num_prompts=4, input_len=16, output_len=8)
     scoring = replace(run.experiment.scoring, warmup_requests=0)
     return replace(run, command=command_line("realrun", replace(run.experiment, traffic=traffic, scoring=scoring)))
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Plan, run or gather; returns the exit code."""
-    return guarded("runs", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
-    description = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.validate.runs", description=description)
-    parser.add_argument("step", choices=("plan", "run", "gather"))
-    parser.add_argument("--plan", type=Path, default=Path("plan.jsonl"), help="what is to be served, a line a run")
-    parser.add_argument("-o", "--output", type=Path, default=Path("runs.jsonl"), help="what was measured, a line a run")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no run after so long")
-    parser.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="runs whose command holds all of these")
-    parser.add_argument("--drafters", action="store_true", help="plan runs of heads and n-gram drafts instead")
-    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
-    parser.add_argument("--own-policies", action="store_true", help="serve the policy files that the plan names")
-    options = parser.parse_args(argv)
-    begin = monotonic()
-
-    def say(text: str) -> None:
-        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
-
-    if options.step == "plan":
-        found = (planned_drafters if options.drafters else planned)(options.plan.parent, say)
-        write_runs(options.plan, found)
-        say(f"{len(found)} runs, {sum(run.held_out for run in found)} held out")
-        return 0
-    if options.step == "gather":
-        say(f"{gather(options.output.parent)} runs' launches gathered")
-        return 0
-    import torch
-
-    if not options.tiny and not torch.cuda.is_available():
-        raise ValueError("no CUDA device: real runs are measured on one; --tiny tries the command on the CPU")
-    plan = read_runs(options.plan, planned=True, own_policies=options.own_policies)
-    plan = [run for run in plan if all(text in run.command for text in options.only)]
-    plan = [tiny(run) for run in plan] if options.tiny else plan
-    machine = Machine(device="cpu" if options.tiny else "cuda", tiny=options.tiny)
-    try:
-        serve_all(plan, options.output, 60 * options.minutes, machine, say)
-    except KeyboardInterrupt:
-        say("interrupted: what is done is kept")
-        return 130
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

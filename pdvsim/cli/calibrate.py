@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -115,8 +115,8 @@ def _engine(args: CalibrateCommand) -> int:
 
 
 def _vidur(args: CalibrateCommand, folder: str) -> int:
-    """Published kernels where there are some, the rest transferred; beside figures of others, where there are some."""
-    from pdvsim.calibration.fit import independent, vidur
+    """Published kernels where there are some, the rest transferred."""
+    from pdvsim.calibration.fit import vidur
     from pdvsim.calibration.fit.build import save
     from pdvsim.study import output
 
@@ -129,13 +129,13 @@ def _vidur(args: CalibrateCommand, folder: str) -> int:
     profiles = [vidur.build_vidur(folder, card) for card in cards]
     if saved:
         save(profiles[0], saved[0])
-    against = {card.name: independent.compare(card.name, found) for card, found in zip(cards, profiles, strict=True)}
+    errors = vidur.card_errors(folder, cards)
     if args.json:
-        print(output.dumps({name: [asdict(row) for row in rows] for name, rows in against.items()}))
+        print(output.dumps({"profiles": {one.name: one.foundation for one in profiles}, "layers": errors}))
     else:
-        print(vidur.report(folder, cards))
-        for found, rows in zip(profiles, against.values(), strict=True):
-            print(f"\n{found.name}: {found.foundation}" + (f"\n{independent.table(rows)}" if rows else ""))
+        print(vidur.report(errors))
+        for profile in profiles:
+            print(f"\n{profile.name}: {profile.foundation}")
     if saved:
         say("pdvsim", f"saved {saved[0]}")
     return 0

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
 from pdvsim.cli.args import ProfilesCommand, parse
 from pdvsim.sim.hardware.models import GPUS, PRESETS
 
@@ -10,7 +14,6 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ProfilesCommand, argv, "pdvsim profiles")
 
-    from pdvsim.calibration.shipped import shipped
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
@@ -47,7 +50,30 @@ def main(argv: list[str]) -> int:
             for name, model in PRESETS.items()
         ],
     }
-    if samples := shipped():
-        document["samples"] = samples
+    document["samples"] = shipped(Path(str(files("pdvsim.calibration"))) / "data")
     print(output.dumps(document) if args.json else table.profiles_table(document))
     return 0
+
+
+def shipped(data: Path) -> list[dict[str, Any]]:
+    """A line for each set of samples in a folder, with what it was measured on."""
+    from pdvsim.profiler.header import HEADER, load_header
+
+    lines = []
+    for folder in (path.parent for path in sorted(data.glob(f"*/{HEADER}"))):
+        header = load_header(folder)
+        parts, software = header.parts, header.software
+        lines.append(
+            {
+                "samples": folder.name,
+                "gpu": header.device.name,
+                "models": sum(":" not in part.name for part in parts),
+                "pairs": sum(":" in part.name for part in parts),
+                "points": sum(part.points for part in parts),
+                "rows": header.samples,
+                "left_out": sum(len(part.left_out) for part in parts),
+                "measured": min(part.date for part in parts)[:10],
+                **{name: software.get(name) for name in ("torch", "triton", "cuda", "driver")},
+            }
+        )
+    return lines

@@ -18,8 +18,8 @@ from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import ONE_LANE
 from pdvsim.sim.doubts import vet
+from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.view.run import Run
 
 
@@ -46,8 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: list[str]) -> int:
     args = parse(RealCommand, argv, "realrun")
     refuse(args.experiment, args.machine)
-    if args.iteration_log and args.experiment.kin not in ONE_LANE:
-        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(ONE_LANE)}")
+    if args.iteration_log and not policy_of(args.experiment.arch).in_steps():
+        fitting = archs_where(lambda policy: policy.in_steps())
+        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(fitting)}")
     vet([args.experiment])
     try:
         import torch

@@ -26,9 +26,8 @@ FAIR_RUNS = 4
 class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
-    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison", "engines", "overlap"]]
-    """The published table. model-comparison: the three-way programs on three pairs; engines: vLLM and SGLang; overlap:
-    systems that draft on a GPU of their own."""
+    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison"]]
+    """The published table; model-comparison: the three-way programs on three pairs."""
     num_runs: int | None = None
     """Replications (three-way and model-comparison: orders of the requests; poisson-30s: draws of what is accepted);
     default 20, 20 and 16."""
@@ -47,9 +46,6 @@ class ReproduceCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        figures = self.table in ("engines", "overlap")
-        if figures and (self.num_runs or self.seed or self.fair or self.gpu or self.all_metrics):
-            raise ValueError(f"{self.table} has its settings from its sources: only --output and --json go with it")
         if self.table == "model-comparison" and self.fair:
             raise ValueError("--fair goes with three-way and poisson-30s")
         if self.gpu is not None:
@@ -61,11 +57,6 @@ class ReproduceCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ReproduceCommand, argv, "pdvsim reproduce")
-
-    if args.table == "engines":
-        return _engines(args)
-    if args.table == "overlap":
-        return _overlap(args)
 
     from pdvsim.published.reproduce import reproduce
     from pdvsim.published.tables import load_published
@@ -108,39 +99,6 @@ def main(argv: list[str]) -> int:
         if fair is not None:
             print("\n" + fair_text(fair))
     return output.save(dict(zip(files, contents, strict=True)), "only the rows finished" if cut else "")
-
-
-def _engines(args: ReproduceCommand) -> int:
-    """Figures of engines beside ours."""
-    from pdvsim.published.engines import engines_text, reproduce_engines
-
-    report = reproduce_engines()
-    sources = [source.document() for source in report.sources]
-    parts = {"sources": sources, "out_of_reach": [asdict(one) for one in report.out_of_reach]}
-    return _set_beside(args, parts, engines_text(report))
-
-
-def _overlap(args: ReproduceCommand) -> int:
-    """Systems that overlap drafting and verification, beside ours."""
-    from pdvsim.published.overlap import SOURCES, overlap_text
-
-    sources = []
-    with Progress(len(SOURCES), "sources", args.json) as progress:
-        for source in SOURCES:
-            sources.append(source())
-            progress.update(len(sources))
-    return _set_beside(args, {"sources": [source.document() for source in sources]}, overlap_text(sources))
-
-
-def _set_beside(args: ReproduceCommand, parts: dict[str, Any], text: str) -> int:
-    """Print figures beside ours; saved only where that is asked for."""
-    from pdvsim.study import output
-
-    document = output.dumps({"table": args.table, "pdvsim_version": __version__, **parts})
-    print(document if args.json else text)
-    if args.output is None:
-        return 0
-    return output.save({output.check_folder(Path(args.output)) / f"{args.table}.json": (document + "\n").encode()})
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:

@@ -1,10 +1,11 @@
-"""`pdvsim validate`: real serving runs against the same runs simulated."""
+"""`pdvsim validate`: real serving runs against the same runs simulated, or served from a plan."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,6 +17,7 @@ from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
+from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Contention, Experiment, Hardware
 from pdvsim.sim.hardware.trust import ANY, Errors, as_text, errors_path
 from pdvsim.sim.limits import check_ranges
@@ -27,6 +29,7 @@ from pdvsim.view.table import cell, grid
 if TYPE_CHECKING:
     import pandas as pd
 
+RUNS = "runs.jsonl"
 WORST = 10  # runs shown
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
 LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
@@ -59,9 +62,24 @@ class ValidateCommand:
     jobs: Annotated[int | None, tyro.conf.arg(help="Runs simulated side by side; default: one per core.")] = None
     json: bool = False
     """Print one JSON document instead of the tables."""
+    serve: str | None = None
+    """Compare nothing: serve the runs that this file plans on this machine's GPU, and add them to --output."""
+    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = RUNS
+    """With --serve: the file of real runs. Runs that it holds are not served again."""
+    minutes: float = math.inf
+    """With --serve: start no run after so many minutes."""
+    tiny: bool = False
+    """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.serve is None and (self.output, self.minutes, self.tiny) != (RUNS, math.inf, False):
+            raise ValueError("--output, --minutes and --tiny go with --serve")
+        own = ("own_policies", "serve", "output", "minutes", "tiny")
+        if self.serve is not None and any(
+            getattr(self, field.name) != field.default for field in fields(self) if field.name not in own
+        ):
+            raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs, not of one")
         if self.write and (self.run is not None or self.contention != "fluid"):
@@ -71,6 +89,8 @@ class ValidateCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ValidateCommand, argv, "pdvsim validate")
+    if args.serve is not None:
+        return _serve(args, args.serve)
 
     from pdvsim.calibration.validate import compare
 
@@ -112,6 +132,23 @@ def main(argv: list[str]) -> int:
         return 130
     if args.write:
         _write(args, runs, limit, document)
+    return 0
+
+
+def _serve(args: ValidateCommand, plan: str) -> int:
+    """Serve a plan, and put the launches of its runs into one table."""
+    from pdvsim.calibration.validate.launches import gather
+    from pdvsim.calibration.validate.runs import serve_all, tiny
+
+    runs = read_runs(plan, planned=True, own_policies=args.own_policies)
+    path = output.check_file(Path(args.output))
+    machine = Machine(device="cpu" if args.tiny else "cuda", tiny=args.tiny)
+    try:
+        serve_all(
+            list(map(tiny, runs)) if args.tiny else runs, path, 60 * args.minutes, machine, partial(say, "pdvsim")
+        )
+    finally:
+        gather(path.parent)
     return 0
 
 

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pdvsim.sim.config import ONE_LANE, Experiment
-from pdvsim.sim.policies import file_of, kin
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.policies import file_of, policy_of
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> 
     """The experiment whose settings a result or a message holds, on the same terms; what they lack is as usual."""
     check_trusted(settings["arch"], own_policies)
     if settings["server"].get("kv_cache", "") is None:  # an older result: the mode was left to the architecture
-        mode = "paged" if kin(settings["arch"]) in ONE_LANE else "reserved"
+        mode = "paged" if policy_of(settings["arch"]).in_steps() else "reserved"
         settings = {**settings, "server": {**settings["server"], "kv_cache": mode}}
     groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
     return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})

@@ -22,6 +22,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.policies import ARCHITECTURES, policy_of
 
 VLLM = "0.27.1"  # releases whose documentation and source were read
 SGLANG = "0.5.18"
@@ -53,16 +54,6 @@ CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others o
     "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
     "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
     "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
-}
-
-BEYOND = {  # what an architecture does that no flag of the engines asks for
-    "baseline": "serves each request to its end at batch 1",
-    "pd": "reads prompts on a stream of their own, beside the decode on the same GPU",
-    "pdv": "has three lanes on one GPU, and gathers verify batches from several drafts",
-    "pdv-unified": "has three streams on one GPU, fed in turn by one loop",
-    "pdv-hybrid": "goes from one lane to three with the number of requests",
-    "adaptive": "goes from one lane to three with the load, by the latency model",
-    "pdv-ahead": "drafts while it verifies, from what the verdict may be",
 }
 
 
@@ -130,7 +121,7 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
     if experiment.arch == "colocated":
         cannot = f"no flag asks for draft lengths as --controller {experiment.server.controller} chooses them"
     else:
-        does = BEYOND.get(experiment.arch, "is a policy of your own")
+        does = policy_of(experiment.arch).beyond if experiment.arch in ARCHITECTURES else "is a policy of your own"
         apart = ", with its lanes on several GPUs" if experiment.seats.gpus > 1 else ""
         cannot = f"{experiment.arch} {does}{apart}: no flag asks for that"
     if fixed is None:

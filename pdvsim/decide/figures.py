@@ -16,7 +16,7 @@ from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
-from pdvsim.sim.config import ONE_LANE
+from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
@@ -252,7 +252,7 @@ def map_figure(found: WinnerMap) -> Figure:
 def _fleet_colour(fleet: Fleet) -> str:
     """Its architecture's; paler where the drafter has a card of its own kind, or where a placed one is replicated."""
     colour = arch_colour(fleet.arch)
-    single = (fleet.arch in APART or fleet.arch in ONE_LANE) and fleet.hardware.tensor_parallel_size == 1
+    single = (fleet.arch in APART or policy_of(fleet.arch).in_steps()) and fleet.hardware.tensor_parallel_size == 1
     return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
 
 

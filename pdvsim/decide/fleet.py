@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from pdvsim.sim.config import ONE_LANE, PLACED, SHARDED, Arch, Experiment, Hardware
+from pdvsim.sim.config import SHARDED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check
-from pdvsim.sim.policies import kin
+from pdvsim.sim.policies import kin, policy_of
 from pdvsim.sim.run import covering_profile, kv_capacity
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
@@ -99,20 +99,20 @@ def _ways(
     """Of one architecture, whether its models can be divided so or not; `apart` if its drafter can have a GPU."""
     given = base.hardware
     router = "least-loaded" if given.router == Hardware.router else given.router
-    kind = kin(arch)
+    kind, policy = kin(arch), policy_of(arch)
 
     def made(server: int, hardware: Hardware) -> Fleet:
         count = gpus // server
         copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
         return Fleet(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
 
-    if kind != "pdv-ahead":
+    if policy.least_gpus == 1:
         if alone:
             yield Fleet(fleet_name(replace(base, arch=arch)), arch, given)
         yield made(1, given)
-    for size in (size for size in SHARDED if size > 1 and not gpus % size and kind in ONE_LANE):
+    for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield made(size, replace(given, tensor_parallel_size=size))
-    for target in SHARDED if kind in PLACED and apart else ():
+    for target in SHARDED if policy.placeable() and apart else ():
         # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
         for other in sorted({target} if kind == "pd" else {1, target}):
             if gpus % (target + other):

@@ -7,38 +7,29 @@ what an architecture has of its own. What the user gave is not varied; everythin
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_list, check_ranges
-from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
-# from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
-SIMPLEST_FIRST: tuple[Arch, ...] = (
-    "autoregressive", "baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid", "adaptive", "pdv-ahead",
-)  # fmt: skip
-TRIED = tuple(arch for arch in SIMPLEST_FIRST if arch != "pdv-ahead")  # that wants a second GPU, and to be named
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
-assert set(SIMPLEST_FIRST) == set(ARCHS)
 
 PROMISING = 3  # draft lengths that are simulated, of those that the formula ranks first
-OWN: dict[Arch, tuple[str, tuple[Any, ...]]] = {  # what an architecture alone has, and values to try
-    "baseline": ("num_workers", (1, 4, 16)),
-    "pdv": ("verify_gather", ("auto", "always", "never")),
-    "pdv-unified": ("admission_factor", (1.0, 1.2, 2.0)),
-    "pdv-hybrid": ("hybrid_threshold", (2, 8, 32)),
-    "adaptive": ("verify_gather", ("auto", "never")),
-    "pdv-ahead": ("verify_gather", ("auto", "never")),
-}
+
+
+def tried() -> tuple[Arch, ...]:
+    """The architectures that are tried on one GPU where none are named."""
+    return tuple(archs_where(lambda policy: policy.least_gpus == 1))
 
 
 @dataclass(frozen=True)
 class Space:
     """What may be tried; one value fixes a setting."""
 
-    archs: tuple[Arch, ...] = TRIED
+    archs: tuple[Arch, ...] = field(default_factory=tried)
     draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
     controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
@@ -80,7 +71,7 @@ class Space:
 
     def steps_of(self, archs: Sequence[Arch]) -> list[str]:
         """The same without what none of these architectures has."""
-        return [step for step in self.steps() if step != "owned" or any(arch in OWN for arch in archs)]
+        return [step for step in self.steps() if step != "owned" or any(policy_of(arch).tuned for arch in archs)]
 
     def drafts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the draft lengths that the formula finds most promising, and with every controller."""
@@ -120,7 +111,7 @@ class Space:
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with what its architecture alone has."""
-        name, values = OWN.get(candidate.arch, ("", ()))
+        name, values = policy_of(candidate.arch).tuned or ("", ())
         if not name or getattr(candidate.server, name) != getattr(Server, name):  # the user has said
             return [candidate]
         return self._with(candidate, name, values)
@@ -133,9 +124,9 @@ class Space:
 
 def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int, int]:
     """What is smaller is simpler: the architecture, GPUs a server, the controller, fewer settings off those given."""
-    settings = ("max_num_seqs", "max_num_batched_tokens", *({OWN[candidate.arch][0]} if candidate.arch in OWN else ()))
+    settings = ("max_num_seqs", "max_num_batched_tokens", *((policy_of(candidate.arch).tuned or ())[:1]))
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
-    arch = SIMPLEST_FIRST.index(candidate.arch) if candidate.arch in SIMPLEST_FIRST else len(SIMPLEST_FIRST)
+    arch = ARCHS.index(candidate.arch) if candidate.arch in ARCHS else len(ARCHS)
     controller, k = CONTROLLERS.index(candidate.server.controller), candidate.server.num_speculative_tokens
     return arch, candidate.gpus, controller, moved, k
 
@@ -158,7 +149,7 @@ def settings_text(candidate: Experiment) -> list[str]:
     limits = (("draft", server.max_draft_batch), ("verify", server.max_verify_batch))
     words += [f"{what} batch {limit}" for what, limit in limits if limit is not None]
     words.append(f"chunk {server.max_num_batched_tokens}")
-    name, _ = OWN.get(candidate.arch, ("", ()))
+    name, _ = policy_of(candidate.arch).tuned or ("", ())
     if name and name != "num_workers" and getattr(server, name) != getattr(Server, name):
         words.append(f"{name.replace('_', '-')} {getattr(server, name)}")
     return words

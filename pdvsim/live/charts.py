@@ -20,7 +20,7 @@ from bokeh.plotting import figure
 
 from pdvsim.live.gauge import LATENCIES, STRIP_S
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.policies import ARCHITECTURES, kin, policy_of
+from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES, Array
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
 
@@ -161,7 +161,7 @@ class Charts:
 
 def lanes_of(arch: str) -> tuple[str, ...]:
     """The lanes that an architecture has."""
-    return ARCHITECTURES[kin(arch)].lanes
+    return policy_of(arch).lane_names()  # type: ignore[no-any-return]
 
 
 def _plot(title: str, height: int = 200, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs, busy GPUs."""
+"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.calibration.validate.compare import FAMILIES
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import values_text
-from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_marker, arch_rank
+from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -183,39 +183,3 @@ def _keys(axes: Axes, archs: Sequence[str]) -> None:
     first = axes.legend(handles=by_colour, title="architecture", loc="upper left", frameon=False)
     axes.add_artist(first)
     axes.legend(handles=by_mark, title="of the requests", loc="upper right", frameon=False)
-
-
-@styled()
-def utilisation_figure(rows: Sequence[Mapping[str, Any]], workers: Sequence[Mapping[str, Any]]) -> Figure:
-    """How busy the GPU was and what it moved, measured and simulated, and what more workers do to a request's time."""
-    caption = (
-        "Lines: simulated. Filled: by launches. Hollow: NVML's SM busy and memory busy. "
-        "Busy is any kernel, on however few SMs; bandwidth is bytes to be moved, over what a copy reaches."
-    )
-    figure, (busy, moved, spans) = _panels(1, 3, 4.8, caption)
-    panels = ((busy, "busy", "sm_busy", "GPU busy"), (moved, "bandwidth", "memory_busy", "Memory bandwidth"))
-    for axes, by_launches, by_card, title in panels:
-        for arch in sorted({str(row["arch"]) for row in rows}, key=arch_rank):
-            of_arch = [row for row in rows if row["arch"] == arch and row not in workers]
-            of_arch.sort(key=lambda row: row["at_once"])
-            x, colour, marker = [row["at_once"] for row in of_arch], arch_colour(arch), arch_marker(arch)
-            axes.plot(x, [100 * row[f"simulated_{by_launches}"] for row in of_arch], color=colour, lw=1.5, label=arch)
-            axes.plot(x, [100 * row[by_launches] for row in of_arch], marker, color=colour, label="_")
-            axes.plot(x, [100 * row[by_card] for row in of_arch], marker, color=colour, mfc="white", label="_")
-        axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_ylim(0, 105)
-        axes.set_xlabel("Requests at once")
-        axes.set_title(title, fontweight="bold", loc="left")
-    busy.set_ylabel("%")
-    busy.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
-    x, colour = [row["workers"] for row in workers], arch_colour("baseline")
-    spans.plot(x, [row["simulated_span_s"] for row in workers], color=colour, label="simulated")
-    spans.plot(x, [row["span_s"] for row in workers], arch_marker("baseline"), color=colour, label="measured")
-    spans.set_ylim(bottom=0)
-    spans.set_xticks(x)
-    spans.set_xlabel("Workers of baseline, each with one request")
-    spans.set_ylabel("seconds a request")
-    spans.set_title("Workers on one stream", fontweight="bold", loc="left")
-    spans.legend(frameon=False)
-    return figure

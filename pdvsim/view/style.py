@@ -23,8 +23,8 @@ BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = (
     "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9",
 )  # fmt: skip
 RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # of what is no architecture
-ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=True))
-ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=True))
+ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=False))
+ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=False))
 LANE_COLOURS = dict(zip(LANES, (SKY, RED, BLUE, GREEN), strict=True))
 KIND_COLOURS = dict(zip((*KINDS, "mixed"), (SKY, RED, BLUE, GREEN, PINK, ORANGE), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))

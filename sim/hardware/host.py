@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 # An n-gram search: seconds a row, and a token that it goes through. Least squares over 101,214 searches of
-# `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon; `calibration/lookups.py`.
+# `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/ngram_lookups).
 LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
 
 

@@ -32,7 +32,7 @@ from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
-# of the two cards that it has them of (python -m pdvsim.calibration.fit.shards)
+# of the two cards that it has them of (studies/shards.py)
 SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 

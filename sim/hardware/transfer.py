@@ -2,7 +2,7 @@
 
 Every matrix product, attention and the output projection are priced by what they move and multiply, as shares of the
 card's own ceilings, plus a cost a kernel in seconds; the shares and costs are learned from the H200's samples
-(`calibration.fit.efficiency`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
+(`studies/efficiency.py`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
 
 Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a cost a kernel that differs
 from the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers

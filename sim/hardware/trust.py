@@ -22,9 +22,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from pdvsim.sim.config import ONE_LANE, Experiment, Hardware, Host, Traffic
+from pdvsim.sim.config import Experiment, Hardware, Host, Traffic
 from pdvsim.sim.hardware.reach import SIZES, TELLING
-from pdvsim.sim.policies import ARCHITECTURES
+from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.sim.reading import read_json, said
 from pdvsim.sim.relevance import suited
 
@@ -85,8 +85,8 @@ def groups(experiment: Experiment, prompt_tokens: float, outside: float) -> tupl
 
     `prompt_tokens` is the mean of its requests, `outside` the share of its GPU time beyond what was measured.
     """
-    load, kind = load_kind(experiment.traffic), experiment.kin
-    style = "sequential" if kind == "baseline" else "one lane" if kind in ONE_LANE else "lanes"
+    load, policy = load_kind(experiment.traffic), policy_of(experiment.arch)
+    style = "sequential" if policy.one_by_one else "one lane" if policy.in_steps() else "lanes"
     changes = experiment.server.controller != "fixed"
     if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes):
         style += ", demanding"

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from itertools import accumulate
 from operator import add
 from typing import Any, NamedTuple, Self
 
-from pdvsim.sim.core import Request, packed_tally
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
@@ -39,16 +39,7 @@ class Path:
 
     def __init__(self, request: Request, k: int, first: int) -> None:
         at, end = request.emitted, request.output_tokens
-        if k:
-            gains = []
-            runs = request.runs.translate(_gains(k))
-            while at < end:
-                gained = runs[at]
-                gains.append(gained)
-                at += gained
-            self.gains = bytes(gains)
-        else:
-            self.gains = bytes((1,)) * (end - at)
+        self.gains = _path(request.runs, k, at, end) if k else bytes((1,)) * (end - at)
         self.first = first  # the batch's round in which it takes part first
         self.draft_s = self.wait_s = self.verify_s = 0.0  # of the batch, when it joined
 
@@ -68,14 +59,32 @@ def _whole(k: int) -> bytes:
     return bytes(gained > k for gained in range(256))
 
 
+@lru_cache(maxsize=10_000)  # a search serves the same requests again and again
+def _path(runs: bytes, k: int, at: int, end: int) -> bytes:
+    """What each round gains, from token `at` on."""
+    gains = []
+    runs = runs.translate(_gains(k))
+    while at < end:
+        gained = runs[at]
+        gains.append(gained)
+        at += gained
+    return bytes(gains)
+
+
 class BatchVerdict(Sequence[int]):
     """How many draft tokens of each row the target accepts in the round under way."""
 
-    def __init__(self, batch: RunningBatch) -> None:
-        self._batch, self._round = batch, batch.round
+    def __init__(self, batch: RunningBatch, past: int) -> None:
+        self._batch, self._round = batch, batch.round - past
 
     def _of(self, path: Path) -> int:
         return path.gains[self._round - path.first] - 1
+
+    def judged(self) -> tuple[int, int] | None:
+        """Draft tokens accepted, and rows whose next one was refused; None where nothing was drafted."""
+        gains = [path.gains[self._round - path.first] for path in self._batch.paths.values()]
+        k = self._batch.k
+        return (sum(gains) - len(gains), len(gains) - gains.count(k + 1)) if k else None
 
     def __iter__(self) -> Iterator[int]:
         return (self._of(self._batch.paths[row]) for row in self._batch.raw())
@@ -217,9 +226,9 @@ class RunningBatch(list[Request]):
             self.kv.take(need - self.held_tokens)
             self.held_tokens = need
 
-    def verdict(self) -> BatchVerdict:
-        """On the draft tokens of the round under way."""
-        return BatchVerdict(self)
+    def verdict(self, past: int = 0) -> BatchVerdict:
+        """On the draft tokens of the round under way, or of one that is just over."""
+        return BatchVerdict(self, past)
 
     def settle(self, now_s: float) -> list[Request]:
         """A round is over; those who have all their tokens leave."""
@@ -278,8 +287,12 @@ class RunningBatch(list[Request]):
         gained, full = sum(gains), gains.count(k + 1)
         over = max(0, row.emitted + gained - row.output_tokens)  # of its last round, beyond its end
         self.deliveries.extend_one(row.id, gains, over, self.times_s[path.first : self.round])
-        drafting = k > 0
-        row.tally += packed_tally(here, drafting * here, k * here, gained - here, drafting * (here - full))
+        row.rounds += here
+        if k:
+            row.drafts += here
+            row.drafted += k * here
+            row.accepted += gained - here
+            row.refused += here - full
         row.emitted += gained - over
         row.context += gained - over
         row.owed = row.owed + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
@@ -333,7 +346,7 @@ for _name in ("insert", "extend", "pop", "remove", "clear", "sort", "reverse", "
     setattr(RunningBatch, _name, _changing(_name))
 
 
-def context_of(rows: list[Request]) -> int:
+def context_of(rows: Sequence[Request]) -> int:
     """Cached tokens of all rows."""
     return rows.context if isinstance(rows, RunningBatch) else sum([row.context for row in rows])
 

@@ -6,9 +6,8 @@ The simulated and the real GPU keep the same ones, so that their records mean th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 
-from pdvsim.sim.core import KINDS, Kind, Request, Role, Work, packed_tally
+from pdvsim.sim.core import KINDS, Kind, Request, Role, Work
 from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
@@ -121,24 +120,14 @@ class TracedBooks(Books):
         self._carried.append((tuple([row.id for row in work.rows]), tuple(chunk.request.id for chunk in work.chunks)))
 
 
-@cache
-def round_tally(k: int) -> tuple[int, ...]:
-    """What a round of k drafts adds to a request's tally, by how many are accepted."""
-    drafting = k > 0
-    return tuple(packed_tally(1, drafting, k, accepted, accepted < k) for accepted in range(k + 1))
-
-
 def book(rows: Sequence[Request], verdict: Sequence[int], rereads: bool = False) -> tuple[list[int], bool]:
     """Each row gains its accepted drafts and one token of the target's, up to its end.
 
     Returns the gains, and whether some row has all its tokens now. A drafter that `rereads` owes all accepted drafts.
     """
-    gains, over, k = [], False, -1
+    gains, over = [], False
     for row, accepted in zip(rows, verdict, strict=True):
-        if row.k != k:
-            k = row.k
-            counted = round_tally(k)
-        gained = accepted + 1
+        k, gained = row.k, accepted + 1
         emitted = row.emitted + gained
         if emitted >= row.output_tokens:
             gained -= emitted - row.output_tokens
@@ -146,12 +135,15 @@ def book(rows: Sequence[Request], verdict: Sequence[int], rereads: bool = False)
             over = True
         row.emitted = emitted
         row.context += gained
-        row.tally += counted[accepted]
+        row.rounds += 1
         if not k:
             row.owed += gained
-        elif rereads:
-            row.owed = accepted
-        else:  # after full acceptance the drafter has not read its own last draft
-            row.owed = 1 if accepted == k else 0
+        else:
+            row.drafts += 1
+            row.drafted += k
+            row.accepted += accepted
+            row.refused += accepted < k
+            # after full acceptance the drafter has not read its own last draft; a head reads accepted ones again
+            row.owed = accepted if rereads else int(accepted == k)
         gains.append(gained)
     return gains, over

@@ -30,7 +30,7 @@ class Device(Protocol):
     def launch(self, work: Work) -> Event:
         """Submit a work; the event's value is, for a verify, how many drafts of each row were accepted."""
 
-    def pass_rounds(self, batch: RunningBatch, way: Way) -> int:
+    def pass_rounds(self, batch: RunningBatch, way: Way, most: int = 0) -> int:
         """Where it foresees: go through the rounds that are over before anything else happens; returns how many."""
         return 0
 

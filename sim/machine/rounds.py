@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.latency import Shape
-from pdvsim.sim.machine.batch import RunningBatch, Way
+from pdvsim.sim.machine.batch import ROUNDS, RunningBatch, Way
 from pdvsim.sim.machine.device import SimulatedGPU
 
 FEW = 3  # rounds, for which sums do not pay
@@ -59,17 +59,17 @@ class ForeseeingGPU(SimulatedGPU):
         self.foresees = self.found is None and self.env.direct
         self._round_prices: dict[tuple[str, str, int, int], RoundPrices] = {}
 
-    def pass_rounds(self, batch: RunningBatch, way: Way) -> int:
-        """Go through the rounds of `batch` that are over before anything else happens; returns how many.
+    def pass_rounds(self, batch: RunningBatch, way: Way, most: int = ROUNDS) -> int:
+        """Go through `most` rounds of `batch` that are over before anything else happens; returns how many.
 
-        The last is the one with which the first row finishes; where rows are handed over, the one before it.
+        The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
         """
         env, host = self.env, self.host
         if self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
         prices = self._prices(way, len(batch), batch.k)
         horizon_s = env.horizon(self)
-        most = batch.end - batch.round - way.handed
+        most = min(most, batch.end - batch.round - way.handed)
         if horizon_s < inf:  # no round is shorter than its verify
             most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
         if most < 1 or (most := batch.roomy(most)) < 1:

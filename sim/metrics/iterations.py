@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pdvsim.sim.config import ONE_LANE
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.records import ROLES, Result
 
 DRAFT = ROLES.index("draft")
@@ -17,10 +17,10 @@ PREFILL = KINDS.index("prefill")
 
 def iteration_lines(result: Result, engine: str, version: str) -> Iterator[str]:
     """The lines of a log: the engine's version, its KV cache, and a line a step."""
-    if result.experiment.kin not in ONE_LANE:
-        raise ValueError(
-            f"a log of steps is of {' or '.join(ONE_LANE)}: {result.experiment.arch} runs lanes side by side"
-        )
+    arch = result.experiment.arch
+    if not policy_of(arch).in_steps():
+        fitting = archs_where(lambda policy: policy.in_steps())
+        raise ValueError(f"a log of steps is of {' or '.join(fitting)}, not of {arch}")
     capacity = int(result.meta["kv_capacity_tokens"])
     yield f"INFO Initializing a {engine} engine (v{version}) with config: {result.experiment.server.pair}"
     yield f"INFO GPU KV cache size: {capacity:,} tokens"

@@ -1,8 +1,8 @@
 """The one table of serving architectures, and the way to a policy of the user's own.
 
 An architecture is named, `pdv`, or is a class in a file of the user's, `path/to/mine.py:Mine`. What a command must know
-of it before it runs (lanes, whether it drafts, which options act) it shares with its kin: the named architecture that
-it is derived from, or has the same lanes as.
+of it before it runs (lanes, whether it drafts, which options act) stands on the class (`Policy`). What was measured is
+known of named architectures alone; a user's own has its kin's: the one that it is derived from, or has the lanes of.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import difflib
 import inspect
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from hashlib import sha256
@@ -19,32 +19,24 @@ from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 from pdvsim.sim.reading import read_bytes, said
 
-
-class Architecture(NamedTuple):
-    """A named architecture; its place in the table is its rank, by which it is coloured."""
-
-    policy: str  # module:class
-    lanes: tuple[str, ...]  # streams of its own
-
-
 _PACKAGE = __name__
 _OWN_MODULE = "pdvsim_own_"
-_THREE = ("prefill", "decode", "verify")
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "autoregressive": Architecture("colocated:Autoregressive", ("main",)),
-    "baseline": Architecture("baseline:Baseline", ("main",)),
-    "colocated": Architecture("colocated:Colocated", ("main",)),
-    "pd": Architecture("pd:PD", ("prefill", "decode")),
-    "pdv": Architecture("pdv:PDV", _THREE),
-    "pdv-unified": Architecture("unified:Unified", _THREE),
-    "pdv-hybrid": Architecture("hybrid:Hybrid", _THREE),
-    "adaptive": Architecture("hybrid:Adaptive", _THREE),
-    "pdv-ahead": Architecture("ahead:Ahead", _THREE),
+# from the one with the fewest parts that can go wrong: models, then lanes, then rules that switch at run time
+ARCHITECTURES: dict[str, str] = {  # module and class
+    "autoregressive": "colocated:Autoregressive",
+    "baseline": "baseline:Baseline",
+    "colocated": "colocated:Colocated",
+    "pd": "pd:PD",
+    "pdv": "pdv:PDV",
+    "pdv-unified": "unified:Unified",
+    "pdv-hybrid": "hybrid:Hybrid",
+    "adaptive": "hybrid:Adaptive",
+    "pdv-ahead": "ahead:Ahead",
 }
 ARCHS = tuple(ARCHITECTURES)
 USUAL_ARCHS = ("autoregressive", "colocated", "pd", "pdv")  # what a command compares where none is named
@@ -93,7 +85,7 @@ def policy_of(arch: str) -> type[Any]:
     if isinstance(arch, OwnArch):
         return arch.policy
     if arch in ARCHITECTURES:
-        module, _, name = ARCHITECTURES[arch].policy.partition(":")
+        module, _, name = ARCHITECTURES[arch].partition(":")
         found: type[Any] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
         return found
     path, colon, name = arch.rpartition(":")
@@ -106,6 +98,11 @@ def policy_of(arch: str) -> type[Any]:
     except (OSError, ValueError) as error:
         raise ValueError(f"arch {arch}: cannot read {path}: {said(error)}") from None
     return _loaded(str(Path(path).resolve()), sha256(source).hexdigest(), name)
+
+
+def archs_where(fact: Callable[[type[Any]], bool]) -> list[str]:
+    """The named architectures whose policy has it."""
+    return [arch for arch in ARCHS if fact(policy_of(arch))]
 
 
 @cache

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import Process
+from pdvsim.sim.policies.base import OwnOptions, Process, Tuned
 from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
@@ -40,6 +40,12 @@ class Lookahead(NamedTuple):
 
 class Ahead(PDV):
     """Three lanes; the draft lane does not wait for verdicts."""
+
+    plain_rounds = True
+    least_gpus = 2
+    options: OwnOptions = (*PDV.options, "ahead_fan", "ahead_miss", "ahead_exponent")
+    tuned: Tuned = ("verify_gather", ("auto", "never"))
+    beyond = "drafts while it verifies, from what the verdict may be"
 
     def processes(self) -> Sequence[Process]:
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet

@@ -25,6 +25,8 @@ from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
+OwnOptions = tuple[str, ...]
+Tuned = tuple[str, tuple[Any, ...]] | None
 
 PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
 PATIENCE_S = 0.2  # dynamic priority: a work is a level higher for each that its first request has waited
@@ -49,11 +51,21 @@ class Context:
 class Policy:
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""
 
+    # facts that commands need before a run; a subclass inherits what it does not state
     speculates = True  # has a draft model, and uses it
-    hands_over = False  # drafts and verifies are made by two workers, side by side
+    hands_over = False  # drafts and verifies are made by two concurrent workers
     draft_lane = "main"
     verify_lane = "main"
     prefill_lane = "main"
+    own_workers = True  # each lane has a worker of its own, and may be placed on a GPU of its own
+    atomic_rounds = False  # may also verify on the draft lane
+    one_by_one = False  # serves each request to its end by itself
+    one_prompt = False  # prefills one prompt per forward
+    plain_rounds = False  # may go on without draft tokens whatever the draft length is
+    least_gpus = 1  # with fewer it is not worth trying
+    options: OwnOptions = ()  # server settings that act in it alone
+    tuned: Tuned = None  # one of them, and the values that a search tries
+    beyond = ""  # what it does that no flag of a serving engine asks for
 
     def __init__(self, context: Context) -> None:
         self.env = context.env
@@ -66,9 +78,10 @@ class Policy:
         drafter = context.planner.models["draft"].spec if self.speculates else None
         self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
+        self.learns = self.speculates and self.controller.learns
         # rounds pass without asking the policy, unless it has a say of its own in one
         parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
-        self.foresees = context.device.foresees and not self.controller.learns and not self.has_own(Policy, *parts)
+        self.foresees = context.device.foresees and self.controller.by_sums and not self.has_own(Policy, *parts)
         self.admits_by_itself = self.has_own(Policy, "admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
@@ -84,6 +97,26 @@ class Policy:
         self.reader = 0  # whose turn it is to take prompts
         for process in self.processes():
             self.env.process(process)
+
+    @classmethod
+    def lane_names(cls) -> tuple[str, ...]:
+        """Its streams."""
+        return tuple(dict.fromkeys((cls.prefill_lane, cls.draft_lane, cls.verify_lane)))
+
+    @classmethod
+    def in_steps(cls) -> bool:
+        """Whether one lane serves the whole batch step by step, as continuous batching does."""
+        return len(cls.lane_names()) == 1 and not cls.one_by_one
+
+    @classmethod
+    def placeable(cls) -> bool:
+        """Whether its lanes may be on different GPUs."""
+        return len(cls.lane_names()) > 1 and cls.own_workers
+
+    @classmethod
+    def most_in_flight(cls, settings: Server) -> int:
+        """Most requests that it admits concurrently."""
+        return settings.max_num_seqs
 
     def processes(self) -> Sequence[Process]:
         """The policy's processes."""
@@ -314,14 +347,29 @@ class Policy:
         if self.stands():
             rows = self.batch(rows, k)
             lane = self.draft_lane
-            if self.device.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
+            if self.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
                 if rows.round == rows.end:
                     self.leave(rows.leave())
                     return rows
-                if not rows.hold():
+                if (self.learns and self.controller.draft_length(rows, 0, self.env.now) != k) or not rows.hold():
                     return rows
         verdict = yield self.draft_and_verify(rows, k)
         return self.settle(rows, verdict)
+
+    def pass_rounds(self, rows: RunningBatch, way: Way) -> int:
+        """Let rounds of `rows` pass in which nothing else happens, until the controller wants another draft length."""
+        if not self.learns:
+            return self.device.pass_rounds(rows, way)
+        passed = 0
+        while self.device.pass_rounds(rows, way, 1):
+            passed += 1
+            verdict = rows.verdict(1)
+            self.controller.observe(rows, verdict, self.env.now)
+            if rows.round == rows.end:
+                break
+            if self.controller.draft_length(rows, 0, self.env.now) != rows.k:
+                break
+        return passed
 
     def stands(self) -> bool:
         """Whether a decision holds until a row finishes or a request arrives: nobody who waits is let in before."""
@@ -366,29 +414,28 @@ class Policy:
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
         now = self.env.now
+        if rows and self.learns:
+            self.controller.observe(rows, verdict, now)
         if isinstance(rows, RunningBatch):
             self.leave(rows.settle(now))
             return rows
         gains, over = book(rows, verdict, self.rereads)
         self.kv.unpin(rows)
         self.deliveries.extend([row.id for row in rows], gains, now)
-        if rows and self.controller.learns:
-            self.controller.observe(rows, verdict, now)
         if self.looks_up:
             for row in rows:
                 row.missed = False
-        if self.controller.learns or self.dynamic:
+        if self.learns or self.dynamic:
             for row in rows:
                 row.turn_s = now
         if not over:
             return rows
-        for row in rows:
-            if row.emitted == row.output_tokens:
-                self.finish(row)
+        self.leave([row for row in rows if row.emitted == row.output_tokens])
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def leave(self, rows: list[Request]) -> None:
-        """Rows of a batch have all their tokens."""
+        """These have all their tokens."""
+        self.controller.finished(rows)
         for row in rows:
             self.finish(row)
 

@@ -10,13 +10,24 @@ from typing import Any
 
 from simpy.events import Event
 
+from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, Request, Work
 from pdvsim.sim.machine.lane import Lane
-from pdvsim.sim.policies.base import Policy, Process
+from pdvsim.sim.policies.base import OwnOptions, Policy, Process, Tuned
 
 
 class Baseline(Policy):
     """Speculative decoding request by request: each of W workers serves one from prompt to end, at batch 1."""
+
+    one_by_one = True
+    one_prompt = True
+    options: OwnOptions = ("num_workers",)
+    tuned: Tuned = ("num_workers", (1, 4, 16))
+    beyond = "serves each request to its end at batch 1"
+
+    @classmethod
+    def most_in_flight(cls, settings: Server) -> int:
+        return min(settings.num_workers, settings.max_num_seqs)
 
     def processes(self) -> Sequence[Process]:
         self.resting = [self.lane("main") for _ in range(self.settings.num_workers)]

@@ -13,6 +13,7 @@ from math import inf, log2, sqrt
 
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import BatchVerdict, context_of
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 
@@ -71,6 +72,8 @@ def judged(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[int, int] |
 
     A row for which none was found counts as refused: the next round is as likely to find none.
     """
+    if isinstance(verdict, BatchVerdict):
+        return verdict.judged()
     accepted = refused = 0
     drafted = False
     for row, passed in zip(rows, verdict, strict=True):
@@ -88,6 +91,7 @@ class Controller:
     """Always the same draft length."""
 
     learns = False  # from verdicts
+    by_sums = True  # from what a batch was granted as a whole
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
@@ -109,6 +113,9 @@ class Controller:
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
+    def finished(self, rows: Sequence[Request]) -> None:
+        """These have all their tokens."""
+
 
 class ServedLengths:
     """Mean lengths of the requests served, older ones fading.
@@ -127,13 +134,12 @@ class ServedLengths:
             self.prompts = sum([row.prompt_tokens for row in rows]) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
-        """A round of `rows` is over; some of them may be finished."""
+        """These have all their tokens."""
         for row in rows:
-            if row.emitted == row.output_tokens:
-                self._requests = 0.99 * self._requests + 1
-                self._outputs = 0.99 * self._outputs + row.output_tokens
-                self._prompts = 0.99 * self._prompts + row.prompt_tokens
-                self.outputs, self.prompts = self._outputs / self._requests, self._prompts / self._requests
+            self._requests = 0.99 * self._requests + 1
+            self._outputs = 0.99 * self._outputs + row.output_tokens
+            self._prompts = 0.99 * self._prompts + row.prompt_tokens
+            self.outputs, self.prompts = self._outputs / self._requests, self._prompts / self._requests
 
     def in_a_round(self, rows: int, k: int, rate: float) -> tuple[float, float]:
         """Tokens delivered in a round of `rows`, and requests that finish in it."""
@@ -204,6 +210,7 @@ class Goodput(Controller):
         self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
         self._speeds: dict[tuple[int, ...], list[float]] = {}
         self._urge = 0  # rounds in a row in which it would have paid to begin or end plain decoding
+        self._asked, self._answer = (-1.0, 0, 0), self.k
 
     @property
     def acceptance(self) -> float:
@@ -212,11 +219,19 @@ class Goodput(Controller):
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         self._sizes.append(len(rows))
         self.learner.observe(rows, verdict, plain=not self.k)
+
+    def finished(self, rows: Sequence[Request]) -> None:
         self.learner.served.observe(rows)
 
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
+        asked = now_s, len(rows), context_of(rows)
+        if asked != self._asked:  # whoever asks again about the same round is told the same
+            self._asked, self._answer = asked, self._decide(rows, asked[2])
+        return self._answer
+
+    def _decide(self, rows: Sequence[Request], context: int) -> int:
         count = max((len(rows), *self._sizes))  # where lanes alternate, the batch at hand may be the smaller one
-        context = sum(row.context for row in rows) * count // max(1, len(rows))
+        context = context * count // max(1, len(rows))
         speeds = self._predicted(count, context)
         best = self.low + speeds.index(max(speeds))
         gain = max(speeds) / speeds[self.k - self.low]
@@ -244,8 +259,8 @@ class Goodput(Controller):
         """
         served, estimate = self.learner.served, self.learner.estimate
         rate = round(estimate.rate if self.k else estimate.cautious, 2)
-        lengths = [round(8 * log2(tokens + 1)) if tokens < inf else 0 for tokens in (served.outputs, served.prompts)]
-        key = (count, context // (64 * count), round(100 * rate), *lengths)
+        lengths = [round(4 * log2(tokens + 1)) if tokens < inf else 0 for tokens in (served.outputs, served.prompts)]
+        key = (count, context // (128 * count), round(100 * rate), *lengths)
         speeds = self._speeds.get(key)
         if speeds is None:
             speeds = [self._speed(count, context, k, rate) for k in range(self.low, self.high + 1)]

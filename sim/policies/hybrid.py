@@ -11,7 +11,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.policies.base import Context
+from pdvsim.sim.policies.base import Context, OwnOptions, Tuned
 from pdvsim.sim.policies.controllers import Learner
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens
@@ -20,6 +20,10 @@ from pdvsim.sim.workload.acceptance import expected_tokens
 class Hybrid(PDV):
     """At or below the threshold atomic, above it three lanes."""
 
+    atomic_rounds = True
+    options: OwnOptions = (*PDV.options, "hybrid_threshold")
+    tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
+    beyond = "goes from one lane to three with the number of requests"
     own_parts = ()  # in a round between lanes its own choice stays the same
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
@@ -49,6 +53,10 @@ class Adaptive(Hybrid):
     Plain decoding teaches nothing about acceptance, so drafts are tried now and then.
     """
 
+    plain_rounds = True
+    options: OwnOptions = PDV.options
+    tuned: Tuned = ("verify_gather", ("auto", "never"))
+    beyond = "goes from one lane to three with the load, by the latency model"
     MARGIN = 1.02
     PERSISTENCE = 8
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
@@ -106,6 +114,8 @@ class Adaptive(Hybrid):
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
-        going = super().settle(rows, verdict)
+        return super().settle(rows, verdict)
+
+    def leave(self, rows: list[Request]) -> None:
         self.learner.served.observe(rows)
-        return going
+        super().leave(rows)

@@ -17,6 +17,7 @@ class PrefillDecode(Policy):
     draft_lane = "decode"
     verify_lane = "decode"
     prefill_lane = "prefill"
+    beyond = "prefills on a stream of its own, concurrently with the decode on the same GPU"
 
     def processes(self) -> Sequence[Process]:
         self.decode = self.lane("decode")

@@ -14,7 +14,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import RunningBatch, Way, context_of, drafted_for
-from pdvsim.sim.policies.base import Process
+from pdvsim.sim.policies.base import OwnOptions, Process, Tuned
 from pdvsim.sim.policies.pd import PrefillDecode
 
 
@@ -23,6 +23,9 @@ class PDV(PrefillDecode):
 
     verify_lane = "verify"
     hands_over = True
+    options: OwnOptions = ("max_decode_queue", "verify_gather")
+    tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
+    beyond = "has three lanes on one GPU, and gathers verify batches from several drafts"
     own_parts: tuple[str, ...] = ("decode_batch",)  # further ones that a round goes through
 
     def processes(self) -> Sequence[Process]:
@@ -58,7 +61,9 @@ class PDV(PrefillDecode):
         if len(rows) == self.in_flight <= self.settings.verify_batch and self.goes_round and self.stands():
             # nobody is elsewhere: round after round they are drafted for, handed over, verified and handed back
             rows = self.batch(rows, k)
-            if self.device.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
+            if self.pass_rounds(rows, Way("decode", "verify", True, True, 0)):
+                if self.learns:
+                    k = self.controller.draft_length(rows, 0, self.env.now)
                 rows = self.hold(rows, k)
         if not rows:
             return

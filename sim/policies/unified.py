@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Sized
+from math import ceil
 
 from simpy.events import Event
 
+from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, Request, Work
-from pdvsim.sim.policies.base import Policy, Process
+from pdvsim.sim.policies.base import OwnOptions, Policy, Process, Tuned
 
 
 class Unified(Policy):
@@ -21,6 +23,15 @@ class Unified(Policy):
     draft_lane = "decode"
     verify_lane = "verify"
     prefill_lane = "prefill"
+    own_workers = False
+    one_prompt = True
+    options: OwnOptions = ("admission_factor",)
+    tuned: Tuned = ("admission_factor", (1.0, 1.2, 2.0))
+    beyond = "has three streams on one GPU, fed in turn by one loop"
+
+    @classmethod
+    def most_in_flight(cls, settings: Server) -> int:
+        return ceil(settings.admission_factor * settings.max_num_seqs) + 1  # its decode queue may outgrow a batch
 
     def processes(self) -> Sequence[Process]:
         self.ready: deque[Request] = deque()

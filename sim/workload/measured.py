@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 # Share of the positions where no n-gram draft is accepted at which one is found, by data set: `realrun.ngram` over the
-# tokens of the same recordings (`calibration/lookups.py`). It gains what was recorded at 97% of positions or more.
+# tokens of the same recordings (`studies/ngram_lookups.py`). It gains what was recorded at 97% of positions or more.
 FOUND_REFUSED = {"cnn": 0.162, "gsm8k": 0.136, "instructcoder": 0.168, "sharegpt": 0.145}
 LONGEST = 20  # accepted drafts in a row that the recording tells apart
 

@@ -10,13 +10,13 @@ import pytest
 
 from pdvsim.calibration.fit.engine_fit import fit_steps
 from pdvsim.calibration.fit.engine_log import StepLog, read_bench, read_logs
-from pdvsim.calibration.validate.own_engine import prove
 from pdvsim.cli import main
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.run import simulate
 from pdvsim.view.run import Run
+from studies.own_engine import prove
 
 KEPT = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "own-engine"
 # As vLLM 0.27.1 writes them (v1/metrics/loggers.py); a data-parallel dummy step, and the older line without usage.
@@ -98,7 +98,7 @@ def test_known_steps_are_found_again() -> None:
 
 def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
     """Twelve runs on an H200, from the log of eight others: every metric meets the targets set beforehand."""
-    document = prove(KEPT, tmp_path, "h200")
+    document = prove(KEPT, tmp_path)
     assert len(document["runs"]) == 12
     for metric, error in document["errors"]["log"].items():
         assert error["median"] <= 0.04, metric

@@ -1,25 +1,21 @@
-"""A run launch by launch, and the plan of what is served."""
+"""A run launch by launch."""
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.validate import plan
-from pdvsim.calibration.validate.compare import dataset
 from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
-from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_of
-from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.run import simulate
 
-PLAN = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "plan.jsonl"
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
 
 
@@ -83,73 +79,11 @@ def test_a_run_against_itself_has_no_error() -> None:
     assert sum(row["measured"] for row in found["rows"]) == len(whole)
 
 
-# the plan ------------------------------------------------------------------------------------------------------------
-
-
-def test_the_plan_is_balanced_and_a_third_is_set_aside() -> None:
-    every = read_runs(PLAN, planned=True)
-    runs = [run for run in every if not run.repeat]
-    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS >= 120
-    assert len(every) - len(runs) == plan.REPEATS
-    assert len({run.experiment.traffic.seed for run in runs}) == len(runs)
-    for run in every:
-        assert run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0)
-    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
-    archs = Counter(run.experiment.arch for run in runs)
-    assert set(archs) == set(plan.ARCHS)
-    assert len(set(archs.values())) == 1
-    for values in (
-        [run.experiment.server.pair for run in runs],
-        [run.experiment.server.max_num_batched_tokens for run in runs],
-        [dataset(run.experiment) for run in runs],
-    ):
-        assert min(Counter(values).values()) >= 16
-    servers = {run.experiment.server.controller for run in runs}
-    assert servers == {"fixed", "feedback", "goodput"}
-    fixed = [run.experiment for run in runs if run.experiment.server.controller == "fixed"]
-    assert {e.server.num_speculative_tokens for e in fixed} >= set(plan.DRAFTS)
-    assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
-    block = [run.experiment.arch for run in every][: len(every) // plan.BLOCKS]
-    assert set(block) == set(plan.ARCHS)  # a cut leaves every architecture
-
-
-def test_drafters_have_a_plan_of_their_own() -> None:
-    """Every kind of drafter at few and at many users and at two rates, each data set at each load; a third held out."""
-    runs = read_runs(PLAN.with_name("drafters.plan.jsonl"), planned=True)
-    assert len(runs) == 4 * len(plan.DRAFTERS) >= 24
-    kinds = Counter(run.experiment.server.drafted_by for run in runs)
-    assert set(kinds) == {"eagle3", "mtp", "ngram"}
-    assert min(kinds.values()) >= 8
-    for run in runs:
-        refuse(run.experiment, Machine())
-        assert run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0)
-        recorded = run.experiment.acceptance.acceptance_model
-        assert recorded is not None
-        assert recorded.endswith("ngram") == (run.experiment.server.drafted_by == "ngram")
-    shares = Counter((at % 4, run.experiment.traffic.dataset_name) for at, run in enumerate(runs))
-    assert set(shares.values()) == {len(plan.DRAFTERS) // 2}
-
-
-def test_a_group_is_planned_again_as_it_was() -> None:
-    """The first group of the plan, drawn anew by its seed; rates and lengths may move with the profile."""
-    import random
-
-    rng = random.Random(plan.SEED)
-    decks = plan.Decks.shuffled(rng)
-    first = read_runs(PLAN, planned=True)[0].experiment
-    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, decks, PLAN.parent)
-    assert len(again) == plan.RUNS
-    assert all(run.experiment.server.pair == first.server.pair for run in again)
-    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
-
-
-def test_a_deck_deals_each_equally_often() -> None:
-    import random
-
-    deck = plan.Deck("abc", random.Random(1))
-    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
-    assert deck.deal(lambda value: value == "b") == "b"
-    assert {deck.deal(), deck.deal()} == {"a", "c"}  # those passed over are still there
+def test_time_in_which_a_launch_runs_is_counted_once() -> None:
+    """0 to 2 and 1 to 3 overlap, 5 to 6 stands alone, 5.2 to 5.5 is inside: 4 of 6."""
+    starts, ends = np.array([5.0, 0.0, 1.0, 5.2]), np.array([6.0, 2.0, 3.0, 5.5])
+    assert busy_share({"start_s": starts, "end_s": ends}) == pytest.approx(4 / 6)
+    assert np.isnan(busy_share({"start_s": starts[:0], "end_s": ends[:0]}))
 
 
 # command lines -------------------------------------------------------------------------------------------------------

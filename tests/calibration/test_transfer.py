@@ -15,16 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import gpu_spec, save
-from pdvsim.calibration.fit.efficiency import (
-    DATA_SHEET_BANDWIDTH,
-    DATA_SHEET_FLOPS,
-    Measured,
-    errors_of,
-    leave_one_out,
-    measured_models,
-    spread,
-    stacked,
-)
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
@@ -37,6 +27,16 @@ from pdvsim.sim.hardware.trust import errors_of as real_errors
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
+from studies.efficiency import (
+    DATA_SHEET_BANDWIDTH,
+    DATA_SHEET_FLOPS,
+    Measured,
+    errors_of,
+    leave_one_out,
+    measured_models,
+    spread,
+    stacked,
+)
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
@@ -60,7 +60,7 @@ def h200(samples: Samples) -> GpuSpec:
 
 @pytest.mark.parametrize("name", ["gemma-2b", "codellama-34b"])
 def test_a_model_left_out_is_predicted(name: str, models: dict[str, Measured], h200: GpuSpec) -> None:
-    """Two unlike ones; `python -m pdvsim.calibration.fit.efficiency calibration/data/h200` leaves out each of nine."""
+    """Two unlike ones; `studies/efficiency.py` leaves out each of nine."""
     left = leave_one_out(models, h200, 132, shipped().coefficients, (name,))
     for errors in left.values():
         middle, high, _ = spread(errors)

@@ -406,6 +406,8 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, capsys: 
         (["--run", "missing.json"], "missing.json"),
         (["--run", "1", "--write"], "--write takes"),
         (["--write", "--contention", "max"], "--write takes"),
+        (["--tiny"], "go with --serve"),
+        (["--serve", "plan.jsonl", "--json"], "--serve goes with"),
         (["--jobs", "0"], "jobs"),
         (["--contention", "none"], "contention"),
     ],

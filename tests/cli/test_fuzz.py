@@ -152,7 +152,7 @@ def test_any_torn_part_is_itself_or_none(tmp_path: Path, data: st.DataObject, co
     assert str(read_sealed(path)) == str(part)
 
 
-CASES, BLOCKS = 2000, 4
+CASES, BLOCKS = 1000, 2
 
 
 @pytest.fixture(scope="module")

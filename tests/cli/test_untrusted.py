@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.calibration.validate import runs
-from pdvsim.cli import main, truth, utilisation
+from pdvsim.cli import main
 from pdvsim.common.files import sealed
 
 POLICY = """
@@ -46,8 +45,6 @@ def files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("run.json", "sweep/sweep.json"):
         document = json.loads(Path(name).read_text().replace('"pdv"', json.dumps(ARCH)))
         Path(name).write_text(json.dumps(sealed(document)))
-    trial = {"entries": [{"command": RUN["command"], "role": "recommended", "predicted": 1.0}], "objective": "output"}
-    Path("truth.json").write_text(json.dumps({"trials": [trial | {"levels": [], "sign": 1}]}))
     Path("runs.jsonl").write_text(json.dumps(RUN) + "\n")
     Path("flags.toml").write_text(f'arch = ["{ARCH}"]\nnum_prompts = 4\n')
     Path("evil.py").write_text(POLICY)
@@ -65,10 +62,8 @@ READERS: dict[str, Callable[[], int]] = {
     "run --config": lambda: main(["run", "--config", "flags.toml"]),
     "sweep --config": lambda: main(["sweep", "--config", "flags.toml", "--dry-run"]),
     "live --config": lambda: main(["live", "--config", "flags.toml", "--no-browser", "--port", "0"]),
-    "serve a plan": lambda: runs.main(["run", "--plan", "runs.jsonl", "--tiny", "-o", "out.jsonl"]),
-    "serve more": lambda: runs.main(["run", "--plan", "plan.jsonl", "--tiny", "-o", "runs.jsonl"]),
-    "utilisation": lambda: utilisation.main(["report", "-o", "runs.jsonl"]),
-    "truth": lambda: truth.main(["report", "--plan", "truth.json", "-o", "runs.jsonl", "--anew"]),
+    "serve a plan": lambda: main(["validate", "--serve", "runs.jsonl", "--tiny", "-o", "out.jsonl"]),
+    "serve more": lambda: main(["validate", "--serve", "plan.jsonl", "--tiny", "-o", "runs.jsonl"]),
 }
 
 

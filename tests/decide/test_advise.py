@@ -28,7 +28,7 @@ from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
-from pdvsim.decide.space import SIMPLEST_FIRST, complexity
+from pdvsim.decide.space import complexity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
@@ -82,7 +82,7 @@ def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None
     assert set(found.held.alike) <= set(found.held.unsure)
     tied = {held.best, *held.alike}
     assert found.recommended is not None
-    assert found.recommended.arch == min(tied, key=lambda arch: SIMPLEST_FIRST.index(arch))  # type: ignore[arg-type]
+    assert found.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
     assert found.met
 
 
@@ -176,7 +176,7 @@ def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_pa
 
 def test_simpler_is_the_plainer_architecture_then_fewer_changes() -> None:
     base = Experiment()
-    order = [complexity(replace(base, arch=arch), base) for arch in SIMPLEST_FIRST]
+    order = [complexity(replace(base, arch=arch), base) for arch in ARCHS]
     assert all(simpler < next for simpler, next in pairwise(order))
     moved = replace(base, server=Server(max_num_seqs=64))
     assert complexity(base, base) < complexity(moved, base)

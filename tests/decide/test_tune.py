@@ -21,7 +21,7 @@ from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
-from pdvsim.decide.space import CONTROLLERS, PROMISING, TRIED, Space
+from pdvsim.decide.space import CONTROLLERS, PROMISING, Space, tried
 from pdvsim.decide.tune import APART, BEHIND, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.study import output
@@ -51,7 +51,7 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
     bench = Log()
     search = Search(goal, Space(), 0.1, indifference=0.0)
     [best] = tuned(search, [place], bench)
-    assert set(best) == set(TRIED)
+    assert set(best) == set(tried())
     starts = {start.arch: start for start in search.space.starts(place)}
     for arch, mine in best.items():
         assert goal.sign * search.figures[mine] >= goal.sign * search.figures[starts[arch]]

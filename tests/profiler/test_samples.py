@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import part_header, written_parts
 
-from pdvsim.calibration.shipped import shipped
 from pdvsim.cli import main
+from pdvsim.cli.profiles import shipped
 from pdvsim.profiler.parts import NAMES, Part, read
 from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
 from pdvsim.profiler.samples import main as merge_command

@@ -27,32 +27,32 @@ def plan(folder: Path) -> Path:
     return folder / "plan.jsonl"
 
 
-def test_runs_are_made_kept_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, output = plan(tmp_path), tmp_path / "runs.jsonl"
-    argv = ["run", "--plan", str(path), "-o", str(output), "--tiny"]
-    assert runs.main([*argv, "--only", "--arch pd", "--max-concurrency 2"]) == 0
+def serve(plan_file: Path, output: Path, *more: str) -> int:
+    return main(["validate", "--serve", str(plan_file), "-o", str(output), "--tiny", *more])
+
+
+def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, output, some = plan(tmp_path), tmp_path / "runs.jsonl", tmp_path / "some.jsonl"
+    write_runs(some, [run for run in read_runs(path, planned=True) if "--max-concurrency 2" in run.command])
+    assert serve(some, output) == 0
+    some.unlink()
     first = output.read_bytes()
     assert [(run.repeat, run.held_out) for run in read_runs(output)] == [(0, False), (1, False)]
-    assert runs.main(argv) == 0
-    assert "0 of 4 are left" in capsys.readouterr().out
+    assert serve(path, output) == 0
+    assert "0 of 4 are left" in capsys.readouterr().err
     assert output.read_bytes().startswith(first)
     done = read_runs(output)
     assert len({run.id for run in done}) == 4
     assert [run.held_out for run in done] == [False, False, True, False]
     assert all(run.meta["probe"]["bytes_per_s"] > 0 for run in done)
-    assert runs.main(argv) == 0  # nothing is left, so nothing is prepared
+    assert serve(path, output) == 0  # nothing is left, so nothing is prepared
     assert output.read_bytes().startswith(first)
-
-    assert runs.main(["gather", "-o", str(output)]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["launches.parquet", "plan.jsonl", "runs.jsonl"]
     for run in done:
         kept = launches_of(run)
         assert len(kept) == run.metrics["launches"]
         assert kept["start_s"].is_monotonic_increasing
         assert set(kept["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
-    assert runs.main(["gather", "-o", str(output)]) == 0
     capsys.readouterr()
     picture = tmp_path / "one.png"
     assert main(["validate", str(output), "--run", "1", "--plot", str(picture)]) == 0
@@ -65,9 +65,7 @@ def test_runs_are_made_kept_and_gone_on_with(
     assert sum(row["measured"] for row in found["rows"]) == done[2].metrics["launches"]
 
 
-def test_ctrl_c_keeps_what_is_done(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, output = plan(tmp_path), tmp_path / "runs.jsonl"
     served, count = runs.Workbench.served, iter(range(9))
 
@@ -77,14 +75,14 @@ def test_ctrl_c_keeps_what_is_done(
         return served(bench, experiment)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runs.Workbench, "served", stopped)
-    assert runs.main(["run", "--plan", str(path), "-o", str(output), "--tiny"]) == 130
-    assert len(read_runs(output)) == 1
-    assert "kept" in capsys.readouterr().out
+    assert serve(path, output) == 130
+    [kept] = read_runs(output)
+    assert len(launches_of(kept)) == kept.metrics["launches"]
 
 
 def test_time_that_is_up_starts_nothing(tmp_path: Path) -> None:
     path, output = plan(tmp_path), tmp_path / "runs.jsonl"
-    assert runs.main(["run", "--plan", str(path), "-o", str(output), "--tiny", "--minutes", "0"]) == 0
+    assert serve(path, output, "--minutes", "0") == 0
     assert not output.exists()
 
 
@@ -108,7 +106,7 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
 
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    assert runs.main(["run", "--plan", str(plan(tmp_path)), "-o", str(tmp_path / "runs.jsonl")]) == 2
+    assert main(["validate", "--serve", str(plan(tmp_path)), "-o", str(tmp_path / "runs.jsonl")]) == 2
     assert "CUDA" in capsys.readouterr().err
     assert not (tmp_path / "runs.jsonl").exists()
     assert main(["probe"]) == 2

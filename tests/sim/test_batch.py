@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.core import KINDS, Chunk, Request
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.colocated import Colocated
@@ -115,3 +115,14 @@ def test_a_say_in_every_verdict_is_had() -> None:
     Counting.verdicts = 0
     result = simulate(Experiment(named(Counting), TRAFFIC))
     assert Counting.verdicts == np.sum(result.requests["rounds"])
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pd", "pdv"])
+def test_a_learning_controller_decides_the_same_in_blocks(arch: str) -> None:
+    """After every round it is told the verdict and asked for the next draft length, which changes on the way."""
+    server = Server(controller="goodput", num_speculative_tokens=1)
+    experiment = Experiment(arch, TRAFFIC, server=server)
+    at_once, one_by_one = simulate(experiment), simulate(experiment, direct=False)
+    check_alike(at_once, one_by_one)
+    drafts = at_once.launches["steps"][at_once.launches["kind"] == KINDS.index("draft")]
+    assert len(np.unique(drafts)) > 1

@@ -318,7 +318,7 @@ def speed_late(experiment: Experiment) -> float:
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:
-    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as tests/benchmarks/controllers.py found it.
+    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as studies/controllers.py found it.
 
     Lengths vary by 30%. Requests of equal length that are never drafted for finish together and have their prompts
     prefilled in one forward for ever; a single round with drafts ends that, and with it 5% of the speed.
@@ -399,7 +399,7 @@ def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
 
 def settled(controller: Goodput, rows: list[Request]) -> int:
     """Its choice, once it has had time to begin or end plain decoding."""
-    return [controller.draft_length(rows, 0, 0.0) for _ in range(Goodput.PERSISTENCE + 2)][-1]
+    return [controller.draft_length(rows, 0, float(round)) for round in range(Goodput.PERSISTENCE + 2)][-1]
 
 
 @pytest.mark.parametrize("rows", [1, 2, 8, 32, 128])
@@ -438,10 +438,10 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         controller.learner.estimate._accepted, controller.learner.estimate._tried = 100.0, 2000.0
         settled(controller, rows)
         lengths = []
-        for _ in range(4000):
+        for round in range(4000):
             for row in rows:
                 row.owed = owed
-            lengths.append(controller.draft_length(rows, 0, 0.0))
+            lengths.append(controller.draft_length(rows, 0, 100.0 + round))
             for row in rows:
                 row.k = lengths[-1]
             controller.observe(rows, [0] * 64, 0.0)

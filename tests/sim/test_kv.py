@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.calibration.validate.peers import closed_loop
 from pdvsim.cli import main
 from pdvsim.common.commandline import experiment_from
 from pdvsim.realrun.machine import MAX_PROMPTS, as_served
@@ -114,7 +113,7 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
 
 
 def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
-    compared = closed_loop("colocated", "tinyllama-1.1b:llama-2-7b", 48)
+    compared = as_served(Experiment("colocated"))
     assert as_served(compared) == compared
     assert compared.paged
     assert compared.server.max_prompts_per_forward == MAX_PROMPTS

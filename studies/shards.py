@@ -1,4 +1,4 @@
-"""Shards against measured ones: `python -m pdvsim.calibration.fit.shards DIR a100-80gb`.
+"""Shards against measured ones: `python studies/shards.py DIR a100-80gb`.
 
 Vidur timed the operators of a layer also as one of two, four or eight workers runs them, on one GPU: what a shard's
 forward is made of. DIR is its data/profiling/compute. A shard here is predicted from its sizes; so is the whole model,
@@ -7,7 +7,6 @@ and what sharding it gains is surer than either. Nothing is fitted.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,19 +73,5 @@ def table(errors: Sequence[ShardErrors]) -> str:
     return "\n".join([head, *lines])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the errors of a card's shards; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.calibration.fit.shards", description=__doc__.split("\n")[0])
-    parser.add_argument("folder", help="Vidur's data/profiling/compute")
-    parser.add_argument("gpu", help="a card, e.g. a100-80gb")
-    options = parser.parse_args(argv)
-    try:
-        print(table(compare(options.folder, gpu(options.gpu))))
-    except ValueError as error:
-        print(f"shards: error: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    raise SystemExit(main())
+    print(table(compare(sys.argv[1], gpu(sys.argv[2]))))

@@ -1,13 +1,12 @@
 """Learn from measured samples how forward times follow from a card's ceilings and a model's sizes, and prove it.
 
-`python -m pdvsim.calibration.fit.efficiency calibration/data/h200 -o transfer.json` learns the efficiencies in
-`sim.hardware.transfer`, leaves out one model at a time and prints how far it is then predicted off; `--models` leaves
-out only those named.
+`python studies/efficiency.py [FILE.json]` learns the efficiencies in `sim.hardware.transfer` from the H200's samples,
+and prints the errors on each model when it is left out. With a file it writes what was learned: it made
+sim/hardware/data/transfer.json.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -219,36 +218,19 @@ def spread(errors: Floats) -> tuple[float, float, float]:
     return float(np.median(size)), float(np.percentile(size, 95)), float(np.median(errors))
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Fit the transfer model and write it; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pdvsim.calibration.fit.efficiency", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("samples", help="folder with samples.parquet and header.json")
-    parser.add_argument("-o", "--output", help="file for the learned figures (JSON)")
-    parser.add_argument("--models", help="leave out only these, separated by commas; default: each in turn")
-    options = parser.parse_args(argv)
-    try:
-        samples = load(options.samples)
-        gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors
-        models = measured_models(samples)
-        names = options.models.split(",") if options.models else list(models)
-        if sms is None:
-            raise ValueError(f"{options.samples}: the card's number of multiprocessors is missing")
-        if unknown := set(names) - set(models):
-            raise ValueError(f"{options.samples} holds no {', '.join(sorted(unknown))}; it has {', '.join(models)}")
-        if options.output and len(names) < len(models):
-            raise ValueError("--output needs every model left out in turn: its error bar rests on them")
-        whole = learn(models.values(), gpu, sms)
-        left = leave_one_out(models, gpu, sms, whole.coefficients, names)
-        every = np.concatenate(list(left.values()))
-        if options.output:
-            bar = float(np.percentile(np.abs(np.log1p(every)), 95))
-            text = json.dumps(document(replace(whole, model_bar=bar)), indent=1)
-            write_whole(Path(options.output), f"{text}\n".encode())
-    except (ValueError, OSError) as error:
-        print(f"transfer: error: {error}", file=sys.stderr)
-        return 2
+def main(argv: Sequence[str]) -> None:
+    """Learn, print the errors by model left out, and write the figures where a file is named."""
+    samples = load(Path(__file__).parents[1] / "calibration/data/h200")
+    gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors
+    assert sms is not None
+    models = measured_models(samples)
+    whole = learn(models.values(), gpu, sms)
+    left = leave_one_out(models, gpu, sms, whole.coefficients, models)
+    every = np.concatenate(list(left.values()))
+    if argv:
+        bar = float(np.percentile(np.abs(np.log1p(every)), 95))
+        text = json.dumps(document(replace(whole, model_bar=bar)), indent=1)
+        write_whole(Path(argv[0]), f"{text}\n".encode())
     print(f"{'left out':16} {'points':>6} {'median':>8} {'p95':>8} {'bias':>8}   learned from it too: median, p95")
     for name, errors in left.items():
         middle, high, bias = spread(errors)
@@ -256,8 +238,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{name:16} {len(errors):6} {middle:8.1%} {high:8.1%} {bias:+8.1%}   {inside[0]:8.1%} {inside[1]:8.1%}")
     middle, high, bias = spread(every)
     print(f"{'all':16} {len(every):6} {middle:8.1%} {high:8.1%} {bias:+8.1%}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(sys.argv[1:])

@@ -1,29 +1,30 @@
-"""How busy the GPU is under each architecture: `python -m pdvsim.cli.utilisation run` on a CUDA card, then `report`.
+"""How busy the GPU is under each architecture: `python studies/utilisation.py run` on a CUDA card, then `report`.
 
-`run` serves every architecture at 1, 8, 32 and 64 at once, and `baseline` with 1 to 8 workers. `report` gives, side by
-side, what the card says of itself (NVML), what the launches say, and what the simulator says.
+`run` serves every architecture at concurrency 1, 8, 32 and 64, and `baseline` with 1 to 8 workers. `report` compares
+what the card reports of itself (NVML), what the launches say, and what the simulator predicts, and draws
+results/utilisation.png. Both take the file of the runs, by default utilisation/runs.jsonl; a second `run` continues
+where the first stopped.
 
-What the figures tell: NVML's "SM busy" is the share of time in which any kernel ran, on however few of the SMs, and its
-"memory busy" that in which memory was read or written at all. Launches count likewise, without the gaps between the
-kernels of one launch. None says how well the GPU is used: that is tokens per second, and bytes over the bandwidth.
+NVML's "SM busy" is the share of time in which any kernel ran, on however few of the SMs, and its "memory busy" that in
+which memory was read or written at all. Launches count likewise, without the gaps between the kernels of one launch.
+None says how well the GPU is used: that is tokens per second, and bytes over the bandwidth.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.launches import PARTS, gather, launches_of
-from pdvsim.calibration.validate.runs import serve_all, tiny
+from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded
+from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -32,17 +33,21 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
-from pdvsim.view.calibration_plots import utilisation_figure
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.style import arch_colour, arch_marker, arch_rank
 from pdvsim.view.table import cell, rows_table
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PAIR = "tinyllama-1.1b:llama-2-7b"
-AT_ONCE = {1: 16, 8: 64, 32: 160, 64: 256}  # of how many requests: some five seconds, twenty samples of NVML's
+AT_ONCE = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
 WORKERS = tuple(range(1, 9))
 ONE_BY_ONE = 24  # requests that baseline, at batch 1, serves in that time
-RUNS = Path("utilisation/runs.jsonl")
+PICTURE = Path("results/utilisation.png")
 TOKENS = 128  # of each prompt and each output
 
-Row = dict[str, Any]
+Row = Mapping[str, Any]
 
 
 def planned(folder: Path) -> Iterator[ServedRun]:
@@ -133,44 +138,62 @@ def report_text(rows: Sequence[Row]) -> str:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run or report; returns the exit code."""
-    return guarded("utilisation", lambda: _main(argv))
+@styled()
+def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
+    """How busy the GPU was and what it moved, measured and simulated, and what more workers do to a request's time."""
+    caption = (
+        "Lines: simulated. Filled: by launches. Hollow: NVML's SM busy and memory busy. "
+        "Busy is any kernel, on however few SMs; bandwidth is bytes to be moved, over what a copy reaches."
+    )
+    figure = new_figure(15.6, 5.4, caption)
+    busy, moved, spans = figure.subplots(1, 3)
+    panels = ((busy, "busy", "sm_busy", "GPU busy"), (moved, "bandwidth", "memory_busy", "Memory bandwidth"))
+    for axes, by_launches, by_card, title in panels:
+        for arch in sorted({str(row["arch"]) for row in rows}, key=arch_rank):
+            of_arch = [row for row in rows if row["arch"] == arch and row not in workers]
+            of_arch.sort(key=lambda row: row["at_once"])
+            x, colour, marker = [row["at_once"] for row in of_arch], arch_colour(arch), arch_marker(arch)
+            axes.plot(x, [100 * row[f"simulated_{by_launches}"] for row in of_arch], color=colour, lw=1.5, label=arch)
+            axes.plot(x, [100 * row[by_launches] for row in of_arch], marker, color=colour, label="_")
+            axes.plot(x, [100 * row[by_card] for row in of_arch], marker, color=colour, mfc="white", label="_")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_ylim(0, 105)
+        axes.set_xlabel("Requests at once")
+        axes.set_title(title, fontweight="bold", loc="left")
+    busy.set_ylabel("%")
+    busy.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
+    x, colour = [row["workers"] for row in workers], arch_colour("baseline")
+    spans.plot(x, [row["simulated_span_s"] for row in workers], color=colour, label="simulated")
+    spans.plot(x, [row["span_s"] for row in workers], arch_marker("baseline"), color=colour, label="measured")
+    spans.set_ylim(bottom=0)
+    spans.set_xticks(x)
+    spans.set_xlabel("Workers of baseline, each with one request")
+    spans.set_ylabel("seconds a request")
+    spans.set_title("Workers on one stream", fontweight="bold", loc="left")
+    spans.legend(frameon=False)
+    return figure
 
 
-def _main(argv: Sequence[str] | None) -> int:
-    description = (__doc__ or "").split("\n")[0]
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.cli.utilisation", description=description)
-    parser.add_argument("step", choices=("run", "report"))
-    parser.add_argument("-o", "--output", type=Path, default=RUNS, help="the runs, a line each")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="run: start none after so long")
-    parser.add_argument("--only", nargs="*", default=(), metavar="TEXT", help="run: if the command holds these")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--tiny", action="store_true", help="run: tiny models, to try the command")
-    options = parser.parse_args(argv)
-    if options.step == "report":
-        if (options.output.parent / PARTS).exists():
-            gather(options.output.parent)
-        rows = [row_of(run) for run in read_runs(options.output)]
-        print(report_text(rows))
-        path = output.check_file(options.output.with_name("utilisation.png"))
-        return output.save({path: output.picture(utilisation_figure(rows, grows(rows)), path)})
-    import torch
+def report(runs: Path) -> None:
+    """Print both tables and draw the picture."""
+    if (runs.parent / PARTS).exists():
+        gather(runs.parent)
+    rows = [row_of(run) for run in read_runs(runs)]
+    print(report_text(rows))
+    path = output.check_file(PICTURE)
+    output.save({path: output.picture(utilisation_figure(rows, grows(rows)), path)})
 
-    if options.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device: this is measured on one; --tiny --device cpu tries the command")
-    begin = monotonic()
 
-    def say(text: str) -> None:
-        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
-
-    folder = output.check_folder(options.output.parent)
-    plan = [run for run in planned(folder) if all(text in run.command for text in options.only)]
-    plan = [tiny(run) for run in plan] if options.tiny else plan
-    machine = Machine(device=options.device, tiny=options.tiny)
-    serve_all(plan, options.output, 60 * options.minutes, machine, say)
-    return 0
+def main(step: str, file: str = "utilisation/runs.jsonl") -> None:
+    """`run` or `report`, and the file of the runs."""
+    runs = Path(file)
+    if step == "report":
+        report(runs)
+    else:
+        folder = output.check_folder(runs.parent)
+        serve_all(list(planned(folder)), runs, math.inf, Machine(), partial(say, "utilisation"))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -1,4 +1,4 @@
-"""Predictions against figures that others published: `python -m pdvsim.calibration.fit.independent a100-80gb`.
+"""Predictions against figures that others published: `python studies/published_steps.py`.
 
 Nothing in a profile is fitted on these. They are other engines' figures: gpt-fast compiles into CUDA graphs as this
 engine does, so its levels compare; DistServe's fit is of an eager server, whose fixed time holds a host cost that no
@@ -7,8 +7,6 @@ kernel explains, so its slopes say more than its levels.
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,7 @@ from functools import partial
 from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
-from pdvsim.sim.hardware.profile import Profile, builtin, covering
+from pdvsim.sim.hardware.profile import builtin, covering
 
 # its two matrices of 5120 x 20480 a layer hold as much as three of this width
 OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)
@@ -52,17 +50,14 @@ def prefill_ms(model: Latency, tokens: int) -> float:
     return model.carrying(0, 1, 1, [chunk], True).solo_0 * 1e3
 
 
-def compare(card: str, profile: Profile) -> list[Reference]:
-    """Every published figure of a card against its profile; none where none is known."""
+def compare(card: str) -> list[Reference]:
+    """Every published figure of a card against its built-in profile."""
+    profile = builtin(card)
 
     def priced(spec: ModelSpec) -> Latency:
         return Latency(spec, covering(profile, Pair(spec, spec)).fit(spec))
 
-    known: dict[str, Callable[[Callable[[ModelSpec], Latency]], list[Reference]]] = {
-        "a100-80gb": _a100,
-        "h100-sxm": _h100,
-    }
-    return known[card](priced) if card in known else []
+    return CARDS[card](priced)
 
 
 def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
@@ -106,6 +101,9 @@ def _h100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
     return [*rows, Reference(SPECBENCH, "llama-3.1-8b decode, per cached token", slope, 39.3, "ns")]
 
 
+CARDS = {"a100-80gb": _a100, "h100-sxm": _h100}
+
+
 def table(rows: Sequence[Reference]) -> str:
     """The comparison as text."""
     lines = [f"{'published by':48} {'what':40} {'predicted':>10} {'published':>10} {'':6} {'error':>7}"]
@@ -115,25 +113,5 @@ def table(rows: Sequence[Reference]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print predictions beside independent measurements; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pdvsim.calibration.fit.independent", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("gpu", help="a100-80gb or h100-sxm")
-    options = parser.parse_args(argv)
-    try:
-        profile = builtin(options.gpu)
-    except ValueError as error:
-        print(f"published: error: {error}", file=sys.stderr)
-        return 2
-    rows = compare(options.gpu, profile)
-    if not rows:
-        print(f"published: error: no published figures of {options.gpu}; of a100-80gb and h100-sxm", file=sys.stderr)
-        return 2
-    print(f"profile {profile.name}: {profile.foundation}\n{table(rows)}")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    print(table([row for card in CARDS for row in compare(card)]))

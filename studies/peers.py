@@ -1,54 +1,59 @@
 # mypy: disable-error-code="no-untyped-call"
 # (transformers and parts of torch are untyped.)
-"""What the card gives otherwise: `python -m pdvsim.calibration.validate.peers peers.json`, on a CUDA card.
+"""What transformers reaches on the same card: `python studies/peers.py FILE.json`, on a CUDA card.
 
-Output tokens per second of every architecture at 64 requests, and in the same process of what transformers offers on
+Output tokens per second of every architecture at concurrency 64, and in the same process of what transformers offers on
 models of the same shape: `generate` on one static batch, `generate` with an assistant model (one request at a time),
-and `generate_batch`. Weights are random. pdvsim's acceptance is pinned; an assistant's drafts are accepted
-as random weights have it, so its rounds per second are given too.
+and `generate_batch`. Weights are random. pdvsim's acceptance is pinned; an assistant's drafts are accepted as random
+weights have it, so its rounds per second are given too.
 
-If the file is there already it is read and printed, beside what the simulator predicts and what it would give with
-roofline latencies and no host cost; that needs no GPU.
+If the file exists, by default calibration/data/h200/peers.json, it is printed next to what the simulator predicts, with
+the measured profile and with roofline latencies and no host cost; that needs no GPU.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.outcomes import Row
 from pdvsim.realrun.machine import Machine, as_served
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
 
 if TYPE_CHECKING:
     import torch
 
     from pdvsim.realrun.engine.arch import ModelArchitecture
 
-
+SHIPPED = Path(__file__).parents[1] / "calibration/data/h200/peers.json"
+PAIR = "tinyllama-1.1b:llama-2-7b"
 TOKENS = 128  # prompt and output
 USERS = 64
+REPEATS = 3
 ORDER: tuple[Arch, ...] = (
     "pd", "pdv", "colocated", "pdv-hybrid", "baseline", "pdv-unified", "adaptive", "autoregressive",
 )  # fmt: skip
 
 
-def closed_loop(arch: Arch, pair: str, prompts: int) -> Experiment:
+def closed_loop(arch: Arch, prompts: int) -> Experiment:
     """What every architecture serves, with the engine's limits under both clocks."""
     traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
-    return suited(as_served(Experiment(arch, traffic, server=Server(pair=pair, max_num_seqs=USERS))))
+    return suited(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
 
 
 def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:
@@ -161,20 +166,19 @@ def transformers_rows(
     return found
 
 
-def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], None]) -> list[Row]:
+def architecture_rows(say: Callable[[str], None]) -> list[Row]:
     """Every architecture of pdvsim in a closed loop of 64, through the harness."""
     from pdvsim.realrun.site import prepare, serve
-    from pdvsim.sim.metrics.summary import summarise
     from pdvsim.sim.workload.requests import make_requests
 
-    machine = Machine(device="cpu" if tiny else "cuda", tiny=tiny)
+    machine = Machine()
     models: Any = None
-    found: list[Row] = []
+    rows: list[Row] = []
     for arch in ORDER:
-        experiment = closed_loop(arch, pair, 4 if tiny else 64 if arch == "baseline" else 256)
+        experiment = closed_loop(arch, 64 if arch == "baseline" else 256)
         rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
         models = (models or {}) | rig.models
-        times = 1 if arch == "baseline" else repeats
+        times = 1 if arch == "baseline" else REPEATS
         results = [serve(experiment, machine, rig=rig) for _ in range(times + (arch != "baseline"))][-times:]
         reached = [summarise(result)["output_throughput"] for result in results]
         row = {
@@ -186,45 +190,32 @@ def architecture_rows(pair: str, tiny: bool, repeats: int, say: Callable[[str], 
             "graphs_captured_late": max(result.meta["graphs_captured_late"] for result in results),
         }
         say(f"{arch}: {row['tokens_per_s']:.1f} tok/s {[round(r) for r in reached]}, idle {row['host_idle_share']}")
-        found.append(row)
-    return found
+        rows.append(row)
+    return rows
 
 
-def measured(pair: str, repeats: int, tiny: bool, save: Callable[[Row], None]) -> Row:
-    """The whole comparison on this machine; `save` is called after each part."""
+def measured(say: Callable[[str], None]) -> Row:
+    """The whole comparison on this machine."""
     import torch
     import transformers
 
     from pdvsim.realrun.engine.arch import preset
-    from pdvsim.realrun.site import TINY
 
-    device = torch.device("cpu" if tiny else "cuda")
-    named = named_pair(pair)
-    archs = dict(TINY) if tiny else {"draft": preset(named.draft.name), "target": preset(named.target.name)}
-    begin = monotonic()
-
-    def say(text: str) -> None:
-        print(f"{monotonic() - begin:6.1f} s  {text}", file=sys.stderr, flush=True)
-
+    pair = named_pair(PAIR)
+    archs = {"draft": preset(pair.draft.name), "target": preset(pair.target.name)}
     document: Row = {
-        "pair": pair,
+        "pair": PAIR,
         "date": date.today().isoformat(),
         "prompt_tokens": TOKENS,
         "output_tokens": TOKENS,
-        "device": "cpu" if tiny else torch.cuda.get_device_name(),
+        "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "rows": [],
+        "rows": transformers_rows(archs, torch.device("cuda"), USERS, REPEATS, say),
     }
-    for part in (
-        lambda: transformers_rows(archs, device, 2 if tiny else 64, repeats, say),
-        lambda: architecture_rows(pair, tiny, repeats, say),
-    ):
-        document["rows"] += part()
-        save(document)
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    gc.collect()
+    torch.cuda.empty_cache()
+    document["rows"] += architecture_rows(say)
     return document
 
 
@@ -237,7 +228,7 @@ def table(document: Row) -> str:
             continue
         line = f"{row['name']:56} {row['tokens_per_s']:8.0f}"
         if row["name"] in ORDER:
-            experiment = closed_loop(row["name"], document["pair"], row["tokens"] // TOKENS)
+            experiment = closed_loop(row["name"], row["tokens"] // TOKENS)
             ideal = replace(experiment, hardware=Hardware(profile="roofline"), host=Host(0.0, 0.0, 0.0))
             ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
             reached = row["tokens_per_s"] / ceiling
@@ -247,37 +238,16 @@ def table(document: Row) -> str:
 
 
 def _throughput(experiment: Experiment) -> float:
-    from pdvsim.sim.metrics.summary import summarise
-    from pdvsim.sim.run import simulate
-
     return float(summarise(simulate(experiment))["output_throughput"])
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Measure the architectures beside transformers' generate; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pdvsim.calibration.validate.peers", description=__doc__.split("\n")[0]
-    )
-    parser.add_argument("file", type=Path, help="the comparison, JSON: printed if it is there, else measured")
-    parser.add_argument("--pair", default="tinyllama-1.1b:llama-2-7b", help="draft:target")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--tiny", action="store_true", help="tiny models on the CPU, to try the command")
-    options = parser.parse_args(argv)
-    if options.file.exists():
-        print(table(json.loads(options.file.read_text(encoding="utf-8"))))
-        return 0
-    import torch
-
-    if not options.tiny and not torch.cuda.is_available():
-        print("no CUDA device: the comparison is measured on one", file=sys.stderr)
-        return 2
-
-    def save(document: Row) -> None:
-        write_whole(options.file, (json.dumps(document, indent=1) + "\n").encode())
-
-    print(table(measured(options.pair, options.repeats, options.tiny, save)))
-    return 0
+def main(path: Path = SHIPPED) -> None:
+    """Measure where there is no file, and print it."""
+    if not path.exists():
+        document = measured(partial(say, "peers"))
+        write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
+    print(table(json.loads(path.read_text(encoding="utf-8"))))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*map(Path, sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""Makes the built-in models of measured acceptance: `python -m pdvsim.calibration.make_acceptance TRACES MODELS`.
+"""Makes the built-in models of measured acceptance: `python studies/make_acceptance.py TRACES MODELS`.
 
 Each line of the traces is a request: `dataset`, and by drafter the tokens that a round begun at each output position
 would gain (accepted drafts and one more). What is kept is counts: how long runs are where rounds begin, and what a
@@ -7,9 +7,8 @@ round begun inside a run would find.
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Sequence
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ def write(models: dict[str, Any], path: Path) -> None:
     head = {
         "source": "SpecDecode-Bench, simulator/data/llama3.1-8B (the traces of arXiv 2601.11580): "
         "Llama-3.1-8B-Instruct, accepted runs at every output position; derived counts only",
-        "made_by": "calibration/make_acceptance.py",
+        "made_by": "studies/make_acceptance.py",
         "unit": f"shares in 1/{SCALE}",
     }
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
@@ -109,14 +108,6 @@ def write(models: dict[str, Any], path: Path) -> None:
     )
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Write the models of a file of traces."""
-    parser = argparse.ArgumentParser(description="Make the built-in models of measured acceptance.")
-    parser.add_argument("traces", type=Path, help="JSONL with dataset, eagle3 and ngram")
-    parser.add_argument("models", type=Path, help="JSON file to write")
-    arguments = parser.parse_args(argv)
-    write({name: fit(requests) for name, requests in sorted(read(arguments.traces).items())}, arguments.models)
-
-
 if __name__ == "__main__":
-    main()
+    traces, models = map(Path, sys.argv[1:])
+    write({name: fit(requests) for name, requests in sorted(read(traces).items())}, models)

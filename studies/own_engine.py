@@ -1,14 +1,14 @@
-"""What a profile from an engine's log is worth: `python -m pdvsim.calibration.validate.own_engine FOLDER`, on a GPU.
+"""What a profile from an engine's log is worth: `python studies/own_engine.py FOLDER`, on an H200.
 
-Eight runs of our own engine (no drafts and drafts of 4, at 1, 4, 16 and 64 at once) give the logs, two of them the
-benchmarks. The profile fitted to these alone predicts twelve other runs, beside the profile of the card's kernels. All
-of it is written to FOLDER; with `--kept` the runs are those of an earlier folder, and no GPU is needed. Targets: median
-4%, 95th percentile 12%.
+Eight runs of our own engine (draft lengths 0 and 4, at concurrency 1, 4, 16 and 64) give the logs, two of them the
+benchmarks. The profile fitted to these alone predicts twelve other runs, as does the profile of the card's kernels.
+Where FOLDER holds runs already, nothing is served and no GPU is needed: by default it is
+calibration/data/h200/own-engine. Profile and errors are written to results/own-engine. Targets: median 4%, 95th
+percentile 12%.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.validate.runs import Workbench
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.common.console import guarded, say
+from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, as_served
@@ -35,8 +35,11 @@ from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
+from pdvsim.study.output import check_folder
 
-PAIR = "tinyllama-1.1b:llama-2-7b"
+KEPT = Path(__file__).parents[1] / "calibration/data/h200/own-engine"
+RESULTS = Path("results/own-engine")
+PAIR, CARD = "tinyllama-1.1b:llama-2-7b", "h200"
 USERS = (1, 4, 16, 64)
 DRAFTS = (0, 4)
 BENCHED = 16  # at once, in the runs that stand for benchmarks
@@ -48,24 +51,20 @@ OTHERS = (
 )  # fmt: skip
 
 
-def run_of(name: str, k: int, users: int, prompt: int = 256, output: int = 200, *, seed: int = 0) -> Experiment:
+def run_of(k: int, users: int, prompt: int = 256, output: int = 200, *, seed: int = 0) -> Experiment:
     """A closed loop of colocated serving."""
     traffic = Traffic(
         dataset_name="random", num_prompts=max(12, 3 * users), max_concurrency=users, input_len=prompt,
         output_len=output, random_range_ratio=0.3, seed=seed,
     )  # fmt: skip
-    server = Server(pair=name, num_speculative_tokens=k)
+    server = Server(pair=PAIR, num_speculative_tokens=k)
     return as_served(Experiment("colocated", traffic, Acceptance(acceptance_rate=0.7), server))
 
 
-def serve(folder: Path, name: str, machine: Machine, few: bool = False) -> None:
-    """Serve on this machine, and keep logs, benchmarks and the other runs in `folder`; `few` of each for a look."""
-    lengths = (16, 12) if few else ()
-    fitted = [run_of(name, k, users, *lengths) for k in DRAFTS for users in USERS[: 2 if few else None]]
-    others = [
-        run_of(name, k, users, *(lengths or (prompt, output)), seed=1)
-        for k, users, prompt, output in OTHERS[: 2 if few else None]
-    ]
+def serve(folder: Path, machine: Machine) -> None:
+    """Serve on this machine, and keep logs, benchmarks and the other runs in `folder`."""
+    fitted = [run_of(k, users) for k in DRAFTS for users in USERS]
+    others = [run_of(k, users, prompt, output, seed=1) for k, users, prompt, output in OTHERS]
     results = dict(_served([*fitted, *others], machine))
     for k in DRAFTS:
         lines: list[str] = []
@@ -85,18 +84,18 @@ def serve(folder: Path, name: str, machine: Machine, few: bool = False) -> None:
     write_runs(folder / "runs.jsonl", kept)
 
 
-def prove(kept: Path, folder: Path, card: str) -> dict[str, Any]:
+def prove(kept: Path, folder: Path) -> dict[str, Any]:
     """Fit a profile to the logs and benchmarks that were kept, and predict the other runs with it."""
     runs = read_runs(kept / "runs.jsonl")
     logs = read_logs(tuple(str(kept / f"k{k}.log") for k in DRAFTS))
     benches = tuple(read_bench(str(path)) for path in sorted(kept.glob(f"k*-{BENCHED}.json")))
-    found = calibrate_engine(logs, benches, pair(runs[0].experiment.server.pair), gpu(card), "own-engine")
+    found = calibrate_engine(logs, benches, pair(PAIR), gpu(CARD), "own-engine")
     profile = folder / "own-engine.json"
     save(found.profile, profile)
     rows: list[dict[str, Any]] = []
     for run in runs:
         experiment, hardware = run.experiment, run.experiment.hardware
-        ways = {"log": replace(hardware, profile=str(profile)), "kernels": replace(hardware, gpu=card)}
+        ways = {"log": replace(hardware, profile=str(profile)), "kernels": replace(hardware, gpu=CARD)}
         told = {way: summarise(simulate(replace(experiment, hardware=one))) for way, one in ways.items()}
         errors = {way: {m: one[m] / run.metrics[m] - 1 for m in METRICS} for way, one in told.items()}
         rows.append({"command": run.command, "errors": errors})
@@ -128,30 +127,12 @@ def _draft_length(experiment: Experiment) -> int:
     return experiment.server.num_speculative_tokens
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return guarded("own_engine", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(description="What a profile from an engine's log is worth, on this machine's GPU.")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kept", type=Path, metavar="FOLDER", help="logs and runs of an earlier one: none are served")
-    parser.add_argument("--pair", help=f"models that are served, {PAIR} unless told")
-    parser.add_argument("--gpu", default="h200", help="the card that it runs on, or ran on")
-    parser.add_argument(
-        "--tiny", action="store_true", help="tiny models on the CPU and few runs: tries the program, not the fit"
-    )
-    args = parser.parse_args(argv)
-    if args.kept is not None and (args.pair or args.tiny):
-        raise ValueError("--kept serves nothing: --pair and --tiny do not go with it")
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if args.kept is None:
-        serve(args.folder, args.pair or PAIR, Machine(device="cpu", tiny=True) if args.tiny else Machine(), args.tiny)
-    document = prove(args.kept or args.folder, args.folder, args.gpu)
-    print(json.dumps(document["errors"], indent=1))
-    return 0
+def main(kept: Path = KEPT) -> None:
+    """Serve where there are no runs, fit, and print the errors."""
+    if not (kept / "runs.jsonl").exists():
+        serve(check_folder(kept), Machine())
+    print(json.dumps(prove(kept, check_folder(RESULTS))["errors"], indent=1))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*map(Path, sys.argv[1:]))

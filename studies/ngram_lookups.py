@@ -1,6 +1,6 @@
 """What n-gram drafts cost the host, and how often they are found where none is accepted: from recorded tokens.
 
-    python -m pdvsim.calibration.lookups TRACES…
+    python studies/ngram_lookups.py TRACES…
 
 Each line of a trace is a request of SpecDecode-Bench (`simulator/data/llama3.1-8B/combined_*.jsonl`): the prompt's and
 the answer's tokens, and what an n-gram draft at each output position gained. The search is the one that realrun serves
@@ -10,8 +10,8 @@ accepted; over all, seconds of a search as a straight line in the tokens that it
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -54,12 +54,10 @@ def line(rows: Sequence[tuple[int, bool, bool, bool, float]]) -> tuple[float, fl
     return float(base), float(slope)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
+def main(traces: Sequence[str]) -> None:
     """Print the figures of some traces."""
-    parser = argparse.ArgumentParser(description="Cost and matches of n-gram drafts over recorded tokens.")
-    parser.add_argument("traces", type=Path, nargs="+", help="JSONL of SpecDecode-Bench, with token ids")
     everything = []
-    for path in parser.parse_args(argv).traces:
+    for path in map(Path, traces):
         rows = [row for text in path.read_text(encoding="utf-8").splitlines() for row in searched(json.loads(text))]
         everything += rows
         refused = [matched for _, matched, accepted, _, _ in rows if not accepted]
@@ -68,8 +66,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     base_s, token_s = line(everything)
     sizes = [size for size, *_ in everything]
     spans = f"{len(everything)} searches through {min(sizes)} to {max(sizes)} tokens"
-    print(f"{spans}: {base_s:.3g} s and {token_s:.3g} s a token")
+    print(f"{spans}: {base_s:.3g} s and {token_s:.3g} s per token")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,9 +1,9 @@
 """Speed-ups of EAGLE-3 and n-gram drafts over plain decoding, beside those that SpecDecode-Bench measured with vLLM.
 
-    python tests/benchmarks/drafters.py
+    python studies/drafters.py
 
 Llama-3.1-8B on an H100, drafts of 3, closed loops on ShareGPT's lengths, acceptance as recorded on each data set.
-Nothing is fitted to vLLM: what its steps cost beside the GPU's work is not in here (`pdvsim reproduce engines` fits
+Nothing is fitted to vLLM: what its steps cost beside the GPU's work is not in here (`studies/engines.py` fits
 that). The published speed-ups are read off figure 1 of arXiv 2601.11580 (vLLM 0.10.1, H100), to 0.03.
 """
 

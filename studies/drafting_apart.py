@@ -1,4 +1,4 @@
-"""Published systems that draft beside verification, on GPUs of their own: their speed-ups beside what is simulated.
+"""Published systems that draft on GPUs of their own, simulated: `python studies/drafting_apart.py`.
 
 Set as far as they are stated: models, cards, batch, draft length, fan, acceptance. Targets are sharded over two or four
 cards, as there. Where plain decoding at batch 1 was published, all times of the target are scaled to it. What is not
@@ -11,8 +11,8 @@ made; fans that differ by position.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
-from importlib.resources import files
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
@@ -61,10 +61,6 @@ class OverlapSource:
     cells: tuple[OverlapCell, ...]
     why: str  # where it differs
 
-    def document(self) -> dict[str, Any]:
-        """All of it."""
-        return asdict(self) | {"cells": [asdict(cell) | {"verdict": cell.verdict} for cell in self.cells]}
-
 
 @dataclass(frozen=True)
 class ShardedPair:
@@ -106,7 +102,7 @@ class ShardedPair:
 
 def shipped(name: str) -> str:
     """The configuration of a model that is no preset."""
-    return str(files("pdvsim.published") / "data" / f"{name}.json")
+    return str(Path(__file__).parent / "data" / f"{name}.json")
 
 
 def nano_pearl(lengths: Iterable[int] = (6, 10, 14), batches: Iterable[int] = (1, 8, 16, 32)) -> OverlapSource:
@@ -218,3 +214,7 @@ def overlap_text(sources: Iterable[OverlapSource]) -> str:
         over = f"speed-up over {source.against}" if source.against else "speed-up"
         blocks.append(f"{head}\n{grid([over, 'published', 'simulated', ''], rows)}\n{source.why}")
     return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    print(overlap_text(source() for source in SOURCES))

@@ -1,4 +1,4 @@
-"""How much drafting ahead rests on what is assumed of its guesses: `python tests/benchmarks/ahead.py --picture a.png`.
+"""How much drafting ahead rests on what is assumed of its guesses: `python studies/ahead.py PICTURE.png`.
 
 A drafter with a GPU of its own against two servers of colocated batches, over the requests at once, for a chain and for
 several exponents of `--ahead-exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
@@ -6,8 +6,7 @@ several exponents of `--ahead-exponent`. Each at the draft length that is best f
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+import sys
 from typing import Any
 
 from pdvsim.decide.options import SPREAD
@@ -37,10 +36,8 @@ def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
     return max(float(summarise(simulate(suited(run)))["output_throughput"]) for run in runs)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--picture", type=Path, required=True, help="draw it here")
-    arguments = parser.parse_args()
+def main(picture: str) -> None:
+    """Print the gains and draw them."""
     two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in AT_ONCE}
     caption = (
         f"{PAIR}, two H200s, {TOKENS} in, {TOKENS} out ±{SPREAD:.0%}, acceptance {RATE}, "
@@ -63,8 +60,8 @@ def main() -> None:
         axes.set_ylabel("Output throughput over that of two servers")
         axes.set_title("Drafting ahead on a second GPU, by how well it guesses", loc="left", fontweight="bold")
         axes.legend(frameon=False, ncols=2)
-        figure.savefig(arguments.picture, dpi=DPI)
+        figure.savefig(picture, dpi=DPI)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1])

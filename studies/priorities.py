@@ -1,4 +1,4 @@
-"""Priorities between lanes against the fixed order: `python tests/benchmarks/priorities.py`.
+"""Priorities between lanes against the fixed order: `python studies/priorities.py`.
 
 Every setting runs the same requests as `--priority stream`, seed by seed, and the table has the paired differences: a
 figure is bold where its 95% interval excludes no difference. Takes about a minute of one core.
@@ -6,7 +6,6 @@ figure is bold where its 95% interval excludes no difference. Takes about a minu
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 
 from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
@@ -30,13 +29,14 @@ SETTINGS = {
     "decode=3,verify=2": Server(priority="none", lane_weights=("decode=3", "verify=2")),
     "prefill=3": Server(priority="none", lane_weights=("prefill=3",)),
 }
+SEEDS = 6
 METRICS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput")
 
 
-def figures(arch: Arch, traffic: Traffic, server: Server, seeds: int) -> list[dict[str, float]]:
+def figures(arch: Arch, traffic: Traffic, server: Server) -> list[dict[str, float]]:
     """The metrics of every seed."""
     found = []
-    for seed in range(seeds):
+    for seed in range(SEEDS):
         load = Traffic(**{**vars(traffic), "seed": seed})
         metrics = summarise(simulate(Experiment(arch, load, server=server, scoring=Scoring(detailed=False))))
         found.append({name: metrics[name] for name in METRICS})
@@ -51,16 +51,14 @@ def change(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=5)
-    seeds = parser.parse_args().seeds
+    """Print the table."""
     print("| load | arch | setting | " + " | ".join(METRICS) + " |\n|" + "---|" * (3 + len(METRICS)))
     for load, traffic in LOADS.items():
         for arch in ARCHS:
-            fixed = figures(arch, traffic, SETTINGS["stream"], seeds)
+            fixed = figures(arch, traffic, SETTINGS["stream"])
             for name, server in SETTINGS.items():
                 if name != "stream":
-                    ours = figures(arch, traffic, server, seeds)
+                    ours = figures(arch, traffic, server)
                     changes = " | ".join(change(ours, fixed, metric) for metric in METRICS)
                     print(f"| {load} | `{arch}` | `{name}` | {changes} |", flush=True)
 

@@ -1,4 +1,6 @@
-"""What is to be served for validation: a balanced draw from what people serve, by a fixed seed, before any run.
+"""The plan of the validation runs, drawn before any of them: `python studies/validation_plan.py FOLDER`.
+
+A balanced draw from what people serve, by a fixed seed, written to FOLDER as plan.jsonl and drafters.plan.jsonl.
 
 Four blocks, each with every architecture once, so that a cut leaves a balanced set. A group (an architecture on one
 pair, with its draft lengths and its prompt chunk) has four runs that differ in data set, load and acceptance and share
@@ -15,13 +17,14 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pdvsim.calibration.validate.compare import capacity
-from pdvsim.calibration.validate.served import ServedRun
+from pdvsim.calibration.validate.served import ServedRun, write_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import DrafterKind
@@ -268,3 +271,9 @@ def _longest(experiment: Experiment, folder: Path) -> int:
     traffic = _placed(_with(experiment, num_prompts=600), folder).traffic
     largest = Workload(traffic, Acceptance()).largest()
     return largest.prompt_tokens + largest.output_tokens
+
+
+if __name__ == "__main__":
+    plans = Path(sys.argv[1])
+    write_runs(plans / "plan.jsonl", planned(plans, print))
+    write_runs(plans / "drafters.plan.jsonl", planned_drafters(plans, print))

@@ -1,4 +1,4 @@
-"""Makes the built-in model of ShareGPT's lengths: `python -m pdvsim.calibration.make_sharegpt LENGTHS.csv MODEL.json`.
+"""Makes the built-in model of ShareGPT's lengths: `python studies/make_sharegpt.py LENGTHS.csv MODEL.json`.
 
 The CSV has the columns num_prefill_tokens and num_decode_tokens, one conversation's first turn a row. Kept is what
 vLLM's benchmark keeps. Not modelled: dependence between the two lengths beyond their rank correlation.
@@ -6,10 +6,10 @@ vLLM's benchmark keeps. Not modelled: dependence between the two lengths beyond 
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +50,7 @@ def fit(prompt: Ints, output: Ints) -> dict[str, Any]:
         "source": "AKafakA/vidur_opt_scheduler, data/processed_traces/sharegpt_V3_format_lens.csv (MIT); "
         "first-turn token lengths of ShareGPT_V3_unfiltered_cleaned_split, tokenizer not stated",
         "filter": "vLLM's: prompt >= 4, output >= 4, prompt <= 1024, prompt + output <= 2048",
-        "made_by": "calibration/make_sharegpt.py",
+        "made_by": "studies/make_sharegpt.py",
         "source_figures": {
             "rows": len(prompt),
             "prompt": figures(prompt),
@@ -64,17 +64,8 @@ def fit(prompt: Ints, output: Ints) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Write the quantile model of a ShareGPT file's lengths; returns the exit code."""
-    parser = argparse.ArgumentParser(description="Make the built-in model of ShareGPT's lengths.")
-    parser.add_argument("lengths", type=Path, help="CSV with num_prefill_tokens and num_decode_tokens")
-    parser.add_argument("model", type=Path, help="JSON file to write")
-    arguments = parser.parse_args()
-    model = fit(*read(arguments.lengths))
-    # One line a field: the lists of quantiles would otherwise be a line a number.
-    fields = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in model.items())
-    write_whole(arguments.model, ("{\n" + fields + "\n}\n").encode())
-
-
 if __name__ == "__main__":
-    main()
+    lengths, target = map(Path, sys.argv[1:])
+    # one field per line: the lists of quantiles would otherwise be one number per line
+    fields = ",\n".join(f"  {json.dumps(key)}: {json.dumps(value)}" for key, value in fit(*read(lengths)).items())
+    write_whole(target, ("{\n" + fields + "\n}\n").encode())

@@ -1,27 +1,27 @@
-"""Whether the advice is right on the GPU: `python -m pdvsim.cli.truth plan`, then `run` on a CUDA card, then `report`.
+"""Whether the advice is right on the GPU: `python studies/truth.py plan|run|report FOLDER`.
 
 `plan` decides a dozen scenarios as every command does (each architecture at its own best settings, simulated) and
-writes what is to be served for each: the recommendation, it with drafts longer by one, the best of every other
-architecture, plain decoding, and continuous batching with the usual drafts of four. `run` serves them for real, each on
-the same requests, some twice. `report` gives the regret: how far the recommendation's measured figure lies behind the
-best measured one.
+writes what is to be served for each: the recommendation, it with a draft length longer by one, the best of every other
+architecture, plain decoding, and continuous batching with the usual draft length 4. `run` serves them on a CUDA card,
+each on the same requests, the first of each scenario twice. `report` gives the regret: how far the recommendation's
+measured figure is below the best measured one. FOLDER holds truth.json (the plan) and truth.jsonl (the runs).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
-from pdvsim.common.commandline import command_line, experiment_of
-from pdvsim.common.console import guarded
+from pdvsim.common.commandline import command_line
+from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.decide.finals import replicated
 from pdvsim.decide.goal import Goal, Objective
@@ -31,12 +31,9 @@ from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.run import simulate
 from pdvsim.study.stats import interval
-from pdvsim.study.sweep import flatten
 from pdvsim.view.table import grid
 
 ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
@@ -45,6 +42,7 @@ SPACE = Space(ARCHS, controllers=("fixed",), max_num_seqs=(64, 128), max_num_bat
 SEEDS = 5
 WARMUP = 0.1
 LONGER = 3  # a decision at a rate rests on runs so many times as long as those served
+MOST = 6  # entries of a trial that are served
 REPEATED = 1  # entries of a trial that are served twice
 SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
 GEMMA, LARGE = "gemma-2b:gemma-7b", "tinyllama-1.1b:codellama-34b"
@@ -158,28 +156,24 @@ def _turn(entries: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
     return turn
 
 
-def plan(output: Path, jobs: int | None) -> int:
+def plan(output: Path) -> None:
     """Decide every trial, and write what is to be served."""
-    bench, found = Bench(jobs), []
+    bench, trials = Bench(None), []
     for trial in TRIALS:
-        begin = monotonic()
-        found.append(planned(trial, bench))
-        first = found[-1]["entries"][0]
-        print(f"{trial.pair}, {trial.name}: {first['described']} ({monotonic() - begin:.0f} s)", flush=True)
-        write_whole(output, (json.dumps({"trials": found}, indent=1) + "\n").encode())
-    return 0
+        trials.append(planned(trial, bench))
+        print(f"{trial.pair}, {trial.name}: {trials[-1]['entries'][0]['described']}", flush=True)
+        write_whole(output, (json.dumps({"trials": trials}, indent=1) + "\n").encode())
 
 
-def run(plan_file: Path, output: Path, budget_s: float, most: int, first: int = 0) -> int:
-    """Serve what is planned, `most` entries a trial, as far as the time goes; goes on where an earlier call stopped."""
+def run(plan_file: Path, output: Path) -> None:
+    """Serve the first `MOST` entries of each trial; continues where an earlier call stopped."""
     wanted = [
         ServedRun(entry["command"], repeat, False, {}, {}, output.parent)
-        for trial in _trials(plan_file)[first:]
-        for at, entry in enumerate(trial["entries"][:most])
+        for trial in _trials(plan_file)
+        for at, entry in enumerate(trial["entries"][:MOST])
         for repeat in range(2 if at < REPEATED else 1)
     ]
-    serve_all(wanted, output, budget_s, Machine(), lambda text: print(text, flush=True))
-    return 0
+    serve_all(wanted, output, math.inf, Machine(), partial(say, "truth"))
 
 
 def _trials(plan_file: Path) -> list[dict[str, Any]]:
@@ -187,23 +181,21 @@ def _trials(plan_file: Path) -> list[dict[str, Any]]:
     return trials
 
 
-def report(plan_file: Path, output: Path, anew: bool = False) -> dict[str, Any]:
-    """Regret and order, trial by trial; `anew`: of what is predicted today, and of what is best by that."""
+def report(plan_file: Path, output: Path) -> dict[str, Any]:
+    """Regret and order, trial by trial."""
     runs = read_runs(output)
-    found = []
+    trials = []
     for trial in _trials(plan_file):
         goal, sign, entries = Goal(trial["objective"], tuple(trial["levels"])), trial["sign"], []
         for entry in trial["entries"]:
             values = [goal.value(one.metrics) for one in runs if one.command == entry["command"]]
             if values:
                 spread = max(values) / min(values) - 1 if len(values) > 1 else None
-                predicted = _predicted(entry["command"], goal) if anew else entry["predicted"]
-                measured = {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
-                entries.append(entry | measured | {"predicted": predicted})
+                entries.append(
+                    entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
+                )
         if not entries or entries[0]["role"] != "recommended":
             continue
-        if anew:
-            entries.sort(key=lambda e: -sign * e["predicted"])
         best = max(entries, key=lambda e: sign * e["measured"])
         recommended = entries[0]
         ratio = recommended["measured"] / best["measured"]
@@ -212,7 +204,7 @@ def report(plan_file: Path, output: Path, anew: bool = False) -> dict[str, Any]:
         pairs = [(a, b) for i, a in enumerate(entries) for b in entries[i + 1 :]]
         apart = [(a, b) for a, b in pairs if abs(a["measured"] / b["measured"] - 1) > max(spread, 0.01)]
         right = [(a, b) for a, b in apart if (a["measured"] > b["measured"]) == (a["predicted"] > b["predicted"])]
-        found.append(
+        trials.append(
             {
                 **{key: trial[key] for key in ("name", "pair", "objective", "levels", "acceptance")},
                 "recommended": recommended["described"],
@@ -225,14 +217,7 @@ def report(plan_file: Path, output: Path, anew: bool = False) -> dict[str, Any]:
                 "entries": entries,
             }
         )
-    return {"trials": found}
-
-
-def _predicted(command: str, goal: Goal) -> float:
-    """The goal's figure of one simulation of exactly what was served."""
-    experiment = experiment_of(command)
-    figures = flatten(summarise(simulate(experiment)))
-    return goal.value(figures | {"load": experiment.traffic.request_rate})
+    return {"trials": trials}
 
 
 def table(document: dict[str, Any]) -> str:
@@ -259,35 +244,16 @@ def table(document: dict[str, Any]) -> str:
     return grid(header, rows)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Plan, run or report; returns the exit code."""
-    return guarded("truth", lambda: _main(argv))
-
-
-def _main(argv: Sequence[str] | None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.cli.truth", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("step", choices=("plan", "run", "report"))
-    parser.add_argument("--plan", type=Path, default=Path("truth.json"), help="what is to be served")
-    parser.add_argument(
-        "-o", "--output", type=Path, default=Path("truth.jsonl"), help="what was measured, a line a run"
-    )
-    parser.add_argument("--jobs", type=int, default=None)
-    parser.add_argument("--budget-s", type=float, default=540.0, help="start no run after so many seconds")
-    parser.add_argument("--most", type=int, default=6, help="entries of a trial")
-    parser.add_argument("--first", type=int, default=0, help="trial to begin with")
-    parser.add_argument("--anew", action="store_true", help="report on the settings served as they are predicted today")
-    options = parser.parse_args(argv)
-    if options.step == "plan":
-        return plan(options.plan, options.jobs)
-    if options.step == "run":
-        import torch
-
-        if not torch.cuda.is_available():
-            raise ValueError("no CUDA device: the truth is measured on one")
-        return run(options.plan, options.output, options.budget_s, options.most, options.first)
-    print(table(report(options.plan, options.output, options.anew)))
-    return 0
+def main(step: str, folder: str) -> None:
+    """Plan, run or report."""
+    plan_file, runs_file = Path(folder) / "truth.json", Path(folder) / "truth.jsonl"
+    if step == "plan":
+        plan(plan_file)
+    elif step == "run":
+        run(plan_file, runs_file)
+    else:
+        print(table(report(plan_file, runs_file)))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main(*sys.argv[1:])

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 # (transformers and parts of torch are untyped.)
-"""Whether the engine is right on this GPU: `python -m pdvsim.realrun.check [part ...]`. Exits 1 if not.
+"""Whether the engine is right on this GPU: `python studies/engine_check.py [PART ...]`. Exits 1 if not.
 
 Kernels against their twins on fresh random data; bf16 logits as close to float32 as transformers' own; greedy
 speculative output equal to plain decoding through CUDA graphs, ragged and padded; sampled drafts; mixed forwards.

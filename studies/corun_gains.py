@@ -1,15 +1,12 @@
-"""What running works side by side gains, and what carrying a prompt chunk does: `python -m pdvsim.calibration.overlap`.
+"""What co-running launches gains, and what carrying a prompt chunk does: `python studies/corun_gains.py`.
 
-From the measured samples, as a share of the time that the works take one after the other on a card as hot. Side by side
-each work goes on again and again while the other does, so where one after the other it is one work, the sum of
-their speeds is done. A prompt leaves room if its attention has too few programs for a sixth of the GPU, over its time.
+From the H200's samples, as a share of the time that the launches take one after the other on a card as hot. Co-running,
+each launch is repeated as long as the other runs, so in the time of one launch the sum of their speeds is done. A
+prompt leaves room if its attention has too few programs for a sixth of the GPU, over its time.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +15,7 @@ import pandas as pd
 from pdvsim.calibration.fit.corun import groups_of
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
-from pdvsim.sim.hardware.profile import Profile, builtin, load
+from pdvsim.sim.hardware.profile import Profile, builtin
 
 EMPTY = 1 / 6
 WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
@@ -56,16 +53,12 @@ def carried(samples: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(found).dropna()
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the shares by kind of works; returns the exit code."""
-    given = list(sys.argv[1:] if argv is None else argv)
-    folder = Path(given[0]) if given else Path(str(files("pdvsim.calibration") / "data" / "h200"))
-    profile = load(given[1]) if given[1:] else builtin("h200")
-    samples = pd.read_parquet(folder / "samples.parquet")
-    shares = pd.concat([side_by_side(samples, profile), carried(samples)]).groupby("works")["share"]
-    print(shares.describe()[["count", "min", "50%", "max"]].round(2).to_string())
-    return 0
+def shares() -> pd.DataFrame:
+    """Count, least, median and most by kind of launches, of the samples that come with pdvsim."""
+    samples = pd.read_parquet(Path(__file__).parents[1] / "calibration/data/h200/samples.parquet")
+    by_kind = pd.concat([side_by_side(samples, builtin("h200")), carried(samples)]).groupby("works")["share"]
+    return by_kind.describe()[["count", "min", "50%", "max"]]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    print(shares().round(2).to_string())

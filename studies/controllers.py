@@ -1,17 +1,17 @@
-"""Draft-length controllers against the best fixed length: `python tests/benchmarks/controllers.py --jobs 16`.
+"""Draft-length controllers against the best fixed length: `python studies/controllers.py FILE`.
 
 A grid of closed loops, from several starting lengths: output tokens per second from `FROM_S` to `TO_S` of simulated
-time, over those of the best fixed length (0, no speculation, among them), means over seeds. `--picture` draws what a
-step of load and one of acceptance do to the length. Lengths vary by 30%: requests of equal length that are never
-drafted for finish together, and their prompts are prefilled in one forward, which a single round with drafts ends.
-`--random-range-ratio 0` shows it. Needs numpy, simpy and joblib; takes about two hours of one core.
+time, over those of the best fixed length (0, no speculation, among them), means over seeds. Cells are kept in FILE.json
+and not computed again; about two hours of one core. With FILE.png it draws what a step of load and one of acceptance do
+to the length. Lengths vary by 30%: requests of equal length that are never drafted for finish together, and their
+prompts are prefilled in one forward, which a single round with drafts ends.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ ARCHS: tuple[Arch, ...] = ("colocated", "pd", "pdv")
 LENGTHS, STARTS = range(9), (0, 1, 4, 8)
 TOKENS = 128  # of each prompt and each output, on average
 FROM_S, TO_S = 2.0, 12.0
-BAR = 0.97
+BAR, SEEDS = 0.97, 3
 
 
 def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
@@ -42,48 +42,46 @@ def speed(result: Result, from_s: float = FROM_S, to_s: float = TO_S) -> float:
     return float(tokens[(times > from_s) & (times <= to_s)].sum() / (to_s - from_s))
 
 
-def cell(name: str, seeds: int, ratio: float, controllers: Sequence[ControllerName]) -> tuple[str, dict[str, Any]]:
-    """Speeds of the fixed lengths, and those of each controller from each start over the best of them."""
+def cell(name: str) -> tuple[str, dict[str, Any]]:
+    """Speeds of the fixed lengths, and those of goodput from each start over the best of them."""
     arch, pair, rate, concurrency = name.split()
     traffic = Traffic(
         "random", num_prompts=CONCURRENCY[int(concurrency)], input_len=TOKENS, output_len=TOKENS,
-        random_range_ratio=ratio, max_concurrency=int(concurrency),
+        random_range_ratio=0.3, max_concurrency=int(concurrency),
     )  # fmt: skip
 
     def mean_speed(controller: ControllerName, k: int) -> float:
         server = Server(pair, num_speculative_tokens=k, controller=controller)
-        loads = [replace(traffic, seed=seed) for seed in range(seeds)]
+        loads = [replace(traffic, seed=seed) for seed in range(SEEDS)]
         runs = (simulate(Experiment(arch, load, Acceptance(acceptance_rate=float(rate)), server)) for load in loads)
         return float(np.mean([speed(run) for run in runs]))
 
     speeds: dict[str, Any] = {"fixed": [mean_speed("fixed", k) for k in LENGTHS]}
-    for controller in controllers:
-        speeds[controller] = [mean_speed(controller, k) / max(speeds["fixed"]) for k in STARTS]
+    speeds["goodput"] = [mean_speed("goodput", k) / max(speeds["fixed"]) for k in STARTS]
     return name, speeds
 
 
-def grid(controllers: Sequence[ControllerName], out: Path, jobs: int, seeds: int, ratio: float) -> dict[str, Any]:
+def grid(out: Path) -> dict[str, Any]:
     """Every cell, written as they come; those that are there already are kept."""
     from joblib import Parallel, delayed
 
     cells: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     every = [" ".join(map(str, one)) for one in itertools.product(ARCHS, PAIRS, RATES, reversed(CONCURRENCY))]
     every.sort(key=lambda name: -int(name.split()[-1]))  # the longest first
-    missing = [name for name in every if not {*controllers} <= {*cells.get(name, ())}]
-    run = Parallel(n_jobs=jobs, return_as="generator_unordered")
-    for name, speeds in run(delayed(cell)(name, seeds, ratio, controllers) for name in missing):
+    run = Parallel(n_jobs=-1, return_as="generator_unordered")
+    for name, speeds in run(delayed(cell)(name) for name in every if name not in cells):
         cells[name] = speeds
         out.write_text(json.dumps(cells, indent=1))
-        worst = ", ".join(f"{controller} {min(speeds[controller]):.3f}" for controller in controllers)
-        print(f"{len(cells)} of {len(every)}: {name}: {worst}", flush=True)
+        print(f"{len(cells)} of {len(every)}: {name}: {min(speeds['goodput']):.3f}", flush=True)
     return cells
 
 
-def summary(cells: dict[str, Any], controller: str) -> str:
-    ratios = {(cell, k): r for cell, by in cells.items() for k, r in zip(STARTS, by[controller], strict=True)}
+def summary(cells: dict[str, Any]) -> str:
+    """How near goodput comes to the best fixed length, and where it is below the bar."""
+    ratios = {(cell, k): r for cell, by in cells.items() for k, r in zip(STARTS, by["goodput"], strict=True)}
     values = np.array(list(ratios.values()))
     below = sorted((r, cell, k) for (cell, k), r in ratios.items() if r < BAR)
-    head = f"{controller}: lowest {values.min():.3f}, median {np.median(values):.3f}"
+    head = f"goodput: lowest {values.min():.3f}, median {np.median(values):.3f}"
     head += (
         f", {len(below)} of {len(values)} below {BAR}, in {len({cell for _, cell, _ in below})} of {len(cells)} cells"
     )
@@ -173,21 +171,9 @@ def picture(path: Path) -> None:
         figure.savefig(path, dpi=DPI)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=Path("controllers.json"), help="cells; those there are kept")
-    parser.add_argument("--picture", type=Path, help="draw the steps here")
-    parser.add_argument("--controllers", nargs="*", default=["goodput"])
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--random-range-ratio", type=float, default=0.3)
-    arguments = parser.parse_args()
-    if arguments.picture is not None:
-        picture(arguments.picture)
-        return
-    cells = grid(arguments.controllers, arguments.output, arguments.jobs, arguments.seeds, arguments.random_range_ratio)
-    print("\n".join(summary(cells, controller) for controller in arguments.controllers))
-
-
 if __name__ == "__main__":
-    main()
+    target = Path(sys.argv[1])
+    if target.suffix == ".png":
+        picture(target)
+    else:
+        print(summary(grid(target)))

@@ -1,4 +1,4 @@
-"""Published measurements of vLLM and SGLang, beside what our profile makes of them.
+"""Published measurements of vLLM and SGLang against predictions from our profiles: `python studies/engines.py`.
 
 An engine's step is our target's forward and what the engine adds: a fixed part, and a part per draft step or per
 verified token. Both are fitted on two of its figures at most; all others are predicted. Acceptance is the source's own
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,11 +71,6 @@ class EngineSource:
     @property
     def predicted(self) -> tuple[EngineCell, ...]:
         return tuple(cell for cell in self.cells if not cell.fitted)
-
-    def document(self) -> dict[str, Any]:
-        """All of it, as a document."""
-        rows = [vars(cell) | {"error": cell.error, "follows": cell.follows} for cell in self.cells]
-        return vars(self) | {"cells": rows}
 
 
 @dataclass(frozen=True)
@@ -319,7 +313,7 @@ def reproduce_engines() -> EngineReport:
             OutOfReach("SGLang pull request 22520 (Llama-3.3-70B over eight GPUs)", "the card is not stated"),
             OutOfReach("vLLM blog 2024 (70B on four H100s)", "draft length, acceptance and lengths are not stated"),
             OutOfReach(
-                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on cards of their own: `pdvsim reproduce overlap`"
+                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on cards of their own: `studies/drafting_apart.py`"
             ),
             OutOfReach("pegainfer (RTX 5090)", "a card that is not known here, and a partition of its multiprocessors"),
         ),
@@ -343,3 +337,7 @@ def engines_text(report: EngineReport) -> str:
     blocks.append(f"{count} of {len(predicted)} figures that were not fitted follow within {WITHIN:.0%}.")
     blocks.append("Not set beside ours\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
     return "\n\n".join(blocks)
+
+
+if __name__ == "__main__":
+    print(engines_text(reproduce_engines()))

@@ -1,0 +1,317 @@
+"""The original question end to end, as one page: does PDV beat PD and plain batching, at which load?
+
+As published: three pairs, 14 levels of concurrency, draft length 4, each pair's published acceptance, and Poisson
+arrivals at 0.05 C per second. Otherwise than published: ShareGPT's lengths, served to the end, by an engine that
+batches on a measured card; and also closed loops of C. Every architecture has the same settings: nothing is tuned.
+
+`python studies/original.py`, or `make original`, writes results/original: the five published plots, and where each
+architecture succeeds and fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdvsim.cli.page import facts_of
+from pdvsim.common.outcomes import Row
+from pdvsim.common.progress import Progress
+from pdvsim.published.job import K, coin_for
+from pdvsim.published.poisson_fit import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
+from pdvsim.published.tables import Key, Published, load_published
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
+from pdvsim.sim.metrics.works import busy_share
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.run import simulate
+from pdvsim.study import output
+from pdvsim.study.backends import Backend, finished
+from pdvsim.study.sweep import LoadKind, Point, PointFailed, frame_of, row_of
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.report.sheet import Sheet
+from pdvsim.view.style import arch_colour, arch_marker
+from pdvsim.view.table import rows_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+FOLDER = Path("results/original")
+LEAD_TEXT = (
+    "Does a verify lane pay? The published architectures and today's usual one on pdvsim's engine: ShareGPT's lengths, "
+    "draft length 4, each pair's published acceptance, the same settings for all."
+)
+PAIRS = {
+    "TinyLlama-TinyLlama": "tinyllama-1.1b:tinyllama-1.1b",
+    "TinyLlama-Llama7B": "tinyllama-1.1b:llama-2-7b",
+    "TinyLlama-CodeLlama34B": "tinyllama-1.1b:codellama-34b",
+}
+ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
+AGAINST: Arch = "pd"  # what the published improvement is over
+LEAD = 0.04  # a smaller one may be the simulator's own error: 3.5% in throughput
+KINDS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
+REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # as many as 30 s of 0.05 C a second bring
+
+
+@dataclass(frozen=True)
+class Fare:
+    """How one architecture fares against `AGAINST` over the levels of one pair and kind of load."""
+
+    pair: str
+    kind: str
+    arch: str
+    levels: int
+    ahead: tuple[int, ...]  # levels at which it leads by more than `LEAD`
+    behind: tuple[int, ...]
+    least: float  # change of throughput, over the levels
+    most: float
+    least_p99: float  # of the P99 latency
+    most_p99: float
+
+
+def levels(published: Published) -> tuple[int, ...]:
+    """The published levels of concurrency."""
+    return tuple(sorted({row[2] for row in published.rows("poisson_30s")}))
+
+
+def acceptance(published: Published, label: str) -> float:
+    """The chance of one draft behind a pair's published acceptance, where every request completed."""
+    shown = published.input(Key("poisson_30s", label, "pd", ALL_COMPLETED, "acceptance_mean"))
+    return coin_for(shown, OUTPUT_TOKENS)
+
+
+def points(published: Published, levels: tuple[int, ...]) -> Iterator[Point]:
+    """Every run: pairs x kinds of load x levels x architectures; the same requests for all architectures."""
+    for label, pair in PAIRS.items():
+        base = Experiment(
+            acceptance=Acceptance(acceptance(published, label)),
+            server=Server(pair, num_speculative_tokens=K),
+            scoring=Scoring(percentile_metrics=("ttft", "e2el"), metric_percentiles=(99.0,)),
+        )
+        for kind in KINDS:
+            for level in levels:
+                count = max(FEWEST, round(REQUESTS_PER_LEVEL * level))
+                traffic = Traffic(num_prompts=count)
+                if kind == "concurrency":
+                    traffic = replace(traffic, max_concurrency=level)
+                else:
+                    traffic = replace(traffic, request_rate=RATE_PER_CONCURRENCY * level)
+                for arch in ARCHS:
+                    yield Point(kind, float(level), 0, suited(replace(base, arch=arch, traffic=traffic)))
+
+
+def run_original(
+    asked: list[Point], jobs: int | None = None, progress: Callable[[int], None] | None = None
+) -> pd.DataFrame:
+    """One row a point, in their order; a PointFailed names one that has none."""
+    rows: dict[int, Row] = {}
+    # the longest first: nobody waits for the last one alone
+    items = sorted(enumerate(asked), key=lambda item: -item[1].load)
+    for outcome in finished(run_one, items, Backend(jobs=jobs)):
+        if outcome.row is None:
+            raise PointFailed(asked[outcome.index], outcome)
+        rows[outcome.index] = outcome.row
+        if progress:
+            progress(len(rows))
+    return frame_of(rows[index] for index in sorted(rows))
+
+
+def run_one(index: int, point: Point) -> Row:
+    """A point's row, with the share of time in which its GPU was busy."""
+    result = simulate(point.experiment)
+    return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}
+
+
+def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:
+    """What each architecture changes over `AGAINST`, by level, as a share; by pair, kind of load and architecture."""
+    found = {}
+    for (pair, kind), group in rows.groupby(["pair", "load_kind"], sort=False):
+        by_arch = {arch: mine.set_index("load")[metric] for arch, mine in group.groupby("arch")}
+        for arch in ARCHS:
+            found[str(pair), str(kind), arch] = by_arch[arch] / by_arch[AGAINST] - 1
+    return found
+
+
+def tallies(rows: pd.DataFrame) -> list[Fare]:
+    """Success and failure: who is ahead of `AGAINST`, who behind, and where."""
+    speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
+    found = []
+    for pair in PAIRS.values():
+        for kind in KINDS:
+            for arch in ARCHS:
+                if arch == AGAINST:
+                    continue
+                row, late = speed[pair, kind, arch], tail[pair, kind, arch]
+                ahead = tuple(int(level) for level in row.index[row > LEAD])
+                behind = tuple(int(level) for level in row.index[row < -LEAD])
+                ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))
+                found.append(Fare(pair, kind, arch, len(row), ahead, behind, *ends))
+    return found
+
+
+def best(rows: pd.DataFrame, pair: str, kind: str) -> dict[int, str]:
+    """The architecture with the most tokens per second at each level."""
+    chosen = rows[(rows["pair"] == pair) & (rows["load_kind"] == kind)]
+    first = chosen.loc[chosen.groupby("load")["output_throughput"].idxmax()]
+    return {int(level): str(arch) for level, arch in zip(first["load"], first["arch"], strict=True)}
+
+
+LOADS = {"concurrency": "concurrency C", "request_rate": "Poisson, 0.05 C per second"}
+TICKS = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+def original_figures(rows: pd.DataFrame, caption: str) -> dict[str, Figure]:
+    """The five plots by their headings."""
+    return {
+        "Throughput": _lines(rows, [("output_throughput", "tok/s", 1.0)], caption),
+        "Latency": _lines(
+            rows, [("mean_e2el_ms", "mean, seconds", 1e-3), ("p99_e2el_ms", "P99, seconds", 1e-3)], caption, log=True
+        ),
+        "GPU utilisation": _lines(
+            rows, [("gpu_busy", "% of the time", 100.0)], f"{caption} Busy: at least one work is running."
+        ),
+        "Acceptance": _lines(
+            rows, [("spec_decode_acceptance_rate", "% of the drafts", 1.0)],
+            f"{caption} The same coins for all: what differs is how long adaptive drafts.",
+        ),
+        f"Improvement over {AGAINST}": _heatmap(rows, caption),
+    }  # fmt: skip
+
+
+@styled()
+def _lines(rows: pd.DataFrame, metrics: Sequence[tuple[str, str, float]], caption: str, log: bool = False) -> Figure:
+    """A row of panels for each load and metric, a column for each pair."""
+    shown = [(kind, *metric) for kind in KINDS for metric in metrics]
+    figure = new_figure(15, 3.3 * len(shown), caption)
+    panels = figure.subplots(len(shown), len(PAIRS), squeeze=False, sharex=True)
+    for line, (kind, metric, unit, scale) in zip(panels, shown, strict=True):
+        for axes, (label, pair) in zip(line, PAIRS.items(), strict=True):
+            mine = rows[(rows["pair"] == pair) & (rows["load_kind"] == kind)]
+            for arch in ARCHS:
+                of_arch = mine[mine["arch"] == arch]
+                axes.plot(
+                    of_arch["load"], of_arch[metric] * scale, marker=arch_marker(arch), color=arch_colour(arch),
+                    markersize=5, linewidth=1.5, label=arch,
+                )  # fmt: skip
+            _axes(axes, f"{label}, {LOADS[kind]}", unit)
+            if log:
+                axes.set_yscale("log")
+                axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            else:
+                axes.set_ylim(bottom=0)
+    handles, names = panels[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(ARCHS), frameon=False)
+    return figure
+
+
+def _axes(axes: Axes, title: str, unit: str) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(TICKS, [str(tick) for tick in TICKS])
+    axes.minorticks_off()
+    axes.set_xlabel("C")
+    axes.set_ylabel(unit)
+    axes.set_title(title, fontweight="bold", loc="left", fontsize=10)
+
+
+@styled(grid=False)
+def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
+    """Change of throughput over `AGAINST`, in percent: blue is faster, red slower."""
+    table = changes(rows, "output_throughput")
+    others = [arch for arch in ARCHS if arch != AGAINST]
+    figure = new_figure(18, 6, f"{caption} Percent of {AGAINST}'s tokens per second; colours end at 30.")
+    panels = figure.subplots(len(KINDS), len(PAIRS), squeeze=False)
+    for line, kind in zip(panels, KINDS, strict=True):
+        for axes, (label, pair) in zip(line, PAIRS.items(), strict=True):
+            cells = [[100 * value for value in table[pair, kind, arch]] for arch in others]
+            axes.imshow(cells, cmap="RdBu", vmin=-30, vmax=30, aspect="auto")
+            for y, row in enumerate(cells):
+                for x, value in enumerate(row):
+                    colour = "white" if abs(value) > 20 else "0.15"
+                    axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=8, color=colour)
+            levels = [f"{level:g}" for level in table[pair, kind, AGAINST].index]
+            axes.set_xticks(range(len(levels)), levels, fontsize=8)
+            axes.set_yticks(range(len(others)), others, fontsize=9)
+            axes.set_title(f"{label}, {LOADS[kind]}", fontweight="bold", loc="left", fontsize=10)
+            axes.set_xlabel("C", fontsize=9)
+    return figure
+
+
+def original_text(rows: pd.DataFrame) -> str:
+    """Success and failure: in words, against `AGAINST`, and who is first at each level."""
+    found = tallies(rows)
+    winners = [
+        {"pair": label, "load": LOADS[kind], "first in tokens per second, by C": _runs(best(rows, pair, kind))}
+        for label, pair in PAIRS.items()
+        for kind in KINDS
+    ]
+    return "\n\n".join(
+        [
+            _verdict(found),
+            f"Success and failure: throughput and P99 latency against {AGAINST}; a lead or a lag is over {LEAD:.0%}",
+            rows_table([_line(tally) for tally in found]),
+            rows_table(winners),
+        ]
+    )
+
+
+def _verdict(found: Sequence[Fare]) -> str:
+    """What the published claim comes to."""
+    pdv = [tally for tally in found if tally.arch in ("pdv", "pdv-unified")]
+    ahead = sum(len(tally.ahead) for tally in pdv)
+    behind = sum(len(tally.behind) for tally in pdv)
+    cells = sum(tally.levels for tally in pdv)
+    most = max(pdv, key=lambda tally: tally.most)
+    least = min(pdv, key=lambda tally: tally.least)
+    return (
+        f"pdv and pdv-unified lead {AGAINST} by more than {LEAD:.0%} in {ahead} of {cells} cells and lag by more in "
+        f"{behind}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
+        f"{least.least:+.1%} ({least.arch}, {least.pair}, {LOADS[least.kind]})."
+    )
+
+
+def _line(tally: Fare) -> dict[str, str]:
+    return {
+        "pair": next(label for label, pair in PAIRS.items() if pair == tally.pair),
+        "load": LOADS[tally.kind],
+        "arch": tally.arch,
+        "leads at C": _listed(tally.ahead),
+        "lags at C": _listed(tally.behind),
+        "tok/s": f"{tally.least:+.1%} to {tally.most:+.1%}",
+        "P99": f"{tally.least_p99:+.1%} to {tally.most_p99:+.1%}",
+    }
+
+
+def _listed(levels: Sequence[int]) -> str:
+    return ",".join(map(str, levels)) or "none"
+
+
+def _runs(by_level: dict[int, str]) -> str:
+    """Levels with the same winner together."""
+    pieces = []
+    for arch, group in groupby(by_level.items(), key=lambda item: item[1]):
+        levels = [level for level, _ in group]
+        pieces.append(f"{arch} {levels[0]}" + (f" to {levels[-1]}" if len(levels) > 1 else ""))
+    return ", ".join(pieces)
+
+
+def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = None) -> None:
+    """Write the page and its points, of all published levels or of some."""
+    folder = output.check_folder(folder)
+    page, table = (output.check_file(folder / name) for name in ("original.html", "points.parquet"))
+    published = load_published()
+    asked = list(points(published, only or levels(published)))
+    with Progress(len(asked), "runs") as progress:
+        rows = run_original(asked, jobs, progress.update)
+    text = original_text(rows)
+    print(text)
+    facts = facts_of(asked[0].experiment)
+    caption = f"Simulated, h200 ({facts['foundation']}), seed 0."
+    sheet = Sheet("The original question", LEAD_TEXT, text, original_figures(rows, caption), facts)
+    output.save({page: sheet.html().encode(), table: output.parquet(rows)})
+
+
+if __name__ == "__main__":
+    main()

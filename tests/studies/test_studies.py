@@ -1,0 +1,199 @@
+"""The studies still run: each is read, and those that need no GPU and little time make part of their figure again."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+from collections import Counter
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pdvsim.calibration.fit.corun import SHAPE
+from pdvsim.calibration.validate.served import read_runs
+from pdvsim.sim.hardware.models import model
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.study.resultfiles import read_frame
+from studies import corun_gains, drafting_apart, engines, original, published_steps, truth, utilisation, validation_plan
+
+ROOT = Path(__file__).parents[2]
+H200 = ROOT / "calibration" / "data" / "h200"
+STUDIES = sorted(path.stem for path in (ROOT / "studies").glob("*.py"))
+
+
+def test_the_readme_names_each_study() -> None:
+    text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
+    assert sorted(set(re.findall(r"`python studies/(\w+)\.py", text))) == STUDIES
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_a_study_can_be_imported_and_says_how_it_is_run(name: str) -> None:
+    if name.startswith("engine_"):
+        pytest.importorskip("triton")
+    assert f"studies/{name}.py" in str(import_module(f"studies.{name}").__doc__)
+
+
+def test_figures_of_engines() -> None:
+    """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
+    sources = engines.reproduce_engines().sources
+    for source in sources:
+        fitted = [cell for cell in source.cells if cell.fitted]
+        assert len(fitted) <= 2
+        assert source.predicted
+        assert all(cell.ours == pytest.approx(cell.published, rel=1e-6) for cell in fitted)
+        assert all(abs(cell.error) < 0.05 for cell in source.predicted if cell.what.startswith("k="))
+        assert bool(source.why) == any(not cell.follows for cell in source.predicted), source.title
+    sharded = [cell for source in sources if "four GPUs" in source.title for cell in source.predicted]
+    assert len(sharded) == 6
+    assert sorted(abs(cell.error) for cell in sharded)[-2] < 0.05
+    assert "32 of 46 figures that were not fitted follow within 10%" in engines.engines_text(
+        engines.reproduce_engines()
+    )
+
+
+def test_systems_that_draft_apart() -> None:
+    """nano-PEARL at batch 1 follows from its plain decoding alone; two batches that take turns read weights twice."""
+    models = named_pair(f"{drafting_apart.shipped('qwen3-0.6b')}:{drafting_apart.shipped('qwen3-32b')}")
+    assert models.target.params == pytest.approx(32.8e9, rel=0.005)
+    [first] = drafting_apart.nano_pearl(lengths=(14,), batches=(1,)).cells
+    assert first.verdict == "follows"
+    turns = drafting_apart.minedraft(rates=(0.7,), lengths=(3,))
+    half, whole = turns.cells
+    assert half.most > 1 > whole.most
+    assert turns.title in drafting_apart.overlap_text([turns])
+
+
+@pytest.mark.usefixtures("quick_plots")
+def test_the_original_question(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    original.main(tmp_path, (1, 4), jobs=1)
+    printed = capsys.readouterr().out
+    assert all(arch in printed for arch in original.ARCHS)
+    assert (tmp_path / "original.html").read_text(encoding="utf-8").count("<img") == 5
+    rows = read_frame(tmp_path / "points.parquet")
+    assert len(rows) == len(original.PAIRS) * 2 * 2 * len(original.ARCHS)
+    assert rows["gpu_busy"].between(0, 1).all()
+    same = rows.groupby(["pair", "load_kind", "load"])["completed"].nunique()
+    assert (same == 1).all()
+    pair = original.PAIRS["TinyLlama-Llama7B"]
+    changes = original.changes(rows, "output_throughput")
+    assert (changes[pair, "concurrency", original.AGAINST] == 0).all()
+    best = original.best(rows, pair, "concurrency")
+    assert all(changes[pair, "concurrency", arch][level] >= 0 for level, arch in best.items())
+
+
+def test_the_regret_of_the_advice() -> None:
+    document = truth.report(H200 / "truth.json", H200 / "truth.jsonl")
+    trials = document["trials"]
+    assert len(trials) == len(truth.TRIALS)
+    assert all(0 <= trial["regret"] < 0.1 and trial["pairs_in_order"] <= trial["pairs_apart"] for trial in trials)
+    assert all(trial["name"] in truth.table(document) for trial in trials)
+
+
+def test_how_busy_the_gpu_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    plan = list(utilisation.planned(tmp_path))
+    assert len({run.id for run in plan}) == len(plan)
+    shutil.copy(H200 / "utilisation" / "launches.parquet", tmp_path)
+    lines = (H200 / "utilisation" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "runs.jsonl").write_text("\n".join(lines[::9]), encoding="utf-8")
+    utilisation.main("report", "runs.jsonl")
+    assert "SM busy %" in capsys.readouterr().out
+    assert utilisation.PICTURE.stat().st_size > 0
+    rows = [utilisation.row_of(run) for run in read_runs("runs.jsonl")]
+    assert all(abs(row["busy"] - row["simulated_busy"]) < 0.05 for row in rows)
+
+
+def test_co_running_launches() -> None:
+    """Two launches that each take twice as long gain nothing; as fast as alone, they take half the time."""
+    blank: dict[str, object] = dict.fromkeys([*corun_gains.WORK, *SHAPE, "priority", "context_total"], 0)
+    blank |= {"model": "tinyllama-1.1b", "pair": "a:b", "what": "gpu", "group": 0, "steps": 1, "bucket_rows": 1}
+    blank |= {"section": "corun", "members": 1, "member": 0}
+    alone = [blank | {"kind": kind, "seconds": seconds} for kind, seconds in (("draft", 1.0), ("verify", 3.0))]
+    for slower in (1.0, 2.0):
+        both = [
+            {"kind": kind, "seconds": s, "members": 2, "member": i, "group": 1, "start_s": at, "end_s": at + s}
+            for i, (kind, s) in enumerate([("draft", slower), ("verify", 3 * slower)])
+            for at in np.arange(0, 12, s)
+        ]
+        samples = pd.DataFrame([*alone, *(blank | row for row in both)])
+        [share] = corun_gains.side_by_side(samples, replace(builtin("h200"), power=None))["share"]
+        assert share == pytest.approx(slower / 2)
+
+
+def test_published_steps() -> None:
+    """gpt-fast captures graphs as this engine does: within 10%. DistServe's fit is worked out by hand."""
+    rows = published_steps.compare("a100-80gb")
+    ours = [row.error for row in rows if row.source == published_steps.GPT_FAST]
+    assert len(ours) == 2
+    assert max(map(abs, ours)) < 0.10
+    assert {row.what: row for row in rows}["decode, batch 16 at 512"].published == pytest.approx(29.284, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "tokens", "rows", "floor_ms"),
+    [("tinyllama-1.1b", 1, 32, 0.57), ("llama-2-7b", 5, 1, 3.14), ("llama-2-7b", 5, 64, 9.35)],
+)
+def test_the_floor_of_a_forward_by_hand(name: str, tokens: int, rows: int, floor_ms: float) -> None:
+    pytest.importorskip("triton")
+    from studies.engine_floors import floor_s
+
+    card = {"bandwidth_bytes_per_s": 4.27e12, "flops_per_s": 790e12}
+    known = rows * 512
+    floor = floor_s(model(name), card, rows * tokens, rows * tokens, known * tokens, known)
+    assert 1000 * floor == pytest.approx(floor_ms, rel=0.02)
+
+
+def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from pdvsim.realrun.engine.arch import from_config
+    from pdvsim.realrun.site import TINY
+    from studies import peers
+
+    for arch in TINY.values():
+        reference = peers.reference(arch, torch.device("cpu"), torch.float32)
+        found = from_config(reference.config.to_dict(), arch.spec.name).spec
+        assert replace(found, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
+    tiny = {str(role): arch for role, arch in TINY.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(peers, "TOKENS", 6)
+        rows = peers.transformers_rows(tiny, torch.device("cpu"), 2, 1, lambda text: None)
+        assert [row["tokens"] for row in rows] == [12, 6, 24]
+    document = json.loads((H200 / "peers.json").read_text(encoding="utf-8"))
+    pd_row = next(row for row in document["rows"] if row["name"] == "pd")
+    measured, predicted, ceiling = map(float, peers.table({**document, "rows": [pd_row]}).split("\n")[1].split()[1:4])
+    assert max(measured, predicted) < ceiling
+
+
+def test_the_validation_plan_is_balanced_and_a_third_is_set_aside() -> None:
+    plan = validation_plan
+    every = read_runs(H200 / "plan.jsonl", planned=True)
+    runs = [run for run in every if not run.repeat]
+    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS
+    assert len(every) - len(runs) == plan.REPEATS
+    drafters = read_runs(H200 / "drafters.plan.jsonl", planned=True)
+    assert len(drafters) == 4 * len(plan.DRAFTERS)
+    assert all(run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0) for run in (*every, *drafters))
+    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
+    assert set(Counter(run.experiment.arch for run in runs).values()) == {len(runs) // len(plan.ARCHS)}
+    assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
+
+
+def test_a_group_of_the_validation_plan_is_drawn_again_by_its_seed() -> None:
+    """Rates and lengths may move with the profile."""
+    plan, rng = validation_plan, random.Random(validation_plan.SEED)
+    first = read_runs(H200 / "plan.jsonl", planned=True)[0].experiment
+    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, plan.Decks.shuffled(rng), H200)
+    assert {run.experiment.server.pair for run in again} == {first.server.pair}
+    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
+    deck = plan.Deck("abc", random.Random(1))
+    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
