@@ -5,9 +5,8 @@
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 8])
     pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
-    points = pdvsim.compare(pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8])
+    pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
     pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
-    pdvsim.frontier(request_rate=6, goodput=["ttft:300", "tpot:30"])
     pdvsim.explore(request_rate=8)                    # sliders, in a notebook
 
 Keywords are the flags of the command of the same name, with underscores.
@@ -26,14 +25,11 @@ if TYPE_CHECKING:
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
-    from pdvsim.decide.frontier import Frontier
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.options import (
         AdviseKeywords,
         CapacityKeywords,
-        CompareKeywords,
         DraftTableKeywords,
-        FrontierKeywords,
         MapKeywords,
         RunKeywords,
         SweepKeywords,
@@ -45,10 +41,8 @@ __all__ = [
     "__version__",
     "advise",
     "capacity",
-    "compare",
     "draft_table",
     "explore",
-    "frontier",
     "run",
     "sweep",
     "winner_map",
@@ -84,29 +78,11 @@ def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
     from pdvsim.cli.build import build
     from pdvsim.cli.capacity import CapacityOptions
-    from pdvsim.decide.capacity import find_capacities
+    from pdvsim.decide.capacity_search import find_capacities
     from pdvsim.decide.runs import Bench
 
     chosen = build(CapacityOptions, options)
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
-
-
-def compare(**options: Unpack[CompareKeywords]) -> pd.DataFrame:
-    """Pairs x cards x loads x architectures, each at its own best settings; one row a run, `settings` names them.
-
-    Keywords are the flags of `pdvsim compare`. Nothing is written.
-    """
-    from pdvsim.cli.build import build
-    from pdvsim.cli.compare import CompareOptions
-    from pdvsim.decide.compare import compare as held
-    from pdvsim.decide.runs import Bench
-
-    chosen = build(CompareOptions, options)
-    space, bench = chosen.server.space(chosen.arch), Bench(chosen.jobs, band=True)
-    found = held(chosen.comparison(), space, chosen.goal(), bench, chosen.warmup_share, chosen.indifference)
-    if found.frame is None or found.interrupted:
-        raise KeyboardInterrupt
-    return found.frame
 
 
 def advise(**options: Unpack[AdviseKeywords]) -> Advice:
@@ -138,22 +114,11 @@ def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
     from pdvsim.cli.build import build
     from pdvsim.cli.map import MapOptions
+    from pdvsim.decide.map_search import draw_map
     from pdvsim.decide.runs import Bench
-    from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
-    return draw_map(chosen.grid(), Bench(chosen.jobs))
-
-
-def frontier(**options: Unpack[FrontierKeywords]) -> Frontier:
-    """First token against the others at a load; keywords are the flags of `pdvsim frontier`. Printed: its table."""
-    from pdvsim.cli.build import build
-    from pdvsim.cli.frontier import FrontierOptions
-    from pdvsim.decide.frontier import draw_frontier
-    from pdvsim.decide.runs import Bench
-
-    chosen = build(FrontierOptions, options)
-    return draw_frontier(chosen.question(), Bench(chosen.jobs))
+    return draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
 
 
 def explore(**options: Unpack[SweepKeywords]) -> Explorer:

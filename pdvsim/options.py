@@ -144,35 +144,6 @@ class CapacityKeywords(Keywords, total=False):
     warmup_share: float
 
 
-class CompareKeywords(Keywords, total=False):
-    """Of `pdvsim.compare`."""
-
-    arch: str | type[Policy] | Sequence[str | type[Policy]]
-    attainment: float
-    concurrency: int | Sequence[int]
-    controller: Literal["fixed", "feedback", "goodput"] | None
-    detailed: bool
-    goodput: str | Sequence[str]
-    gpu_hour_usd: str | Sequence[str]
-    gpus: str | Sequence[str]
-    indifference: float
-    jobs: int | None
-    max_num_batched_tokens: int | None
-    max_num_seqs: int | None
-    metric_percentiles: float | Sequence[float]
-    num_prompts: int | None
-    num_runs: int
-    num_speculative_tokens: int | None
-    objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
-    pair_acceptance: float | Sequence[float]
-    pairs: str | Sequence[str]
-    percentile_metrics: str | Sequence[str]
-    random_range_ratio: float | None
-    request_rate: float | Sequence[float]
-    warmup_requests: int
-    warmup_share: float
-
-
 class AdviseKeywords(Keywords, total=False):
     """Of `pdvsim.advise`."""
 
@@ -230,6 +201,7 @@ class MapKeywords(Keywords, total=False):
     """Of `pdvsim.winner_map`."""
 
     acceptances: float | Sequence[float]
+    against: str | None
     arch: str | type[Policy] | Sequence[str | type[Policy]]
     attainment: float
     card_hour_usd: str | Sequence[str]
@@ -254,30 +226,7 @@ class MapKeywords(Keywords, total=False):
     percentile_metrics: str | Sequence[str]
     random_range_ratio: float | None
     request_rate: float | Sequence[float]
+    try_cards: str | Sequence[str]
     warmup_requests: int
     warmup_share: float
-    y: Literal["acceptance", "size"]
-
-
-class FrontierKeywords(Keywords, total=False):
-    """Of `pdvsim.frontier`."""
-
-    arch: str | type[Policy] | Sequence[str | type[Policy]]
-    concurrency: int | None
-    controller: Literal["fixed", "feedback", "goodput"] | None
-    detailed: bool
-    goodput: str | Sequence[str]
-    jobs: int | None
-    max_num_batched_tokens: int | Sequence[int]
-    max_num_seqs: int
-    metric_percentiles: float | Sequence[float]
-    num_prompts: int
-    num_runs: int
-    num_speculative_tokens: int | None
-    percentile_metrics: str | Sequence[str]
-    random_range_ratio: float | None
-    request_rate: float | None
-    warmup_requests: int
-    warmup_share: float
-    x: Literal["mean_ttft", "p99_ttft"]
-    y: Literal["p99_itl", "p99_tpot", "mean_tpot"] | None
+    y: Literal["acceptance", "size", "card"]

@@ -134,7 +134,6 @@ RANGES: dict[str, Range] = {
     "against": Range(0, MAX_DRAFT),
     "acceptances": _SHARE,
     "places": _SHARE,  # of a map, where they are acceptance rates
-    "pair_acceptance": _SHARE,
 }
 
 

@@ -28,9 +28,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.args import RunCommand, SweepCommand, flags
 from pdvsim.cli.capacity import CapacityCommand
-from pdvsim.cli.compare import CompareCommand
 from pdvsim.cli.draft_table import DraftTableCommand
-from pdvsim.cli.frontier import FrontierCommand
 from pdvsim.cli.map import MapCommand
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.profiler import parts, samples
@@ -307,28 +305,13 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
 COMMANDS: dict[str, type] = {
-    "run": RunCommand, "sweep": SweepCommand, "compare": CompareCommand, "map": MapCommand,
+    "run": RunCommand, "sweep": SweepCommand, "map": MapCommand,
     "capacity": CapacityCommand, "advise": AdviseCommand, "draft-table": DraftTableCommand,
-    "frontier": FrontierCommand,
 }  # fmt: skip
 ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where nothing else is said
     "run": SMALL,
     "sweep": (*SMALL, "--dry-run", "--request-rate", "4"),
-    "compare": (*SMALL, "--pairs", "tinyllama-1.1b:llama-2-7b", "--arch", "pd", "--concurrency", "2", "--jobs", "1"),
     "map": (*SMALL, "--arch", "pd,pdv", "--num-runs", "2", "--concurrency", "2", "--acceptances", "0.5", "--jobs", "1"),
-    "frontier": (
-        *SMALL,
-        "--arch",
-        "pd",
-        "--num-runs",
-        "2",
-        "--concurrency",
-        "2",
-        "--max-num-batched-tokens",
-        "512",
-        "--jobs",
-        "1",
-    ),
     "capacity": ("--goodput", "ttft:9", *SMALL, "--num-runs", "1", "--arch", "pd", "--jobs", "1"),
     "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget", "9"),
     "draft-table": (*SMALL, "--max-num-seqs", "4", "--num-runs", "2", "--jobs", "1"),
@@ -358,7 +341,7 @@ def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...
             flag = rng.choice(["num-runs", "seed", "budget-s", "jobs", "gpu", "nope"])
             words.append(f"--{flag}={rng.choice(['-1', 'nan', ''])}")
         return (name, *words) if name else ()
-    name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["compare", "map", "frontier", "capacity", "advise", "draft-table"])
+    name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["map"] * 2 + ["capacity", "advise", "draft-table"])
     known = flags(COMMANDS[name])
     chosen = rng.sample(sorted(known), rng.randrange(1, 3))
     argv: list[str] = [name, *ALWAYS[name]]

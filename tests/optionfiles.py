@@ -9,9 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.args import SweepOptions, flags
 from pdvsim.cli.capacity import CapacityOptions
-from pdvsim.cli.compare import CompareOptions
 from pdvsim.cli.draft_table import DraftTableOptions
-from pdvsim.cli.frontier import FrontierOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.sim.config import Experiment
 
@@ -20,11 +18,9 @@ COMMANDS: dict[str, type] = {
     "RunKeywords": Experiment,
     "SweepKeywords": SweepOptions,
     "CapacityKeywords": CapacityOptions,
-    "CompareKeywords": CompareOptions,
     "AdviseKeywords": AdviseOptions,
     "DraftTableKeywords": DraftTableOptions,
     "MapKeywords": MapOptions,
-    "FrontierKeywords": FrontierOptions,
 }
 CALLS = {"DraftTableKeywords": "draft_table", "MapKeywords": "winner_map"}
 HEAD = '''"""The keywords of `pdvsim.run` and the other functions of `pdvsim`, for editors.

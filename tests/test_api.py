@@ -32,20 +32,6 @@ def test_sweep_is_a_frame() -> None:
     assert (points["completed"] == 6).all()
 
 
-def test_a_comparison_is_a_frame_of_tuned_runs() -> None:
-    pair = "tinyllama-1.1b:llama-2-7b"
-    drafts = {}
-    for rate in (0.0, 1.0):
-        options = {"pairs": pair, "arch": ["colocated", "pd"], "concurrency": 2, "num_runs": 2, "jobs": 1, **SMALL}
-        points = pdvsim.compare(acceptance_rate=rate, controller="fixed", **options)
-        assert points[["pair", "arch", "run"]].to_numpy().tolist() == [
-            [pair, arch, run] for arch in ("colocated", "pd") for run in (0, 1)
-        ]
-        drafts[rate] = points["settings"].str.extract(r"k=(\d)")[0].astype(int)
-    assert (drafts[0.0] == 0).all()
-    assert (drafts[1.0] > 0).all()
-
-
 def test_what_a_sweep_varies_is_a_dictionary() -> None:
     vary = {"max_num_seqs": [2, 3], "synthetic_acceptance_rates": [[0.9, 0.8, 0.7], [0.5, 0.4, 0.3]]}
     points = pdvsim.sweep(arch="pdv", vary=vary, num_speculative_tokens=3, concurrency=1, jobs=1, **SMALL)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide.draft_lengths import Speeds, _merged, error_of, find_table
-from pdvsim.decide.draft_table import ENGINES, PLAIN, DraftQuestion, DraftTable, EngineName, draft_document, draft_text
+from pdvsim.decide.draft_table import ENGINES, PLAIN, DraftQuestion, DraftTable, EngineName
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -85,8 +85,8 @@ def test_plain_decoding_wins_where_simulations_say_so(pair: str) -> None:
 
 
 def test_by_formula_alone_it_says_so() -> None:
-    assert "by formula alone" in draft_text(table())
-    assert "decided by simulation: closed loops at batch 1, 4, 16," in draft_text(simulated(PAIRS[0]))
+    assert "by formula alone" in str(table())
+    assert "decided by simulation: closed loops at batch 1, 4, 16," in str(simulated(PAIRS[0]))
 
 
 @pytest.mark.parametrize(("pair", "rate"), [*product(PAIRS, (0.3, 0.6, 0.8, 1.0))])
@@ -131,7 +131,7 @@ def test_the_lowest_k_is_the_engines(pair: str) -> None:
     low = table(pair, 0.05, "tensorrt-llm")
     assert set(low.best) == {1}
     assert low.plain_from == 1
-    assert "lowest k is 1" in draft_text(low)
+    assert "lowest k is 1" in str(low)
     with pytest.raises(ValueError, match="below the lowest k of tensorrt-llm"):
         question(pair, engine="tensorrt-llm", against=0)
 
@@ -161,13 +161,13 @@ def test_each_engine_is_simulated_as_it_pads() -> None:
     for engine, facts in ENGINES.items():
         asked = question(engine=engine)
         assert {run.hardware.padding for k in (PLAIN, 1) for run in asked.loops(8, k)} == {facts.padding}
-        assert facts.pads in draft_text(table(engine=engine))
-    assert "multiples of 16 up to 512" in draft_text(table())
+        assert facts.pads in str(table(engine=engine))
+    assert "multiples of 16 up to 512" in str(table())
 
 
 def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:
     found = table(engine="tensorrt-llm")
-    [block] = draft_document(found)["deployment"]
+    [block] = found.report().document["deployment"]
     schedule = {str(last): k for _, last, k in found.ranges()}
     assert json.loads(block["text"]) == {"max_draft_len": max(schedule.values()), "draft_len_schedule": schedule}
 
@@ -182,9 +182,10 @@ def test_a_table_by_context() -> None:
     assert means == pytest.approx([512, 8192], rel=0.04)  # of a sample of prompts
     assert found.by_context[1].fits < found.by_context[0].fits
     assert found.by_context[0].ranges() == find_table(found.question.at_context(512)).ranges()
-    text = draft_text(found)
+    text = str(found)
     assert "512 tokens  8,192 tokens" in text
-    assert [entry["context"] for entry in draft_document(found)["by_context"]] == [m.context for m in found.by_context]
+    shown = found.report().document["by_context"]
+    assert [entry["context"] for entry in shown] == [other.context for other in found.by_context]
     with pytest.raises(ValueError, match="fewer than the"):
         DraftQuestion(base, contexts=(OUTPUT // 3,))
     with pytest.raises(ValueError, match=r"context of tinyllama-1\.1b ends at 2048"):
@@ -226,7 +227,7 @@ def test_small_gains_get_no_range_of_their_own() -> None:
     assert len(few.tiers) < len(every.tiers)
     assert every.lost == 0
     assert 0 < few.lost < 0.05
-    assert f"at most {few.lost:.1%} faster" in draft_text(few)
+    assert f"at most {few.lost:.1%} faster" in str(few)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -286,10 +287,10 @@ def test_gains_within_the_error_are_marked() -> None:
     found = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
     assert found.tiers[0].over_next < found.error
     assert not found.significant(found.tiers[0])
-    assert "no significant difference" in draft_text(found).splitlines()[3]
+    assert "no significant difference" in str(found).splitlines()[3]
     unknown = find_table(replace(question(), base=replace(question().base, hardware=Hardware(profile="roofline"))))
-    assert "states no error" in draft_text(unknown)
-    assert json.loads(dumps(draft_document(unknown)))["error"] is None
+    assert "states no error" in str(unknown)
+    assert json.loads(dumps(unknown.report().document))["error"] is None
 
 
 def test_what_memory_does_not_hold_is_not_simulated() -> None:
@@ -300,7 +301,7 @@ def test_what_memory_does_not_hold_is_not_simulated() -> None:
     assert found.fits == 1500 // found.context
     assert max(point.rows for point in found.simulated) == found.fits
     assert found.k_at(found.fits) == found.k_at(MOST)
-    assert f"holds about {found.fits} requests" in draft_text(found)
+    assert f"holds about {found.fits} requests" in str(found)
 
 
 def test_runs_are_paired_by_seed_and_measured_after_the_first_batch() -> None:

@@ -10,10 +10,9 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.cli.page import facts_of, page_file, write_page
-from pdvsim.common.console import say
+from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import Question, advice_document, advice_text
+from pdvsim.decide.advice import Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
@@ -35,7 +34,6 @@ from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hard
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
-from pdvsim.view.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -172,16 +170,5 @@ def main(argv: list[str]) -> int:
     with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
         advice = advise(question, bench)
-    document, text = output.dumps(advice_document(advice)), advice_text(advice)
-    drawn = flips_figure(advice) if advice.recommended is not None and advice.flips else None
-    print(document if args.json else text)
-    lead = f"What to run at {question.base.traffic.request_rate:g} requests/s, and how sure that is."
-    pictures = {"Where the decision flips": drawn} if drawn else {}
-    write_page(page, Sheet("Advice", lead, text, pictures, facts_of(question.base)))
-    stopped = "the above is what was known by then" if advice.interrupted else ""
-    if not files:
-        if stopped:
-            say("pdvsim", f"interrupted: {stopped}")
-        return 130 if stopped else 0
-    picture = output.picture(drawn, files[1]) if drawn else None
-    return output.save({files[0]: (document + "\n").encode(), files[1]: picture}, stopped)
+    pictures = {"Where the decision flips": flips_figure(advice)} if advice.flips else {}
+    return deliver(advice, args, pictures, files, page)

@@ -9,9 +9,10 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.cli.page import facts_of, page_file, write_page
+from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.progress import Progress
-from pdvsim.decide.capacity import Plan, capacity_document, capacity_table, find_capacities
+from pdvsim.decide.capacity import Plan
+from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
@@ -22,7 +23,6 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.view.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,4 @@ def main(argv: list[str]) -> int:
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
-    document = output.dumps({"date": date, **capacity_document(found)})
-    print(document if args.json else capacity_table(found))
-    figure = None
-    if found.rows:
-        figure = capacity_figure(found)
-        levels = " ".join(plan.goal.levels)
-        lead = f"The highest request rate each architecture holds with {levels} for {plan.goal.attainment:.0%}."
-        sheet = Sheet("Capacity", lead, capacity_table(found), {"Rates held": figure}, facts_of(plan.base))
-        write_page(page, sheet)
-    done = f"{len(found.rows)} of {len(plan.cases())} searches" if found.interrupted else ""
-    return output.save_answer(files, found.points, document, figure, done)
+    return deliver(found, args, {"Rates held": capacity_figure(found)} if found.rows else {}, files, page, date)

@@ -9,10 +9,10 @@ from typing import Annotated
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.common.console import say
+from pdvsim.cli.page import deliver
 from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_lengths import find_table, usual_runs
-from pdvsim.decide.draft_table import DraftQuestion, EngineName, draft_document, draft_text
+from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import OpenTraffic, plain
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server
@@ -131,11 +131,4 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"{file} cannot be written: the table is made from it")
     with Progress(usual_runs(question), "simulations, more or less,", args.json) as progress:
         table = find_table(question, Bench(args.options.jobs, progress.update))
-    document = output.dumps(draft_document(table))
-    print(document if args.json else draft_text(table))
-    stopped = "the table rests on the simulations that had finished" if table.interrupted else ""
-    if file is not None:
-        return output.save({file: (document + "\n").encode()}, stopped)
-    if stopped:
-        say("pdvsim", f"interrupted: {stopped}")
-    return 130 if stopped else 0
+    return deliver(table, args, {}, [file] if file is not None else ())

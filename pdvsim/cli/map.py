@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
 import tyro
 
 from pdvsim.cli.args import parse
-from pdvsim.cli.page import facts_of, page_file, write_page
+from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.map_search import draw_map
 from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, draw_map, map_document, map_table, natural_pairs
+from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, natural_pairs
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
+from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
+from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.view.report.sheet import Sheet
+from pdvsim.view.forest import forest_figure
+from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
 BORDER_STEPS = 3  # of bisection in a row, more or less
@@ -48,16 +52,15 @@ class MapOptions:
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures that compete."""
     gpus: int = 1
-    """GPUs that are used as one sees fit: replicas of a server, or one with its lanes on two of them. These compete,
-    then, each at its best, in place of architectures."""
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs, is compared too."""
     card_hour_usd: tuple[str, ...] = ()
-    """Price of each card for an hour, as card=dollars, e.g. h200=4.5 l4=0.8."""
+    """With --gpus or --against: price of a card for an hour, e.g. h200=4.5."""
     per_dollar: bool = False
     """With --gpus: best by the dollar, or by the GPU where no prices are given; one GPU alone competes, too."""
     y: Axis = "acceptance"
-    """The second axis: acceptance, or size (pairs by the ratio of their parameters)."""
+    """The second axis: acceptance, size (pairs by the ratio of their parameters), or card."""
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
     request_rate: tuple[float, ...] = ()
@@ -66,6 +69,10 @@ class MapOptions:
     """Acceptance rates of --y acceptance."""
     pairs: tuple[str, ...] = ()
     """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
+    try_cards: tuple[str, ...] = ()
+    """Cards of --y card, e.g. h200,a100-80gb."""
+    against: Arch | None = None
+    """Also compare all with this one: figures and paired differences."""
     objective: Objective | None = None
     """Best at what; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
     indifference: float = 0.01
@@ -73,7 +80,7 @@ class MapOptions:
     attainment: float = 0.9
     """Share of the requests that should meet every service level of --goodput."""
     family: Family = "map"
-    """What the 95% confidence of a winner is for: the whole map (Bonferroni over all its cells), or each cell alone."""
+    """What the 95% confidence of a winner is for: the whole map, or each cell alone."""
     num_runs: int = 5
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     warmup_share: float = WARMUP_SHARE
@@ -101,12 +108,16 @@ class MapOptions:
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
+        if self.y == "card":
+            places = tuple(card_name(card, GPUS) for card in self.try_cards)
+        elif self.try_cards:
+            raise ValueError("--try-cards is for --y card")
         pairs = map(str, places if self.y == "size" else ())
         traffic = self.traffic.at(self.request_rate, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
-        elif self.gpus == 1 and (self.drafter_card or self.card_hour_usd or self.per_dollar):
+        elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
             raise ValueError("--drafter-card, --card-hour-usd and --per-dollar are for --gpus 2 and more")
         arch = archs[0] if archs else "pdv"
         base = Experiment(arch, traffic, self.acceptance, self.server.given(), self.hardware, self.host, scoring)
@@ -125,6 +136,7 @@ class MapOptions:
             fleets(base, archs, self.gpus, self.drafter_card, self.per_dollar) if self.gpus > 1 else (),
             prices(self.card_hour_usd),
             self.per_dollar,
+            self.against,
         )
 
 
@@ -134,7 +146,7 @@ class MapCommand:
 
     options: Annotated[MapOptions, tyro.conf.arg(name="")] = field(default_factory=MapOptions)
     output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
-    """Folder for map.parquet, map.json and map.png; default: results/map-DATE-TIME."""
+    """Folder for table, JSON and pictures; default: results/map-DATE-TIME."""
     html: str | None = None
     """Also write the answer to this file, as one page with its picture and provenance."""
     json: bool = False
@@ -156,14 +168,11 @@ def main(argv: list[str]) -> int:
     cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
     runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
     with Progress(runs, "runs at most", args.json, after_s=0) as progress:
-        found = draw_map(grid, Bench(args.options.jobs, progress.update))
-    document = output.dumps({"date": date, **map_document(found)})
-    print(document if args.json else map_table(found))
-    figure = None
-    if found.cells:
-        figure = map_figure(found)
-        who = f"way to use {args.options.gpus} GPUs" if grid.fleets else "architecture"
-        lead = f"Which {who} is best, over load and {grid.axis}."
-        write_page(page, Sheet("Who wins where", lead, map_table(found), {"The map": figure}, facts_of(grid.base)))
-    done = f"{len(found.cells)} of {len(grid.loads) * len(grid.places)} cells" if found.interrupted else ""
-    return output.save_answer(files, found.points, document, figure, done)
+        found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
+    pictures = {"The map": map_figure(found)} if found.cells else {}
+    if found.differences is not None:
+        files.append(output.check_file(files[0].with_name("differences.png")))
+        setting = points_line(found.differences.points, [asdict(grid.base)])
+        if found.differences.paired:
+            pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
+    return deliver(found, args, pictures, files, page, date)

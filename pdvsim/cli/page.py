@@ -1,17 +1,62 @@
-"""`--html FILE`: what a command found as one page."""
+"""How a command hands over what it found: printed or as JSON, on a page (`--html FILE`), and in files."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
+from pdvsim.decide.report import Answer
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Wanted(Protocol):
+    """What a command's options say on how its answer is shown."""
+
+    @property
+    def json(self) -> bool: ...
+
+
+def deliver(
+    answer: Answer,
+    wanted: Wanted,
+    pictures: Mapping[str, Figure],
+    files: Sequence[Path] = (),
+    page: Path | None = None,
+    date: str | None = None,
+) -> int:
+    """Print an answer, write its page and its files, each by its ending; returns the exit code.
+
+    Files of an answer that came to nothing are removed. `pictures` are by heading, in the order of their files.
+    """
+    report = answer.report()
+    document = output.dumps(({} if date is None else {"date": date}) | report.document)
+    print(document if wanted.json else report.text)
+    if not report.empty:
+        write_page(page, Sheet(report.title, report.lead, report.text, pictures, facts_of(report.base)))
+    if not files:
+        if report.stopped:
+            say("pdvsim", f"interrupted: {report.stopped}")
+        return 130 if report.stopped else 0
+    content: dict[Path, bytes | None] = dict.fromkeys(files)
+    drawn = iter(pictures.values())
+    for path in () if report.empty else files:
+        if path.suffix == ".parquet":
+            content[path] = output.parquet(answer.points)
+        elif path.suffix == ".png":
+            content[path] = next((output.picture(figure, path) for figure in drawn), None)
+        else:
+            content[path] = (document + "\n").encode()
+    return output.save(content, report.stopped)
 
 
 def page_file(html: str | None) -> Path | None:

@@ -38,12 +38,16 @@ class PlotCommand:
     """Your own picture: one row of panels for each value of this column."""
     col_by: str | None = None
     """Your own picture: one column of panels for each value of this column."""
+    frontier: bool = False
+    """Of results at one load: which points no other beats both in --var-x (default: mean_ttft_ms) and in --var-y
+    (default: p99_itl_ms), as a picture and a table."""
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(PlotCommand, argv, "pdvsim plot")
 
+    from pdvsim.decide.frontier import find_frontier, frontier_figure
     from pdvsim.study.output import check_folder, picture, save
     from pdvsim.study.results import load
     from pdvsim.view.plots import own, standing
@@ -56,7 +60,13 @@ def main(argv: list[str]) -> int:
     given = {"x": args.var_x, "y": args.var_y, "curve": args.curve_by, "row": args.row_by, "column": args.col_by}
     chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
     against, metric = args.against or results.archs[0], args.metric and args.metric.replace("-", "_")
-    if chosen:
+    if args.frontier:
+        if chosen.keys() - {"x", "y"}:
+            raise ValueError("--frontier takes --var-x and --var-y, and no curves or panels")
+        frontier = find_frontier(results.points, **chosen)
+        pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
+        print(frontier)
+    elif chosen:
         pictures = iter([own(results, Layout(**chosen))])
     else:
         check(results, metric or results.headline, against)

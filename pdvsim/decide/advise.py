@@ -81,7 +81,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.capacity = hazards.saturation(who, gpus, bench, ask.warmup_share, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
-    if room("one request at a time", hazards.alone_runs(who)):
+    if room("one request at a time", who.runs):
         advice.alone = hazards.alone(who, bench)
     if ask.varies_acceptance and drafting and plain and room("break-even", hazards.break_even_runs(who)):
         advice.break_even = hazards.break_even(drafting, plain, who, bench)

@@ -1,4 +1,4 @@
-"""A draft table: question, engine, the draft length for each batch size, and that as text and as a document."""
+"""A draft table: question, engine, the draft length for each batch size, and how that is shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from pdvsim.common.version import __version__
 from pdvsim.decide.deploy import Block, deployment_text, of_table, sglang, tensorrt_llm, vllm
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
+from pdvsim.decide.report import Answer, Report, lengths_note
 from pdvsim.decide.runs import replications
-from pdvsim.decide.text import lengths_note
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.padding import Padding
@@ -179,7 +178,7 @@ class Tier:
 
 
 @dataclass(repr=False)
-class DraftTable:
+class DraftTable(Answer):
     """The best draft lengths, and how sure they are."""
 
     question: DraftQuestion
@@ -201,9 +200,6 @@ class DraftTable:
     spent_s: float = 0.0
     interrupted: bool = False
 
-    def __repr__(self) -> str:
-        return draft_text(self)
-
     @property
     def base(self) -> Experiment:
         """What it is for."""
@@ -222,43 +218,46 @@ class DraftTable:
         """The draft length at a batch size."""
         return next(tier.k for tier in self.tiers if tier.last >= rows)
 
+    def report(self) -> Report:
+        """The table, how sure it is, and what to start."""
+        asked, blocks = self.question, ready(self)
+        served = f"{asked.base.server.pair} on {asked.base.hardware.gpu}, {asked.base.arch}"
+        title = f"Draft lengths by batch size for {asked.served_by}: {served}, context {self.context:,.0f}"
+        document = self.document(
+            question=output.settings(asked),
+            engine={"name": asked.served_by} | asked.facts._asdict(),
+            tiers=[asdict(tier) | {"significant": self.significant(tier)} for tier in self.tiers],
+            against=asked.compared,
+            best=list(self.best),
+            most_lost=self.lost,
+            error=self.error,
+            one_draft_length={"k": self.single, "behind": self.single_lost},
+            rows_measured=self.measured,
+            **self._at_context(),
+            by_context=[other._at_context() for other in self.by_context],
+            deployment=[asdict(block) for block in blocks],
+            profile=self.profile,
+            foundation=self.foundation,
+            runs=self.runs,
+            spent_s=self.spent_s,
+        )
+        sections = [
+            ("", [title, _tiers(self), *(f"- {note}" for note in _notes(self))]),
+            ("", ["Draft lengths by batch size and context", *_by_context(self)] if self.by_context else []),
+            ("", [deployment_text(blocks)]),
+        ]
+        stopped = "the table rests on the simulations that had finished" if self.interrupted else ""
+        return Report("Draft table", title, asked.base, sections, document, stopped)
 
-def draft_document(table: DraftTable) -> dict[str, Any]:
-    """Everything that was asked and found."""
-    question = table.question
-    return {
-        "pdvsim_version": __version__,
-        "interrupted": table.interrupted,
-        "question": output.settings(question),
-        "engine": {"name": question.served_by} | question.facts._asdict(),
-        "context": table.context,
-        "num_speculative_tokens_per_batch_size": table.ranges(),
-        "tiers": [asdict(tier) | {"significant": table.significant(tier)} for tier in table.tiers],
-        "against": question.compared,
-        "best": list(table.best),
-        "most_lost": table.lost,
-        "error": table.error,
-        "one_draft_length": {"k": table.single, "behind": table.single_lost},
-        "plain_is_faster_from": table.plain_from,
-        "rows_that_fit": table.fits,
-        "rows_measured": table.measured,
-        "simulated": [point._asdict() | {"k": _length(point.k)} for point in table.simulated],
-        "by_context": [
-            {
-                "context": other.context,
-                "num_speculative_tokens_per_batch_size": other.ranges(),
-                "plain_is_faster_from": other.plain_from,
-                "rows_that_fit": other.fits,
-                "simulated": [point._asdict() | {"k": _length(point.k)} for point in other.simulated],
-            }
-            for other in table.by_context
-        ],
-        "deployment": [asdict(block) for block in ready(table)],
-        "profile": table.profile,
-        "foundation": table.foundation,
-        "runs": table.runs,
-        "spent_s": table.spent_s,
-    }
+    def _at_context(self) -> dict[str, Any]:
+        """The document's part that every context has."""
+        return {
+            "context": self.context,
+            "num_speculative_tokens_per_batch_size": self.ranges(),
+            "plain_is_faster_from": self.plain_from,
+            "rows_that_fit": self.fits,
+            "simulated": [point._asdict() | {"k": _length(point.k)} for point in self.simulated],
+        }
 
 
 def ready(table: DraftTable) -> list[Block]:
@@ -271,32 +270,24 @@ def ready(table: DraftTable) -> list[Block]:
     return [vllm(served) if question.served_by == "vllm" else tensorrt_llm(served)]
 
 
-def draft_text(table: DraftTable) -> str:
-    """The table, how sure it is, and what to start."""
-    question = table.question
-    served = f"{question.base.server.pair} on {question.base.hardware.gpu}, {question.base.arch}"
-    header = ["batch", "k", "tok/s", "over plain", "next best", "gain", f"over k={question.compared}", "acceptance", ""]
-    body = []
-    for tier in table.tiers:
-        rates = "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance)
-        body.append(
-            [
-                f"{tier.first} to {tier.last}",
-                str(tier.k),
-                "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
-                "{:+.1%} to {:+.1%}".format(*tier.over_plain),
-                f"k={tier.next_best}",
-                f"{tier.over_next:+.1%}",
-                f"{tier.over_compared:+.1%}",
-                rates,
-                "" if table.significant(tier) else "no significant difference",
-            ]
-        )
-    title = f"Draft lengths by batch size for {question.served_by}: {served}, context {table.context:,.0f}"
-    lines = [title, grid(header, body), *(f"- {note}" for note in _notes(table))]
-    if table.by_context:
-        lines += ["", "Draft lengths by batch size and context", *_by_context(table)]
-    return "\n".join([*lines, "", deployment_text(ready(table))])
+def _tiers(table: DraftTable) -> str:
+    against = f"over k={table.question.compared}"
+    header = ["batch", "k", "tok/s", "over plain", "next best", "gain", against, "acceptance", ""]
+    body = [
+        [
+            f"{tier.first} to {tier.last}",
+            str(tier.k),
+            "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
+            "{:+.1%} to {:+.1%}".format(*tier.over_plain),
+            f"k={tier.next_best}",
+            f"{tier.over_next:+.1%}",
+            f"{tier.over_compared:+.1%}",
+            "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance),
+            "" if table.significant(tier) else "no significant difference",
+        ]
+        for tier in table.tiers
+    ]
+    return grid(header, body)
 
 
 def _length(k: int) -> int | str:

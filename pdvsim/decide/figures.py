@@ -195,7 +195,11 @@ def map_figure(found: WinnerMap) -> Figure:
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
         run_seeds(grid.base.traffic.seed, grid.num_runs),
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
-        card=f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})" if grid.fleets else None,
+        card=f"{len(places)} cards"
+        if grid.axis == "card"
+        else f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})"
+        if grid.fleets
+        else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its own best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
@@ -236,7 +240,8 @@ def map_figure(found: WinnerMap) -> Figure:
         _draw_border(axes, found)
         axes.tick_params(axis="y", rotation=0)
         axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
-        axes.set_ylabel("Acceptance rate" if grid.axis == "acceptance" else "Pair draft:target (ratio of parameters)")
+        sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
+        axes.set_ylabel(sides[grid.axis])
         axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))

@@ -1,13 +1,11 @@
-"""What the first token costs in the others: architectures x prompt chunks at one load, and those that nothing beats.
+"""Which points of a sweep nothing beats in two figures at one load, as the first token against the others.
 
-Every architecture runs with every prompt chunk, at the draft length that the formula ranks first there, and all meet
-the same requests. On the frontier are those that no other equals or beats in both means. One behind it is compared with
-the one on it that leads most; it counts as dominated only if that is better in both figures, by paired intervals that
-lie above the profile's own error; else it is not told apart from the frontier. Who does not keep up has no latency
-worth drawing, and is named.
+On the frontier are those that no other equals or beats in both means. One behind it is compared with the one on it that
+leads most; it counts as dominated only if that is better in both figures, by paired intervals that lie above the
+profile's own error; else it is not told apart from the frontier. Who does not keep up has no latency worth drawing, and
+is named.
 
-Left out: other draft lengths, batch limits and controllers than those given. The profile's error was measured between
-architectures; between two chunks of one architecture it is taken to be the same.
+The profile's error was measured between architectures; between two settings of one it is taken to be the same.
 """
 
 from __future__ import annotations
@@ -15,280 +13,239 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
-from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.goal import Goal, attained
-from pdvsim.decide.runs import Bench, kept_up, replications
-from pdvsim.decide.space import Space, described, settings_text
-from pdvsim.decide.text import lengths_note, positive
-from pdvsim.sim.config import Experiment
-from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_list, check_points, check_ranges
-from pdvsim.study import output
-from pdvsim.study.stats import Interval, interval
+from pdvsim.decide.report import positive
+from pdvsim.decide.runs import kept_up
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
+from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
-from pdvsim.view.style import name_of
+from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.setting import Settings, points_line
+from pdvsim.view.style import GREEN, arch_colour, arch_marker, name_of, paler
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
-FirstToken = Literal["mean_ttft", "p99_ttft"]
-OtherTokens = Literal["p99_itl", "p99_tpot", "mean_tpot"]
 Standing = Literal["frontier", "not told apart", "dominated", "does not keep up"]
+Figures = tuple[Sequence[float], Sequence[float]]
 
-
-@dataclass(frozen=True)
-class FrontierQuestion:
-    """One load, who serves it with which prompt chunks, and the two figures to trade."""
-
-    base: Experiment
-    space: Space  # all but the chunks
-    max_num_batched_tokens: tuple[int, ...]
-    x: FirstToken = "mean_ttft"
-    y: OtherTokens = "p99_itl"
-    num_runs: int = 5
-    warmup_share: float = 0.1
-
-    def __post_init__(self) -> None:
-        check_list("max-num-batched-tokens", self.max_num_batched_tokens)
-        if math.isinf(self.base.traffic.request_rate) == (self.base.traffic.max_concurrency is None):
-            raise ValueError("a frontier is at one load: give one of --request-rate and --concurrency")
-        if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
-        check_ranges(self)
-        check_points(
-            "architectures x chunks x runs", len(self.space.archs), len(self.max_num_batched_tokens), self.num_runs
-        )
-        vet(replace(self.base, arch=arch) for arch in self.space.archs)  # what one of them refuses is refused now
-        _ = self.candidates
-
-    @cached_property
-    def goal(self) -> Goal:
-        """The service levels; as there are two figures to be good at, its objective is not asked."""
-        return Goal("ttft", self.base.scoring.goodput, 0.99)
-
-    @property
-    def load(self) -> float:
-        traffic = self.base.traffic
-        return traffic.request_rate if traffic.max_concurrency is None else float(traffic.max_concurrency)
-
-    @property
-    def load_kind(self) -> Literal["request_rate", "concurrency"]:
-        return "request_rate" if self.base.traffic.max_concurrency is None else "concurrency"
-
-    @cached_property
-    def errors(self) -> tuple[float, float]:
-        """What a lead in each figure must exceed, as a share."""
-        return lead_error(self.base, f"{self.x}_ms"), lead_error(self.base, f"{self.y}_ms")
-
-    @cached_property
-    def candidates(self) -> list[Experiment]:
-        """Every architecture with every chunk, at its draft length."""
-        prepared = self.goal.prepared(self.base, self.warmup_share)
-        ways = [
-            replace(self.space, max_num_batched_tokens=(chunk,)).starts(prepared)
-            for chunk in self.max_num_batched_tokens
-        ]
-        return sorted((e for way in ways for e in way), key=lambda e: self.space.archs.index(e.arch))
+FAR_APART = 5.0  # ends of an axis, as a ratio; beyond that it is in logarithms
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """One candidate: its two figures, and where that puts it."""
+    """An architecture with one setting: its two figures, and where that puts it."""
 
-    candidate: Experiment
+    arch: str
+    values: tuple[Any, ...]  # of the options that the sweep varies
     x: Interval
     y: Interval
-    within_levels: Interval | None  # share of the requests that met every service level
     verdict: Standing
-    by: Experiment | None = None  # who dominates it
+    by: str = ""  # who dominates it
 
     @property
-    def chunk(self) -> int:
-        return self.candidate.server.max_num_batched_tokens
+    def name(self) -> str:
+        return ", ".join([self.arch, *map(str, self.values)])
 
 
 @dataclass(repr=False)
 class Frontier:
-    """The candidates whose runs are all done, by the first figure."""
+    """All points, by the first figure; those that do not keep up last."""
 
-    question: FrontierQuestion
+    runs: pd.DataFrame
+    dims: tuple[str, ...]  # options that were varied
+    x: str
+    y: str
+    errors: tuple[float, float]  # what a lead in each figure must exceed, as a share
     points: list[FrontierPoint] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
-    interrupted: bool = False
-
-    def __repr__(self) -> str:
-        return frontier_table(self)
-
-    @property
-    def runs(self) -> pd.DataFrame:
-        """One row a run."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
 
     def those(self, *verdicts: Standing) -> list[FrontierPoint]:
         """The points of some verdicts."""
         return [point for point in self.points if point.verdict in verdicts]
 
+    @property
+    def shown(self) -> list[FrontierPoint]:
+        return self.those("frontier", "not told apart", "dominated")
 
-def draw_frontier(question: FrontierQuestion, bench: Bench) -> Frontier:
-    """Run all candidates and judge them. Ctrl-C keeps those that are done."""
-    found = Frontier(question)
-    candidates = question.candidates
-    try:
-        bench.rows([run for mine in candidates for run in replications(mine, question.num_runs)])
-    except KeyboardInterrupt:
-        found.interrupted = True
-    rows = {mine: bench.known(replications(mine, question.num_runs)) for mine in candidates}
-    done = {mine: known for mine, known in rows.items() if known is not None}
-    found.points = _judged(question, done)
-    for point in found.points:
-        where = {"load_kind": question.load_kind, "load": question.load, "arch": point.candidate.arch}
-        where |= {"settings": ", ".join(settings_text(point.candidate)), "max_num_batched_tokens": point.chunk}
-        where |= {"verdict": point.verdict}
-        found.rows += [row | where | {"run": run} for run, row in enumerate(done[point.candidate])]
+    def __repr__(self) -> str:
+        """A row a point, the frontier marked; then who did not keep up and what the verdicts mean."""
+        rows = [
+            [
+                "*" if p.verdict == "frontier" else "",
+                *(p.arch, *map(str, p.values), positive(p.x), positive(p.y)),
+                p.verdict + (f" by {p.by}" if p.by else ""),
+            ]
+            for p in self.shown
+        ]
+        names = [name_of(metric)[0] for metric in (self.x, self.y)]
+        behind = [point.name for point in self.those("does not keep up")]
+        seeds = max(point.x.n for point in self.points)
+        rules = [
+            f"dominated: another is surely better in both, by more than the profile's own error "
+            f"({self.errors[0]:.1%} of {names[0]}, {self.errors[1]:.1%} of {names[1]})",
+            "not told apart: behind the frontier, not surely by so much; paired, 95% confidence for all together",
+        ]
+        if seeds < LEAST_SEEDS:
+            rules = [f"{seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"]
+        header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
+        return "\n".join(
+            [
+                table.grid(header, rows) if rows else "nobody keeps up",
+                *([f"did not keep up: {'; '.join(behind)}"] if behind and rows else []),
+                "* on the frontier: no other is as good in both means and better in one",
+                *rules,
+                f"±: 95% confidence over {seeds} replications",
+            ]
+        )
+
+
+def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_itl_ms") -> Frontier:
+    """Judge every architecture with every setting of a sweep's rows at one load; less is better in both figures."""
+    dims = tuple(varied(points))
+    by = ["arch", *dims]
+    if len(points[["load_kind", "load"]].drop_duplicates()) > 1:
+        raise ValueError("a frontier is at one load: the results have several")
+    for metric in (x, y):
+        if metric not in points or not points[metric].map(math.isfinite).all():
+            raise ValueError(f"no figure of {metric} in some of the results")
+    rows: dict[Any, pd.DataFrame] = {
+        key: group.sort_values("seed") for key, group in points.groupby(by, sort=False, dropna=False)
+    }
+    if len({tuple(mine["seed"]) for mine in rows.values()}) > 1 or points.duplicated([*by, "seed"]).any():
+        raise ValueError("points are compared seed by seed, and these results differ in their seeds")
+    errors = (_error(points, x), _error(points, y))
+    figures = {key: (mine[x].tolist(), mine[y].tolist()) for key, mine in rows.items()}
+    up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
+    first = [up[at] for at in pareto([(sum(figures[key][0]), sum(figures[key][1])) for key in up])]
+    confidence = corrected(len(up) - len(first))
+    found = Frontier(points, dims, x, y, errors)
+    for key in rows:
+        x_mean, y_mean = map(interval, figures[key])
+        point = FrontierPoint(str(key[0]), tuple(key[1:]), x_mean, y_mean, "does not keep up")
+        if key in first:
+            point = replace(point, verdict="frontier")
+        elif key in up:
+            ahead = {other: leads(figures[other], figures[key], confidence) for other in first}
+            most = max(first, key=lambda other: min(a.mean - e for a, e in zip(ahead[other], errors, strict=True)))
+            sure = all(map(exceeds, ahead[most], errors))
+            verdict: Standing = "dominated" if sure else "not told apart"
+            point = replace(point, verdict=verdict, by=", ".join(map(str, most)) if sure else "")
+        found.points.append(point)
+    found.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
     return found
 
 
-def _judged(question: FrontierQuestion, rows: dict[Experiment, list[Row]]) -> list[FrontierPoint]:
-    figures = {mine: (_figures(question.x, known), _figures(question.y, known)) for mine, known in rows.items()}
-    up = [mine for mine, known in rows.items() if kept_up(known)]
-    means = [(sum(figures[mine][0]), sum(figures[mine][1])) for mine in up]
-    first = [up[at] for at in pareto(means)]
-    confidence = corrected(len(up) - len(first))
-    points = []
-    for mine, known in rows.items():
-        verdict: Standing = "does not keep up"
-        by: Experiment | None = None
-        if mine in first:
-            verdict = "frontier"
-        elif mine in up:
-            ahead = {other: leads(figures[other], figures[mine], confidence) for other in first}
-            most = max(first, key=lambda other: min(_beyond(ahead[other], question.errors)))
-            by = most if all(map(exceeds, ahead[most], question.errors)) else None
-            verdict = "dominated" if by else "not told apart"
-        within = interval(map(attained, known)) if question.goal.levels else None
-        points.append(FrontierPoint(mine, interval(figures[mine][0]), interval(figures[mine][1]), within, verdict, by))
-    return sorted(points, key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
+def _error(points: pd.DataFrame, metric: str) -> float:
+    """The largest error of a lead among the pairs and cards of the rows."""
+    places = points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
+    seats = (Experiment(server=Server(pair=pair), hardware=Hardware(gpu=gpu)) for pair, gpu in places)
+    return max(lead_error(seat, metric) for seat in seats)
 
 
-def _figures(metric: str, rows: Sequence[Row]) -> list[float]:
-    figures = [float(row[f"{metric}_ms"]) for row in rows]
-    if not all(map(math.isfinite, figures)):  # times between tokens alone can be missing
-        raise ValueError(f"{metric} has no figure: every answer is a single token")
-    return figures
+def _open(row: dict[Any, Any]) -> Row:
+    """A row as of an open loop: the load of a closed one is what bounds its queue."""
+    return row | {"load": math.inf} if row["load_kind"] == "concurrency" else row
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     """Which points no other equals or beats in both and beats in one, by the first figure; less is better."""
     order = sorted(range(len(points)), key=lambda at: points[at])
-    found: list[int] = []
+    best: list[int] = []
     for at in order:
-        if not found or points[at][1] < points[found[-1]][1] or points[at] == points[found[-1]]:
-            found.append(at)
-    return found
+        if not best or points[at][1] < points[best[-1]][1] or points[at] == points[best[-1]]:
+            best.append(at)
+    return best
 
 
-def leads(
-    mine: tuple[Sequence[float], Sequence[float]], theirs: tuple[Sequence[float], Sequence[float]], confidence: float
-) -> tuple[Interval, Interval]:
+def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
     """By how much mine is better in each figure, as a share, seed by seed; less is better.
 
     As both must be better to dominate, the chance of a false lead is not split between the two.
     """
-    x, y = (interval([-share for share in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True))
-    return x, y
+    return [interval([-s for s in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True)]
 
 
-def _beyond(found: tuple[Interval, Interval], errors: tuple[float, float]) -> list[float]:
-    return [lead.mean - error for lead, error in zip(found, errors, strict=True)]
+def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure:
+    """A marker a point with its setting and intervals, pale where it is dominated; the frontier as a stair.
+
+    `configs` are of the experiments that the rows vary, for the caption and the service levels.
+    """
+    from matplotlib.lines import Line2D
+
+    shown, stair = found.shown, found.those("frontier")
+    archs = list(dict.fromkeys(point.arch for point in shown))
+    behind = len(found.those("does not keep up"))
+    note = points_line(found.runs, configs)
+    note += " Pale: dominated beyond the profile's own error. Bars: 95% confidence. Dashed: service levels."
+    note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
+    note += f" Left out: {behind} that did not keep up." if behind else ""
+    with styled():
+        figure = new_figure(9.5, 6.2, note)
+        axes = figure.subplots()
+        for point in shown:
+            pale = point.verdict == "dominated"
+            x_bar, y_bar = (0.0 if math.isnan(v.half_width) else v.half_width for v in (point.x, point.y))
+            axes.errorbar(
+                point.x.mean, point.y.mean, y_bar, x_bar,
+                color=paler(arch_colour(point.arch), 0.55 if pale else 0), marker=arch_marker(point.arch),
+                markersize=10, markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
+            )  # fmt: skip
+        labels: dict[tuple[str, float, float], list[str]] = {}  # points of one architecture on each other share one
+        for point in shown:
+            labels.setdefault((point.arch, point.x.mean, point.y.mean), []).append(", ".join(map(str, point.values)))
+        for (arch, *at), texts in labels.items():
+            place: dict[str, Any] = {"xytext": (8, 6), "textcoords": "offset points"}
+            axes.annotate("; ".join(texts), (at[0], at[1]), **place, size=9, color=arch_colour(arch))
+        _frame(axes, shown)
+        if stair:  # what is on the stair or above it can be had: it goes on to the frame, up and to the right
+            (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
+            x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
+            axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
+        _draw_levels(axes, found, configs)
+        names = [name_of(metric) for metric in (found.x, found.y)]
+        axes.set_xlabel("{} ({})".format(*names[0][:2]))
+        axes.set_ylabel("{} ({})".format(*names[1][:2]))
+        handles = [
+            Line2D([], [], color=arch_colour(arch), marker=arch_marker(arch), markersize=9, linestyle="", label=arch)
+            for arch in archs
+        ]
+        handles.append(Line2D([], [], color="0.25", linewidth=1.8, label="frontier"))
+        figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
+    return figure
 
 
-def frontier_document(found: Frontier) -> dict[str, Any]:
-    """Everything that was asked and found."""
-    question = found.question
-    points = [
-        {
-            "arch": point.candidate.arch,
-            "settings": settings_text(point.candidate),
-            "max_num_batched_tokens": point.chunk,
-            f"{question.x}_ms": point.x,
-            f"{question.y}_ms": point.y,
-            "within_levels": point.within_levels,
-            "verdict": point.verdict,
-            "dominated_by": described(point.by) if point.by else None,
-        }
-        for point in found.points
-    ]
-    return {
-        "pdvsim_version": __version__,
-        "interrupted": found.interrupted,
-        "question": output.settings(question),
-        "leads_up_to_do_not_count": dict(zip((f"{question.x}_ms", f"{question.y}_ms"), question.errors, strict=True)),
-        "points": points,
-        "outside_measured": next(iter(table.most_outside(found.rows)), None) if found.rows else None,
+def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
+    """Axes around the means, in logarithms where they reach far: two replications make intervals without end."""
+    from matplotlib.ticker import LogLocator
+
+    for axis, values, scale, limits in (
+        (axes.xaxis, [point.x.mean for point in shown], axes.set_xscale, axes.set_xlim),
+        (axes.yaxis, [point.y.mean for point in shown], axes.set_yscale, axes.set_ylim),
+    ):
+        low, high = min(values, default=0.0), max(values, default=1.0)
+        if 0 < low < high / FAR_APART:
+            scale("log")
+            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.set_major_formatter(lambda value, _: f"{value:g}")
+            limits(low / 1.3, high * 1.5)
+        else:
+            room = 0.2 * (high - low) or 0.1 * high or 1.0
+            limits(max(0.0, low - room), high + 1.5 * room)
+    axes.minorticks_off()
+
+
+def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> None:
+    """The service levels that are on an axis and within the frame, as lines."""
+    levels = {
+        name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
     }
-
-
-def frontier_table(found: Frontier) -> str:
-    """A row a point, the frontier marked, by the first figure; then who did not keep up and what the verdicts mean."""
-    if not found.points:
-        return "no point is done"
-    question, first = found.question, found.rows[0]
-    shown = [point for point in found.points if point.verdict != "does not keep up"]
-    levels = ["within levels %"] if question.goal.levels else []
-    header = ["", "arch", "settings", metric_text(question.x), metric_text(question.y), *levels, "verdict"]
-    rows = [
-        [
-            "*" if point.verdict == "frontier" else "",
-            point.candidate.arch,
-            ", ".join(settings_text(point.candidate)),
-            positive(point.x),
-            positive(point.y),
-            *([positive(point.within_levels, 1, 100)] if point.within_levels else []),
-            point.verdict + (f" by {place_of(point.by)}" if point.by else ""),
-        ]
-        for point in shown
-    ]
-    behind = [described(point.candidate) for point in found.points if point not in shown]
-    return "\n".join(
-        [
-            *([table.grid(header, rows)] if rows else ["nobody keeps up"]),
-            *([f"did not keep up: {'; '.join(behind)}"] if behind and rows else []),
-            "* on the frontier: no other is as good in both means and better in one",
-            *_rules(question),
-            f"±: 95% confidence over {question.num_runs} replications",
-            *lengths_note(question.base.traffic),
-            table.founded(first),
-            *table.most_outside(found.rows),
-        ]
-    )
-
-
-def _rules(question: FrontierQuestion) -> list[str]:
-    """When a point counts as dominated."""
-    if question.num_runs < LEAST_SEEDS:
-        return [f"{question.num_runs} seeds tell nothing apart: give at least {LEAST_SEEDS}"]
-    x, y = question.errors
-    return [
-        f"dominated: another is surely better in both, by more than the profile's own error ({x:.1%} of "
-        f"{name_of(f'{question.x}_ms')[0]}, {y:.1%} of {name_of(f'{question.y}_ms')[0]})",
-        "not told apart: behind the frontier, not surely by so much; paired, 95% confidence for all of them together",
-    ]
-
-
-def place_of(candidate: Experiment) -> str:
-    """An architecture and its chunk."""
-    return f"{candidate.arch}, chunk {candidate.server.max_num_batched_tokens}"
-
-
-def metric_text(metric: str) -> str:
-    """A figure with its unit, as a heading."""
-    name, unit, _ = name_of(f"{metric}_ms")
-    return f"{name} {unit}"
+    for metric, ends, line in ((found.x, axes.get_xlim(), axes.axvline), (found.y, axes.get_ylim(), axes.axhline)):
+        level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
+        if ends[0] <= level_ms <= ends[1]:
+            line(level_ms, color=GREEN, linewidth=1.4, linestyle="--", zorder=1)

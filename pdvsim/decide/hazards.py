@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.capacity import Capacities, Plan, find_capacities
+from pdvsim.decide.capacity import Capacities, Plan
+from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
+from pdvsim.decide.finals import judged
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
-from pdvsim.decide.verdict import judged
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
@@ -52,11 +53,6 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     if plain is not None and who.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
     return Alone(e2el, gain)
-
-
-def alone_runs(who: Rivalry) -> int:
-    """Simulations that `alone` takes."""
-    return who.runs
 
 
 def _alone(candidate: Experiment) -> Experiment:

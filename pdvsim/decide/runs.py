@@ -15,7 +15,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.study.sweep import Point, SweepInterrupted, frame_of, run_sweep
+from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,11 +61,6 @@ class Bench:
         if any(experiment not in self._known for experiment in experiments):
             return None
         return [self._known[experiment] for experiment in experiments]
-
-    def frame(self, points: Sequence[Point]) -> pd.DataFrame:
-        """Those of the points that have been run, as of a sweep."""
-        known = ((at, point, self.known([point.experiment])) for at, point in enumerate(points))
-        return frame_of(rows[0] | {"point": at} | point.labels for at, point, rows in known if rows is not None)
 
     def _as_run(self, experiment: Experiment) -> Experiment:
         return suited(experiment if self.band else without_band(experiment))

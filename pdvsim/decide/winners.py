@@ -16,37 +16,39 @@ Over sizes the acceptance rate is the same for every pair: that a larger draft m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Literal
 
 from pdvsim.common.outcomes import Row
-from pdvsim.common.version import __version__
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.finals import decided
+from pdvsim.decide.differences import COST, Differences
 from pdvsim.decide.fleet import Fleet, hourly
 from pdvsim.decide.goal import NAMES, Goal
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
+from pdvsim.decide.report import (
+    Answer,
+    Report,
+    contest_document,
+    outside_measured,
+    percent,
+    rests_on,
+    threshold_text,
+)
+from pdvsim.decide.runs import at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
-from pdvsim.decide.text import contest_document, lengths_note, percent, threshold_text
-from pdvsim.decide.tune import Search, tuned
-from pdvsim.decide.verdict import chosen, judged
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import same_vocabulary, vet
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.view import table
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-Axis = Literal["acceptance", "size"]
+Axis = Literal["acceptance", "size", "card"]
 Family = Literal["map", "cell"]
-Place = float | str  # an acceptance rate, or a pair
-Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
-NEAR = 1.1  # two loads whose ratio is no more are not told apart
+Place = float | str  # an acceptance rate, a pair, or a card
+PLACES = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}  # the option that names them
 
 
 @dataclass(frozen=True)
@@ -67,15 +69,18 @@ class Grid:
     fleets: tuple[Fleet, ...] = ()
     usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
     per_dollar: bool = False
+    against: str | None = None  # whom everyone is compared with, besides
 
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
             raise ValueError("--per-dollar is of fleets (--gpus) by throughput or goodput")
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
-        check_list("acceptances" if self.axis == "acceptance" else "pairs", self.places)
-        if len(self.archs) < 2:
+        check_list(PLACES[self.axis], self.places)
+        if len(self.archs) < 2 and self.against is None:
             raise ValueError("arch needs at least two values: a map is of who wins")
+        if self.against is not None and self.against not in self.archs:
+            raise ValueError(f"--against {self.against} is not among those compared: {', '.join(self.archs)}")
         if bool(self.concurrency) == bool(self.request_rate):
             raise ValueError("give one of --concurrency and --request-rate")
         if self.num_runs < 2:
@@ -138,11 +143,13 @@ class Grid:
             loaded = at_rate(self.base, load)
         else:
             loaded = replace(self.base, traffic=replace(self.base.traffic, max_concurrency=int(load)))
-        if isinstance(place, str):
+        if not isinstance(place, str):
+            placed = at_acceptance(loaded, place)
+        elif self.axis == "card":
+            placed = replace(loaded, hardware=replace(loaded.hardware, gpu=place))
+        else:
             named_pair(place)
             placed = replace(loaded, server=replace(loaded.server, pair=place))
-        else:
-            placed = at_acceptance(loaded, place)
         return self.goal.prepared(placed, self.warmup_share)
 
 
@@ -174,7 +181,7 @@ class Border:
 
 
 @dataclass(repr=False)
-class WinnerMap:
+class WinnerMap(Answer):
     """The cells whose runs are all done."""
 
     grid: Grid
@@ -183,124 +190,81 @@ class WinnerMap:
     borders: list[Border] = field(default_factory=list)
     interrupted: bool = False
 
-    def __repr__(self) -> str:
-        return map_table(self)
-
-    @property
-    def points(self) -> pd.DataFrame:
-        """One row a run."""
-        import pandas as pd
-
-        return pd.DataFrame(self.rows)
-
     def cell(self, load: float, place: Place) -> Cell | None:
         return next((cell for cell in self.cells if (cell.load, cell.place) == (load, place)), None)
 
+    @cached_property
+    def differences(self) -> Differences | None:
+        """Everyone against one of them; None where none is named."""
+        grid, points = self.grid, self.points
+        if grid.against is None or not self.cells:
+            return None
+        if grid.fleets:
+            points["arch"] = points["fleet"]
+        if grid.usd:
+            fleets = {fleet.name: hourly(fleet, grid.base, grid.usd) for fleet in grid.fleets}
+            rows = zip(points["arch"], points["gpu"], points["gpus"], strict=True)
+            hour = [fleets.get(arch) or grid.usd[gpu] * gpus for arch, gpu, gpus in rows]
+            points[COST] = [usd / 3600 * 1e6 for usd in hour] / points["output_throughput"]
+        points["place"] = points["place"].map(place_text)
+        return Differences(points, grid.against, {(place_text(c.place), c.load): c.settings for c in self.cells})
 
-def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
-    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
-    found = WinnerMap(grid)
-    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
-    ran: dict[int, Ran] = {}
-    try:
-        ran.update(_ran(grid, search, bench))
-    except KeyboardInterrupt:
-        found.interrupted = True
-    for at, (rows, settings) in ran.items():
-        load, place = grid.cells()[at]
-        for name, mine in rows.items():
-            where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-            where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
-            found.rows += [row | where | {"run": run} for run, row in enumerate(mine)]
-        found.cells.append(_judged(grid, load, place, rows, settings))
-    if grid.fleets and not found.interrupted:
-        try:
-            found.borders = [_border(found, place, search, bench) for place in grid.places]
-        except KeyboardInterrupt:
-            found.interrupted = True
-    return found
-
-
-def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
-    """Cells by number, and again when seeds were added. Ctrl-C: those that are known, then it is raised."""
-    places = [grid.placed(load, place) for load, place in grid.cells()]
-    if not grid.fleets:
-        for at, decision in decided(search, places, bench, grid.num_runs):
-            yield at, ({candidate.arch: rows for candidate, rows in decision.finals.rows.items()}, decision.settings)
-        return
-    best = _tuned_fleets(search, grid.fleets, places, bench)
-    interrupted: KeyboardInterrupt | None = None
-    try:
-        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
-    except KeyboardInterrupt as stop:
-        interrupted = stop
-    for at, here in enumerate(best):
-        known = {name: bench.known(replications(mine, grid.num_runs)) for name, mine in here.items()}
-        done = {name: rows for name, rows in known.items() if rows is not None}
-        if len(done) == len(here):
-            yield at, (done, here)
-    if interrupted is not None:
-        raise interrupted
-
-
-def _tuned_fleets(
-    search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
-) -> list[dict[str, Experiment]]:
-    """For each place every fleet at its own best settings: a map shows all of them."""
-    found: list[dict[str, Experiment]] = [{} for _ in places]
-    for fleet in ways:
-        for here, best in zip(found, tuned(replace(search, fleets=(fleet,)), places, bench), strict=True):
-            here |= best
-    return found
+    def report(self) -> Report:
+        """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
+        grid, against = self.grid, self.differences
+        cells = [
+            {
+                "load": cell.load,
+                "place": cell.place,
+                "winner": cell.winner,
+                "sure": cell.sure,
+                "did_not_keep_up": list(cell.behind_load),
+                "settings": {arch: settings_text(mine) for arch, mine in cell.settings.items()},
+                "contest": contest_document(cell.contest) if cell.contest else None,
+            }
+            for cell in self.cells
+        ]
+        cards = len(grid.fleets[-1].cards(grid.base)) if grid.fleets else 1
+        who = f"way to use {cards} GPUs" if grid.fleets else "architecture"
+        return Report(
+            "Who wins where",
+            f"Which {who} is best, over load and {grid.axis}.",
+            grid.base,
+            [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell is done"])],
+            self.document(
+                objective=grid.objective if grid.fleets else grid.goal.objective,
+                comparisons=grid.comparisons,
+                grid=output.settings(grid),
+                cells=cells,
+                **({"borders": [asdict(border) for border in self.borders]} if grid.fleets else {}),
+                outside_measured=outside_measured(self.rows),
+                **({"summary": against.summary, "paired_differences": against.paired} if against else {}),
+            ),
+            f"{len(self.cells)} of {len(grid.cells())} cells" if self.interrupted else "",
+            not self.cells,
+        )
 
 
-def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
-    """By bisection between the loads of the map, on the means; each fleet at its best at every load looked at."""
+def _lines(found: WinnerMap) -> list[str]:
     grid = found.grid
-    leads = {cell.load: _split_lead(grid, cell) for cell in found.cells if cell.place == place}
-    ahead = [load for load, lead in leads.items() if lead > 0]
-    low = max(ahead, default=None)
-    high = min((load for load, lead in leads.items() if lead <= 0 and (low is None or load > low)), default=None)
-    while low is not None and high is not None and _between(grid, low, high) not in (low, high):
-        load = _between(grid, low, high)
-        here = grid.placed(load, place)
-        [best] = _tuned_fleets(search, grid.fleets, [here], bench)
-        rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
-        low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
-    return Border(place, low, high)
-
-
-def _between(grid: Grid, low: float, high: float) -> float:
-    """A load in the geometric middle: a whole number of requests, or a rate unless the two are near."""
-    middle = math.sqrt(low * high)
-    if grid.request_rate:
-        return middle if high / low > NEAR else low
-    return float(min(max(round(middle), low + 1), high - 1)) if high - low > 1 and high / low > NEAR else low
-
-
-def _split_lead(grid: Grid, cell: Cell) -> float:
-    """By how much the best fleet with lanes on several GPUs is above the best without, in the goal's direction."""
-    if cell.contest is None:
-        return 0.0
-    means = {name: grid.goal.sign * value.mean for name, value in cell.contest.values.items()}
-    splits = {fleet.name: fleet.splits for fleet in grid.fleets}
-    best = {
-        split: max((mean for name, mean in means.items() if splits[name] is split), default=-math.inf)
-        for split in (True, False)
-    }
-    return best[True] - best[False]
-
-
-def _judged(
-    grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
-) -> Cell:
-    behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
-    if len(behind) == len(rows):
-        return Cell(load, place, None, None, behind, settings)
-    here = grid.placed(load, place)
-    told = settings if grid.fleets else here
-    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons, grid.costs(here))
-    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
+    rows = [
+        [place_text(place), *(_won(found.cell(load, place)) for load in grid.loads)] for place in reversed(grid.places)
+    ]
+    unit = "req/s" if grid.request_rate else "concurrent"
+    places = "pair (draft/target)" if grid.axis == "size" else grid.axis
+    contests = [cell.contest for cell in found.cells if cell.contest]
+    limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
+    confidence = contests[0].confidence if contests else math.nan
+    whose = "the map as a whole" if grid.family == "map" else "each cell alone, not for the map"
+    return [
+        table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
+        f"best {grid.objective} and its lead over the second, each at its own best settings",
+        f"of {', '.join(grid.archs)}",
+        f"(in brackets): not told apart from those named{limits}",
+        f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+        *map(border_text, reversed(found.borders)),
+        *rests_on(grid.base.traffic, found.rows),
+    ]
 
 
 def natural_pairs() -> tuple[str, ...]:
@@ -329,65 +293,6 @@ def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(pairs, key=size_ratio))
 
 
-def map_document(found: WinnerMap) -> dict[str, Any]:
-    """Everything that was asked and found."""
-    cells = [
-        {
-            "load": cell.load,
-            "place": cell.place,
-            "winner": cell.winner,
-            "sure": cell.sure,
-            "did_not_keep_up": list(cell.behind_load),
-            "settings": {arch: settings_text(mine) for arch, mine in cell.settings.items()},
-            "contest": contest_document(cell.contest) if cell.contest else None,
-        }
-        for cell in found.cells
-    ]
-    return {
-        "pdvsim_version": __version__,
-        "interrupted": found.interrupted,
-        "objective": found.grid.objective if found.grid.fleets else found.grid.goal.objective,
-        "comparisons": found.grid.comparisons,
-        "grid": output.settings(found.grid),
-        "cells": cells,
-        **({"borders": [asdict(border) for border in found.borders]} if found.grid.fleets else {}),
-        "outside_measured": next(iter(table.most_outside(found.rows)), None) if found.rows else None,
-    }
-
-
-def map_table(found: WinnerMap) -> str:
-    """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
-    if not found.cells:
-        return "no cell is done"
-    grid_ = found.grid
-    rows = [
-        [place_text(place), *(_won(found.cell(load, place)) for load in grid_.loads)]
-        for place in reversed(grid_.places)
-    ]
-    unit = "req/s" if grid_.request_rate else "concurrent"
-    header = [
-        "acceptance" if grid_.axis == "acceptance" else "pair (draft/target)",
-        *(f"{x:g} {unit}" for x in grid_.loads),
-    ]
-    contests = [cell.contest for cell in found.cells if cell.contest]
-    limits = [f"; {threshold_text(contests, grid_.indifference)}"] if contests else []
-    confidence = contests[0].confidence if contests else math.nan
-    whose = "the map as a whole" if grid_.family == "map" else "each cell alone, not for the map"
-    return "\n".join(
-        [
-            table.grid(header, rows),
-            f"best {grid_.objective} and its lead over the second, each at its own best settings",
-            f"of {', '.join(grid_.archs)}",
-            "".join(["(in brackets): not told apart from those named", *limits]),
-            f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
-            *map(border_text, reversed(found.borders)),
-            *lengths_note(grid_.base.traffic),
-            *dict.fromkeys(map(table.founded, found.rows)),
-            *table.most_outside(found.rows),
-        ]
-    )
-
-
 def border_text(border: Border) -> str:
     """Where lanes on several GPUs cease to lead."""
     low, high = border.split_leads, border.whole_lead
@@ -405,8 +310,10 @@ def seeds_text(found: WinnerMap) -> str:
 
 
 def place_text(place: Place) -> str:
-    """An acceptance rate, or a pair with the ratio of its sizes."""
-    return f"{place} ({size_ratio(place):.2f})" if isinstance(place, str) else f"{place:g}"
+    """An acceptance rate, a card, or a pair with the ratio of its sizes."""
+    if not isinstance(place, str):
+        return f"{place:g}"
+    return place if place in GPUS else f"{place} ({size_ratio(place):.2f})"
 
 
 def margin_text(cell: Cell) -> str:
@@ -423,19 +330,13 @@ def alike_text(cell: Cell, names: int = 2) -> str:
     return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
 
 
-def winner_text(cell: Cell) -> str:
-    """The winner with its draft length; empty where nobody keeps up."""
-    if cell.winner is None:
-        return ""
-    return f"{cell.winner} {drafts_text(cell.settings[cell.winner])}".rstrip()
-
-
 def _won(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.winner is None:
         return "nobody keeps up"
-    text = f"{winner_text(cell)} {margin_text(cell)}".rstrip()
+    words = (cell.winner, drafts_text(cell.settings[cell.winner]), margin_text(cell))
+    text = " ".join(filter(None, words))
     if cell.contest and not cell.contest.behind:
         return f"{text} alone"
     return text if cell.sure else f"({text} {alike_text(cell)})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -125,17 +125,6 @@ def answer_files(name: str, folder: str | None, date: str) -> list[Path]:
     """Where the table, the document and the picture of an answer go; an OSError if they cannot be written."""
     place = check_folder(Path(folder or f"results/{name}-{date}"))
     return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
-
-
-def save_answer(
-    files: Sequence[Path], frame: pd.DataFrame, document: str, figure: Figure | None, stopped: str = ""
-) -> int:
-    """Write an answer to its files, or remove them where it came to nothing, without a figure; as `save`."""
-    if figure is None:
-        return save(dict.fromkeys(files), stopped)
-    table, text, drawn = files
-    content = {table: parquet(frame), text: (document + "\n").encode(), drawn: picture(figure, drawn)}
-    return save(content, stopped)
 
 
 def check_file(path: Path) -> Path:

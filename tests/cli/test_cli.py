@@ -283,6 +283,6 @@ def test_a_refusal_is_one_line_on_a_terminal_without_box_characters() -> None:
 
 
 def test_every_command_that_compares_compares_the_same() -> None:
-    for command in ("sweep", "capacity", "map", "frontier", "compare"):
+    for command in ("sweep", "capacity", "map"):
         [arch] = [option for option in options(command_class(command)) if option.name == "arch"]
         assert arch.default == USUAL_ARCHS

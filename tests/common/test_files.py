@@ -159,7 +159,7 @@ def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_
     assert "neither a sweep's folder nor a run's JSON file" in refused(capsys, "check", str(tmp_path / "none"))
 
 
-@pytest.mark.parametrize("name", ["capacity", "map", "frontier"])
+@pytest.mark.parametrize("name", ["capacity", "map"])
 def test_what_is_interrupted_does_not_replace_what_is_finished(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -168,7 +168,6 @@ def test_what_is_interrupted_does_not_replace_what_is_finished(
     asked = {
         "capacity": ["--goodput", "ttft:500", "--tolerance", "0.5", "--num-speculative-tokens", "2", *short],
         "map": ["--concurrency", "1", "--acceptances", "0.5"],
-        "frontier": ["--concurrency", "1", "--max-num-batched-tokens", "512"],
     }
     assert main([name, *small, *asked[name]]) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

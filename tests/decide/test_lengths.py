@@ -10,12 +10,10 @@ import pytest
 
 from pdvsim.cli.advise import AdviseOptions, AskedTraffic
 from pdvsim.cli.capacity import CapacityOptions
-from pdvsim.cli.compare import CompareOptions
 from pdvsim.cli.draft_table import DraftTableOptions, TableTraffic
-from pdvsim.cli.frontier import FrontierOptions, FrontierTraffic
 from pdvsim.cli.map import MapOptions, MapTraffic
-from pdvsim.decide.options import SPREAD, CountedTraffic, OpenTraffic, TrimmedScoring, TunedServer
-from pdvsim.decide.text import lengths_note
+from pdvsim.decide.options import SPREAD, OpenTraffic, TrimmedScoring, TunedServer
+from pdvsim.decide.report import lengths_note
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -33,8 +31,6 @@ def bases(**traffic: Any) -> list[Experiment]:
         CapacityOptions(traffic=OpenTraffic(**traffic), scoring=GOODPUT).plan().base,
         MapOptions(traffic=MapTraffic(**traffic)).grid().base,
         MapOptions(traffic=MapTraffic(**traffic), gpus=2).grid().base,
-        CompareOptions(traffic=CountedTraffic(**traffic)).comparison().base,
-        FrontierOptions(traffic=FrontierTraffic(**traffic), request_rate=5.0).question().base,
         DraftTableOptions(traffic=TableTraffic(**traffic)).question().base,
     ]
 

@@ -17,10 +17,11 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.map_search import _judged, draw_map
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, _judged, by_size, draw_map, natural_pairs, size_ratio
+from pdvsim.decide.winners import Grid, WinnerMap, by_size, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
@@ -43,8 +44,13 @@ def drawn(of: Grid) -> WinnerMap:
 
 
 def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
-    """At acceptance 0 a round yields one token and costs more than a step; at 1 it yields five and costs less."""
+    """At acceptance 0 a round yields one token and costs more than a step; at 1 it yields five and costs less.
+
+    The margin is that of the runs, seed by seed. With an indifference of 99% less is sure, which is hatched.
+    """
     found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
+    runs = found.points[found.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")["output_throughput"]
+    margin = (runs["colocated"] / runs["autoregressive"] - 1).loc[1.0].mean()
     for load in (1.0, 8.0):
         for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
             cell = found.cell(load, place)
@@ -52,6 +58,10 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
             assert (cell.winner, cell.sure) == (winner, True)
             assert cell.contest is not None
             assert cell.contest.margin > 0
+            assert load == 1 or place == 0 or cell.contest.margin == pytest.approx(margin)
+    masked = drawn(replace(found.grid, indifference=0.99))
+    unsure = sum(not cell.sure for cell in masked.cells)
+    assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == unsure >= 2
 
 
 def test_nobody_loses_for_drafts_that_need_not_be() -> None:
@@ -69,15 +79,6 @@ def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     assert f"colocated k={k} +" in str(found)
     shown = found.points.groupby(["place", "arch"])["settings"].unique()
     assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
-
-
-def test_the_margin_is_that_of_the_runs() -> None:
-    found = drawn(grid(("autoregressive", "colocated"), 1.0))
-    runs = found.points[found.points["load"] == 8].pivot(index="seed", columns="arch", values="output_throughput")
-    cell = found.cell(8.0, 1.0)
-    assert cell is not None
-    assert cell.contest is not None
-    assert cell.contest.margin == pytest.approx((runs["colocated"] / runs["autoregressive"] - 1).mean())
 
 
 def test_an_architecture_against_itself_is_masked_everywhere() -> None:
@@ -115,20 +116,6 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
 def test_a_whole_map_asks_for_more_than_a_cell() -> None:
     whole, alone = (grid(("colocated", "pd", "pdv"), 0.3, 0.6, family=family) for family in ("map", "cell"))
     assert (whole.comparisons, alone.comparisons) == (2 * 2 * 2, 2)
-    sure, maybe = ({(c.load, c.place) for c in drawn(g).cells if c.sure} for g in (whole, alone))
-    assert sure <= maybe
-
-
-def test_indifference_masks_small_leads() -> None:
-    found = drawn(grid(("autoregressive", "colocated"), 0.0, indifference=0.99))
-    assert all(cell.winner == "autoregressive" and not cell.sure for cell in found.cells)
-    assert "leads up to 99.0% do not count" in str(found)
-
-
-def test_four_seeds_colour_nothing() -> None:
-    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0, num_runs=4))
-    assert not any(cell.sure for cell in found.cells)
-    assert "4 seeds tell nothing apart: give at least 5" in str(found)
 
 
 def test_natural_pairs_share_tokens_and_rise_in_size() -> None:
@@ -143,18 +130,6 @@ def test_natural_pairs_share_tokens_and_rise_in_size() -> None:
         assert draft.family == target.family
 
 
-def test_over_sizes() -> None:
-    pairs = ["tinyllama-1.1b:llama-2-7b", "tinyllama-1.1b:codellama-34b"]
-    found = pdvsim.winner_map(
-        y="size", pairs=pairs, arch=["autoregressive", "pd"], concurrency=[1], acceptance_rate=1.0, num_runs=2, jobs=1,
-        dataset_name="random", num_prompts=10, input_len=32, output_len=16, num_speculative_tokens=4,
-    )  # fmt: skip
-    assert [cell.place for cell in found.cells] == pairs[::-1]  # the smaller ratio first
-    assert {cell.winner for cell in found.cells} == {"pd"}
-    assert "tinyllama-1.1b:codellama-34b (0.03)" in str(found)
-    assert repr(found) == str(found)
-
-
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
     measured = builtin("h200")
     save(replace(measured, uncertainty={"gemma-7b": 0.3}), tmp_path / "card.json")
@@ -163,18 +138,12 @@ def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> Non
         concurrency=[1], jobs=1, num_speculative_tokens=4, profile=str(tmp_path / "card.json"),
         dataset_name="random", num_prompts=6, input_len=32, output_len=8,
     )  # fmt: skip
+    assert "gemma-2b:gemma-7b (0.29)" in str(found)
     limits = {cell.place: cell.contest.thresholds for cell in found.cells if cell.contest}
     error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
     assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
     reason = "by the pair and the level that binds, are inside the profile's own error"
     assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(found)
-
-
-def test_the_picture_hatches_what_is_not_sure() -> None:
-    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0, indifference=0.99))
-    unsure = sum(not cell.sure for cell in found.cells)
-    hatched = [patch for patch in map_figure(found).axes[0].patches if patch.get_hatch()]
-    assert len(hatched) == unsure > 0
 
 
 COMMAND = [
@@ -217,17 +186,6 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
     assert [(cell["load"], cell["place"]) for cell in cells] == [(1.0, 0.2)]
 
 
-def test_ctrl_c_while_tuning_leaves_no_cell(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_sweep(*_: object) -> pd.DataFrame:
-        raise SweepInterrupted(pd.DataFrame())
-
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
-    assert main([*COMMAND, "-o", str(tmp_path / "none")]) == 130
-    assert "no cell is done" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
@@ -235,8 +193,6 @@ def test_ctrl_c_while_tuning_leaves_no_cell(
         (["--num-runs", "1"], "num-runs must be at least 2"),
         (["--concurrency", "1", "--request-rate", "2"], "give one of --concurrency and --request-rate"),
         (["--pairs", "a:b"], "--pairs is for --y size"),
-        (["--y", "size", "--pairs", "a:b"], "unknown model 'a'"),
-        (["--acceptances", "1.5"], "acceptances must be 0 to 1, got 1.5"),
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
         (["--synthetic-acceptance-rates", "0.5"], "takes no --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),

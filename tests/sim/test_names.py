@@ -12,8 +12,7 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.hardware import names
 from pdvsim.sim.hardware.cards import GPUS, gpu
-from pdvsim.sim.hardware.models import MODELS, PRESETS, model
-from pdvsim.study.compare import Comparison
+from pdvsim.sim.hardware.models import PRESETS, model
 
 
 def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
@@ -61,8 +60,6 @@ def test_cards(typed: str, taken: str, said: bool) -> None:
 def test_models(typed: str, taken: str) -> None:
     assert model(typed) is PRESETS[taken]
     assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"
-    if taken in MODELS:
-        assert Comparison((f"{typed}:llama-2-7b",), ("h200",), concurrency=(1,)).pairs == (f"{taken}:llama-2-7b",)
 
 
 def test_another_generation_is_not_taken_for_one_of_ours() -> None:
@@ -96,13 +93,12 @@ def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest
         assert err.count(line) == 1
 
 
-@pytest.mark.parametrize("command", ["run", "sweep", "advise", "capacity", "map", "frontier", "compare"])
+@pytest.mark.parametrize("command", ["run", "sweep", "advise", "capacity", "map"])
 def test_a_name_of_nothing_is_refused_at_once_with_the_nearest(
     capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     rate = ["--goodput", "ttft:500"] if command == "capacity" else ["--request-rate", "2"]
-    card, pair = ("--gpus", "--pairs") if command == "compare" else ("--gpu", "--pair")
-    assert main([command, *rate, card, "h1000"]) == 2
+    assert main([command, *rate, "--gpu", "h1000"]) == 2
     assert capsys.readouterr().err.startswith("pdvsim: error: unknown gpu 'h1000' (did you mean h100-sxm?)")
-    assert main([command, *rate, pair, "qwen2-1.5b:qwen2-7"]) == 2
+    assert main([command, *rate, "--pair", "qwen2-1.5b:qwen2-7"]) == 2
     assert capsys.readouterr().err.startswith("pdvsim: error: unknown model 'qwen2-7' (did you mean qwen2-7b?)")

@@ -17,12 +17,11 @@ from resultdirs import sweep_folder
 from pdvsim.cli import main
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
-from pdvsim.study.compare import differences
 from pdvsim.study.resultfiles import Config
 from pdvsim.study.results import Results, Source
-from pdvsim.study.stats import paired_differences
-from pdvsim.view.compare_plots import comparison_figure
+from pdvsim.study.stats import over_replications, paired_differences
 from pdvsim.view.figure import WHITEGRID
+from pdvsim.view.forest import forest_figure
 from pdvsim.view.plots import standing
 from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import cells, improvement_figure
@@ -117,7 +116,6 @@ def test_one_replication_claims_nothing() -> None:
     curves = throughput_figure(results.points)
     assert not any(axes.collections for axes in curves.axes)  # no band
     assert "no significance" in curves.get_supxlabel().replace("\n", " ")
-    assert "no significance" in comparison_figure(results.points.assign(gpu="g")).get_supxlabel().replace("\n", " ")
 
 
 def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
@@ -216,9 +214,6 @@ def test_no_two_gains_of_a_heatmap_look_alike(gains: list[float]) -> None:
 def test_every_architecture_has_its_own_look() -> None:
     assert set(ARCH_COLOURS) == set(ARCH_MARKERS) == set(ARCHS)
     assert len(set(ARCH_COLOURS.values())) == len(set(ARCH_MARKERS.values())) == len(ARCHS)
-    marks = comparison_figure(made_up().points.assign(gpu="g")).axes[0].lines
-    drawn = {line.get_marker(): line.get_color() for line in marks if line.get_marker() not in ("None", "")}
-    assert drawn == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pd", "pdv", "colocated")}
     assert tail(pd.DataFrame(columns=["p9_ttft_ms", "p99.9_ttft_ms", "p99_ttft_ms"])) == "p99.9"
 
 
@@ -279,24 +274,21 @@ def test_the_dress_is_seaborns() -> None:
     assert {name: value for name, value in theirs.items() if mpl.rcParamsDefault[name] != value} == WHITEGRID
 
 
-def test_a_pair_is_named_by_what_its_drafters_had_accepted() -> None:
-    """Plain decoding beside them has no such rate, which is not a number."""
-    points = made_up().points.assign(gpu="g", spec_decode_acceptance_rate=40.0, settings="k=2, batch 128")
-    points.loc[points["arch"] == points["arch"].iloc[0], "spec_decode_acceptance_rate"] = float("nan")
-    figure = comparison_figure(points)
-    assert "accepted 40% of drafted" in figure.axes[0].get_yticklabels()[0].get_text()
-    assert any(text.get_text().endswith(" k=2") for text in figure.axes[0].texts)
-
-
 @pytest.mark.parametrize("counts", [True, False])
-def test_a_comparison_draws_paired_differences(counts: bool) -> None:
-    """Their intervals are of the differences, and a mark is filled where the difference counts."""
-    points = made_up(noise=0.01).points.assign(gpu="g")
-    paired = differences(points, ["output_throughput"], "pd")
+def test_a_forest_draws_paired_differences(counts: bool) -> None:
+    """Their intervals are of the differences, a mark is filled where one counts, and what was accepted is named."""
+    points = made_up(noise=0.01).points.assign(gpu="g", spec_decode_acceptance_rate=40.0, settings="k=2, batch 128")
+    points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = float("nan")  # it drafts nothing
+    entries = [entry | {"place": "here"} for entry in over_replications(points)]
+    paired = [d | {"place": "here"} for d in paired_differences(points, "output_throughput", "pd")]
     judged = [d | {"told_apart": counts, "error": 0.035} for d in paired]
-    axes = comparison_figure(points, None, judged).axes[0]
+    axes = forest_figure(entries, judged, "").axes[0]
     first = [d["relative"] for d in paired if d["load"] == 1.0]
     lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # behind the reference
     assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]
     marks = [line for line in axes.lines if line.get_marker() not in ("None", "")][1:]
     assert all((mark.get_markerfacecolor() == mark.get_color()) is counts for mark in marks)
+    drawn = {mark.get_marker(): mark.get_color() for mark in marks}
+    assert drawn == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pdv", "colocated")}
+    assert "accepted 40% of drafted" in axes.get_yticklabels()[0].get_text()
+    assert any(text.get_text().endswith(" k=2") for text in axes.texts)

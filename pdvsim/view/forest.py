@@ -1,4 +1,4 @@
-"""A comparison over pairs and cards as one figure: what each architecture adds to the first, paired by seed.
+"""What each architecture adds to one of them, paired by seed, as one figure of lines and marks (a forest plot).
 
 The intervals are of the differences, run by run with the same seed: far narrower than those of two means, which would
 hide differences that are sure.
@@ -10,84 +10,64 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.study.compare import COST, differences, summary
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import Entry, arch_curve, legend
-from pdvsim.view.plots.heatmap import told_apart
-from pdvsim.view.setting import Settings, points_line
-from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better
+from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, name_of
 from pdvsim.view.table import founded, load_text
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PairOnCard = tuple[str, str]  # a pair and a card
-
-ROW_INCHES = 0.3  # an architecture of a pair
+ROW_INCHES = 0.3  # an architecture at a place
 FAR = 1.0  # a difference from which on the axis is of ratios, in logarithms
-TOLD_BY = {COST: "output_throughput"}  # a cost is a price over a throughput
 NAME_AT = 0.02  # share of the panel: where a row's own figures begin
 
 
-def comparison_figure(
-    points: pd.DataFrame, base: Settings | None = None, judged: Sequence[Mapping[str, Any]] = ()
-) -> Figure:
-    """A row of panels a load, a column a metric; a line a pair (on a card) and architecture: the paired difference.
+def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, Any]], setting: str) -> Figure:
+    """A row of panels a load, a column a metric; a line a place and architecture: the paired difference.
 
-    `base` is the experiment that is compared, `judged` says of the differences whether they count, and by how much the
-    profile itself may be off. Of one architecture alone: its figures, without a difference.
+    `entries` are the figures of each, `differences` say what each adds, whether that counts, and by how much the
+    profile itself may be off. `setting` begins the caption.
     """
-    entries = summary(points)
-    archs = list(dict.fromkeys(e["arch"] for e in entries))
+    against = str(differences[0]["against"])
+    archs = list(dict.fromkeys([against, *(e["arch"] for e in entries)]))
     loads = list(dict.fromkeys(e["load"] for e in entries))
-    places = list(dict.fromkeys((e["pair"], e["gpu"]) for e in entries))
-    metrics = _metrics(points)
-    rivals = archs[1:]
-    verdicts = {_seat(d): d for d in judged}
-    found = [
-        d | {key: verdict[key] for key in ("told_apart", "error")}
-        if (verdict := verdicts.get((*_seat(d)[:-1], TOLD_BY.get(d["metric"], d["metric"]))))
-        else d | {"told_apart": told_apart(d["relative"]), "error": 0.0}
-        for d in differences(points, [name for name, _ in metrics], archs[0])
-    ]
-    rows = len(places) * (len(rivals) + 1)
+    places = list(dict.fromkeys(str(e["place"]) for e in entries))
+    metrics = list(dict.fromkeys(d["metric"] for d in differences))
+    rows = len(places) * len(archs)
+    rests_on = dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries)
+    note = f"{setting} Simulated. {'. '.join(rests_on)}. "
+    note += counted([int(e["replications"]) for e in entries])
+    note += f" At the left of each line its own figure and draft length. Marks: difference from {against}, paired by "
+    note += "seed, lines its interval. Hollow: not told apart. Grey: the profile's own error."
     with styled():
-        setting = points_line(points, [base] if base else [])
         height = (ROW_INCHES * rows + 0.9) * len(loads)
-        figure = new_figure(4.6 * len(metrics) + 2.2, height + 0.8, _footnote(entries, setting, archs[0], bool(judged)))
+        figure = new_figure(4.6 * len(metrics) + 2.2, height + 0.8, note)
         grid = figure.subplots(len(loads), len(metrics), squeeze=False, sharey=True)
         for axes_row, load in zip(grid, loads, strict=True):
             here = [e for e in entries if e["load"] == load]
-            for axes, (metric, title) in zip(axes_row, metrics, strict=True):
-                mine = [d for d in found if d["metric"] == metric and d["load"] == load]
+            for axes, metric in zip(axes_row, metrics, strict=True):
+                mine = [d for d in differences if d["metric"] == metric and d["load"] == load]
                 _forest(axes, here, mine, metric, archs, places)
-                axes.set_title(title, fontweight="bold", loc="left", fontsize=11)
+                axes.set_title("{} ({})".format(*name_of(metric)[:2]), fontweight="bold", loc="left", fontsize=11)
             kind = "requests at once" if here[0]["load_kind"] == "concurrency" else "requests/s"
-            ticks = [place * (len(rivals) + 1) + len(rivals) / 2 for place in range(len(places))]
-            axes_row[0].set_yticks(ticks, [_name(place, here, places) for place in places], fontsize=10)
+            ticks = [place * len(archs) + (len(archs) - 1) / 2 for place in range(len(places))]
+            axes_row[0].set_yticks(ticks, [_name(place, here) for place in places], fontsize=10)
             axes_row[0].set_ylabel(f"{load_text(load)} {kind}", fontweight="bold")
             axes_row[0].set_ylim(rows - 0.5, -0.5)
         legend(figure, [arch_curve(arch) for arch in archs])
     return figure
 
 
-def _metrics(points: pd.DataFrame) -> list[tuple[str, str]]:
-    tails = [c for c in points.columns if c.startswith("p") and c.endswith("_e2el_ms")]
-    shown = [("output_throughput", "Output tok/s"), ("mean_e2el_ms", "Mean latency (ms)")]
-    shown += [(name, f"{name.split('_')[0].upper()} latency (ms)") for name in tails[-1:]]
-    return shown + ([(COST, "USD per million output tokens")] if COST in points.columns else [])
-
-
 def _forest(
     axes: Axes,
     entries: list[Entry],
-    found: list[dict[str, Any]],
+    found: list[Mapping[str, Any]],
     metric: str,
     archs: Sequence[str],
-    places: Sequence[PairOnCard],
+    places: Sequence[str],
 ) -> None:
     """One metric at one load: each architecture's figure at the left of its line, the difference as a mark in it."""
     from matplotlib.ticker import LogLocator
@@ -99,7 +79,7 @@ def _forest(
         if number:
             axes.axhline(number * len(archs) - 0.5, color="0.8", linewidth=1, zorder=0)
         for at, arch in enumerate(archs):
-            entry = next((e for e in entries if (e["pair"], e["gpu"], e["arch"]) == (*place, arch)), None)
+            entry = next((e for e in entries if (e["place"], e["arch"]) == (place, arch)), None)
             if entry is None or math.isnan(entry[metric].mean):
                 continue
             y = number * len(archs) + at
@@ -108,7 +88,7 @@ def _forest(
                 color="0.25", transform=axes.get_yaxis_transform(),
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}, zorder=4,
             )  # fmt: skip
-            mine = next((d for d in found if (d["pair"], d["gpu"], d["arch"]) == (*place, arch)), None)
+            mine = next((d for d in found if (d["place"], d["arch"]) == (place, arch)), None)
             if arch == archs[0]:
                 _mark(axes, Interval(0.0, math.nan, 0), True, y, arch, far)
             elif mine is not None and math.isfinite(mine["relative"].mean):
@@ -127,7 +107,7 @@ def _forest(
         span = max(highest, 0.0) - min(lowest, 0.0) or 0.02
         axes.set_xlim(min(lowest, 0.0) - 0.95 * span, max(highest, 0.0) + 0.45 * span)
         axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:+g}%" if value else "0")
-        axes.set_xlabel(f"difference from {archs[0]}, {'lower' if _less(metric) else 'higher'} is better")
+        axes.set_xlabel(f"difference from {archs[0]}, {'lower' if lower_is_better(metric) else 'higher'} is better")
     axes.minorticks_off()
     axes.grid(False, axis="y")
 
@@ -150,10 +130,6 @@ def _mark(axes: Axes, difference: Interval, sure: bool, y: float, arch: str, far
         )  # fmt: skip
 
 
-def _seat(difference: Mapping[str, Any]) -> tuple[Any, ...]:
-    return tuple(difference[key] for key in ("pair", "gpu", "load", "arch", "metric"))
-
-
 def _ends(difference: Interval) -> tuple[float, float]:
     half = 0.0 if math.isnan(difference.half_width) else difference.half_width
     return difference.mean - half, difference.mean + half
@@ -161,10 +137,6 @@ def _ends(difference: Interval) -> tuple[float, float]:
 
 def _percent(relative: float) -> str:
     return f"{1 + relative:.3g}×" if relative > 3 else f"{100 * relative:+.1f}%".replace("-", "−")
-
-
-def _less(metric: str) -> bool:
-    return lower_is_better(metric) or metric == COST
 
 
 def _drafts(entry: Entry) -> str:
@@ -177,30 +149,10 @@ def _short(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _name(place: PairOnCard, entries: list[Entry], places: list[PairOnCard]) -> str:
-    """A pair, its card where there are several, and what it accepted."""
-    draft, _, target = place[0].partition(":")
-    mine = [e for e in entries if (e["pair"], e["gpu"]) == place and "spec_decode_acceptance_rate" in e]
+def _name(place: str, entries: Sequence[Entry]) -> str:
+    """A place, and what was accepted there."""
+    mine = [e for e in entries if e["place"] == place and "spec_decode_acceptance_rate" in e]
     rates = [e["spec_decode_acceptance_rate"].mean for e in mine]
     accepted = [rate for rate in rates if not math.isnan(rate)]  # nothing is drafted where it is nan
-    lines = [f"{draft} to", target]
-    if len({gpu for _, gpu in places}) > 1:
-        lines.append(place[1])
-    if accepted:
-        lines.append(f"accepted {sum(accepted) / len(accepted):.0f}% of drafted")
-    return "\n".join(lines)
-
-
-def _footnote(entries: list[Entry], setting: str, first: str, judged: bool) -> str:
-    rests_on = dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries)
-    replications = [int(e["replications"]) for e in entries]
-    note = f"{setting} Simulated. {'. '.join(rests_on)}. {counted(replications)}"
-    note += " At the left of each line its own figure"
-    if any(entry.get("settings") for entry in entries):
-        note += " and draft length; all its settings are in compare.json"
-    note += f". Marks: difference from {first}, paired by seed"
-    if max(replications) == 1:
-        return note + "."
-    if judged:
-        return note + ", lines its 95% interval. Hollow: not told apart. Grey: the profile's own error."
-    return note + ", lines its 95% interval. Hollow: the interval includes 0."
+    shown = [f"accepted {sum(accepted) / len(accepted):.0f}% of drafted"] if accepted else []
+    return "\n".join([place.replace(":", " to\n"), *shown])

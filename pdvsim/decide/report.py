@@ -1,15 +1,85 @@
-"""Pieces of the commands' tables and documents: intervals, leads, and who is best."""
+"""One report for every decision: what was asked and found as data, and the text, document and page made of it.
+
+An answer gives its sections (tables and sentences, ready to print) and its document (what JSON holds). How these are
+joined, printed, put on a page and saved is the same for all.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.outcomes import Row
+from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
-from pdvsim.sim.config import Traffic
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.study.stats import Interval
 from pdvsim.view.setting import lengths_text
-from pdvsim.view.table import cell
+from pdvsim.view.table import cell, founded, most_outside
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TitledLines = tuple[str, Sequence[str]]  # a heading, or none, and lines
+
+
+@dataclass(frozen=True)
+class Report:
+    """An answer as it is shown."""
+
+    title: str
+    lead: str  # one sentence on what was asked
+    base: Experiment
+    sections: Sequence[TitledLines]
+    document: dict[str, Any]
+    stopped: str = ""  # what there is of an answer that was interrupted
+    empty: bool = False  # it came to nothing: no file is written
+
+    @property
+    def text(self) -> str:
+        """All sections that have lines, the headings underlined."""
+        blocks = ([*([title, "-" * len(title)] if title else []), *lines] for title, lines in self.sections if lines)
+        return "\n\n".join(map("\n".join, blocks))
+
+
+class Answer:
+    """What a decision command found. Printed: its text."""
+
+    interrupted: bool = False
+
+    def report(self) -> Report:
+        """How it is shown."""
+        raise NotImplementedError
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """One row a run, or a search."""
+        import pandas as pd
+
+        return pd.DataFrame(getattr(self, "rows", []))
+
+    def document(self, **parts: Any) -> dict[str, Any]:
+        """Its parts under the heading that all documents have."""
+        return {"pdvsim_version": __version__, "interrupted": self.interrupted, **parts}
+
+    def __repr__(self) -> str:
+        return self.report().text
+
+
+def plural(count: int, what: str) -> str:
+    """`1 GPU`, `2 GPUs`."""
+    return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
+    """Notes on lengths that are given, on profiles, and on what is outside their measurements."""
+    return [*lengths_note(traffic), *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
+
+
+def outside_measured(rows: Sequence[Row]) -> str | None:
+    """What of the runs is furthest outside the measurements; None where nothing is."""
+    return next(iter(most_outside(rows)), None) if rows else None
 
 
 def contest_document(held: Contest) -> dict[str, Any]:

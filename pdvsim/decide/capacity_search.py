@@ -1,0 +1,236 @@
+"""Searches for the rates that architectures hold: all cases side by side, one rate each at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from pdvsim.common.outcomes import Row
+from pdvsim.decide.bracket import Bisection, Bracket, Held, search, steepness
+from pdvsim.decide.capacity import Capacities, Case, Plan
+from pdvsim.decide.formula import Formula
+from pdvsim.decide.goal import attained
+from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, saturated
+from pdvsim.decide.space import Space
+from pdvsim.decide.tune import SHORT, Search, tuned
+from pdvsim.sim.config import Arch
+
+WIDE_STEP = 1.25  # the first step of a search at the most; each further one may be the square of the one before
+COARSE = 0.1  # tolerance of the search near which settings are tuned
+NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
+FILLING = 3  # requests of a run for each that a larger batch holds: with fewer nobody would ever wait for it
+COARSE_LONG = 0.25  # of the length of a run where settings are tuned
+
+
+def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
+    """Search all cases side by side, one rate each at a time, from where the ones before them lead to expect it.
+
+    Ctrl-C keeps the searches that are done.
+    """
+    found = Capacities(plan, gpu_hour_usd)
+    brackets: dict[Case, Bracket] = {}
+    before = bench.runs
+    try:
+        first = plan.base.traffic.seed
+        rates = {arch: _most_held(plan, (arch, plan.gpus[0], first), bench) / plan.gpus[0] for arch in plan.archs}
+        if plan.space is not None and plan.space.steps_of(plan.archs):
+            plan = found.plan = _tuned_near(plan, plan.space, rates, bench)
+        starts = {(arch, plan.gpus[0], first): plan.gpus[0] * rates[arch] for arch in plan.archs}
+        step = WIDE_STEP
+        while starts:
+            plan, brackets = _settled(plan, starts, step, plan.tolerance, bench, brackets)
+            found.plan, starts, step = plan, {}, NARROW_STEP
+            if plan.space is not None and "batches" in plan.space.steps():
+                plan, starts = _with_larger_batches(plan, plan.space, bench, brackets)
+                for case in starts:
+                    del brackets[case]
+        for (arch, gpus, _), bracket in brackets.items():
+            rates[arch] = bracket.held / gpus or rates[arch]
+        for archs in (plan.archs[:1], plan.archs[1:]):
+            rest = [case for case in plan.cases() if case[0] in archs and case not in brackets]
+            searches = {case: search(_near(case, rates, brackets), NARROW_STEP, plan.tolerance) for case in rest}
+            lockstep(plan, searches, bench, brackets)
+    except KeyboardInterrupt:
+        found.interrupted = True
+    steep = {
+        (arch, gpus): steepness(of for case, of in brackets.items() if case[:2] == (arch, gpus))
+        for arch in plan.archs
+        for gpus in plan.gpus
+    }
+    found.rows = [
+        _row(plan, case, brackets[case], bench, gpu_hour_usd) | {"steepness": steep[case[:2]]}
+        for case in plan.cases()
+        if case in brackets
+    ]
+    found.runs = bench.runs - before
+    return found
+
+
+def _near(case: Case, starts: dict[Arch, float], brackets: Mapping[Case, Bracket]) -> float:
+    """Where to look: at the first seed's rate, more or less as the first architecture's is with this case's seed."""
+    arch, gpus, seed = case
+    leader = next(iter(starts))
+    known = brackets.get((leader, gpus, seed), Bracket(0.0, math.inf)).held
+    return starts[arch] * (known / starts[leader] if known else gpus)
+
+
+def _settled(
+    plan: Plan,
+    starts: dict[Case, float],
+    step: float,
+    tolerance: float,
+    bench: Bench,
+    known: dict[Case, Bracket],
+    long: float = 1.0,
+) -> tuple[Plan, dict[Case, Bracket]]:
+    """Search, and again in longer runs where those at a rate held were too short for it; all in runs of one length.
+
+    `known` was searched for before, in runs of the plan; `long` is the share of the whole length that is enough. The
+    plan in runs that are long enough, and all brackets.
+    """
+    brackets = dict(known)
+    while True:
+        lockstep(plan, {case: search(start, step, tolerance) for case, start in starts.items()}, bench, brackets, True)
+        held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
+        rows = bench.rows([plan.experiment(case, rate) for case, rate in held.items()])
+        needed = int(long * max((plan.needed(*of) for of in zip(held, rows, strict=True)), default=0))
+        if needed <= plan.base.traffic.num_prompts:
+            return plan, brackets
+        plan = plan.with_prompts(needed)
+        starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
+
+
+def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench) -> Plan:
+    """Each architecture's best settings at the rate that it holds, more or less; `rates` is moved there.
+
+    The rate is searched for coarsely, in shorter runs, with the draft length that the formula names.
+    """
+    guesses = {}
+    cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
+    for case in cases:
+        at = plan.experiment(case, rates[case[0]] * case[1])
+        best = Formula(at).ranked(space.draft_lengths)[0].k if at.speculates and len(space.draft_lengths) > 1 else None
+        server = at.server if best is None else replace(at.server, num_speculative_tokens=best)
+        guesses[case[0]] = server if "fixed" in space.controllers or not at.speculates else plan.base.server
+    short = replace(plan, servers=guesses)
+    short = short.with_prompts(max(1, plan.base.traffic.num_prompts // 2))
+    starts = {case: rates[case[0]] * case[1] for case in cases}
+    short, brackets = _settled(short, starts, WIDE_STEP, COARSE, bench, {}, COARSE_LONG)
+    # tuned in runs as long as those just made: in shorter ones a batch that is full at that rate does not fill
+    few = short.base.traffic.num_prompts
+    longer = short.with_prompts(int(few / SHORT))
+    for arch, gpus, seed in cases:
+        rates[arch] = brackets[arch, gpus, seed].held / gpus or rates[arch]
+    places = [longer.experiment(case, rates[case[0]] * case[1]) for case in cases]
+    found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
+    winners = tuned(found, places, bench, alone=True)
+    servers = {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
+    return replace(plan, servers=servers)
+
+
+def _with_larger_batches(
+    plan: Plan, space: Space, bench: Bench, brackets: Mapping[Case, Bracket]
+) -> tuple[Plan, dict[Case, float]]:
+    """Settings were tuned where a batch limit may not be reached that ends the search further up.
+
+    So at the rate that did not hold larger batches are tried. The plan with those that have more head-room, and where
+    to search on.
+    """
+    full = {}
+    for case, bracket in brackets.items():
+        if bracket.failed < math.inf:
+            at = plan.experiment(case, bracket.failed)
+            [row] = bench.rows([at])
+            if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
+                limits = [way.server.max_num_seqs for way in space.batches(at)]
+                longer = plan.with_prompts(max(plan.base.traffic.num_prompts, *(FILLING * rows for rows in limits)))
+                at = longer.experiment(case, bracket.failed)
+                larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
+                full[case] = [at, *larger]
+    rows = iter(bench.rows([way for ways in full.values() for way in ways]))
+    servers, starts = dict(plan.servers), {}
+    for case, ways in full.items():
+        rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in ways]
+        if max(rooms) > (1 + plan.tolerance) * rooms[0]:
+            servers[case[0]] = ways[rooms.index(max(rooms))].server
+            starts[case] = brackets[case].failed
+    return replace(plan, servers=servers), starts
+
+
+def lockstep(
+    plan: Plan,
+    searches: dict[Case, Bisection],
+    bench: Bench,
+    brackets: dict[Case, Bracket],
+    shorter: bool = False,
+) -> None:
+    """Take all searches to their ends, filling `brackets`; every step is one batch of runs.
+
+    With `shorter` a rate also holds, for the time being, in a run that is inconclusive and shorter than it must be.
+    """
+    asked = {case: next(steps) for case, steps in searches.items()}
+    while asked:
+        rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
+        for case, row in list(zip(asked, rows, strict=True)):
+            unclear = shorter and plan.needed(case, row) > plan.base.traffic.num_prompts and keeps_up(row)
+            stable = unclear or row["stability"] == "stable"
+            holds = stable and plan.goal.attains(row) and asked[case] <= _most_held(plan, case, bench)
+            try:
+                asked[case] = searches[case].send(Held(holds, min(plan.goal.headrooms(row).values())))
+            except StopIteration as end:
+                brackets[case] = end.value
+                del asked[case]
+
+
+def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
+    """The rate that a case's servers complete when saturated: no higher one can be held, whatever a run shows.
+
+    It is measured in output tokens: one run gives these far more precisely than requests, whose lengths vary.
+    """
+    arch, gpus, _ = case
+    [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_a_server, plan.base.traffic.seed), 1.0))])
+    servers = gpus // plan.gpus_a_server
+    return servers * float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
+
+
+def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: float | None) -> Row:
+    arch, gpus, seed = case
+    at = bracket.held or bracket.failed
+    [run] = bench.rows([plan.experiment(case, at)])
+    tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
+    below, limit = bracket.held, "nothing"
+    if bracket.failed < math.inf:
+        below, limit = _beyond(plan, case, bracket.failed, bench)
+    usd = math.nan
+    if gpu_hour_usd is not None and tokens_per_s:
+        usd = gpu_hour_usd * gpus / (tokens_per_s * 3600) * 1e6
+    return {
+        "arch": arch,
+        "gpus": gpus,
+        "seed": seed,
+        "rate": bracket.held,
+        "failed_rate": bracket.failed,
+        "may_hold": below,
+        "attainment": attained(run),
+        "limited_by": limit,
+        "output_tokens_per_s": tokens_per_s,
+        "usd_per_million_output_tokens": usd,
+        "profile": run["profile"],
+        "foundation": run["foundation"],
+        "forward_error_bar": run.get("forward_error_bar"),
+        **{name: value for name, value in run.items() if name.startswith("outside_measured")},
+    }
+
+
+def _beyond(plan: Plan, case: Case, failed: float, bench: Bench) -> tuple[float, str]:
+    """The rate that the capacity is under, and what the first rate that did not hold fails on.
+
+    It is under that rate, or under the saturated one if the run was inconclusive.
+    """
+    [run] = bench.rows([plan.experiment(case, failed)])
+    attains = plan.goal.attains(run)
+    unclear = attains and run["stability"] == "cannot tell"
+    missed = "+".join(name for name, room in plan.goal.headrooms(run).items() if room < 1)
+    below = max(failed, _most_held(plan, case, bench)) if unclear else failed
+    return below, missed or ("queue" if attains else "levels together")

@@ -1,0 +1,114 @@
+"""Runs of tuned architectures against one of them: the figures of each, and what each adds, paired by seed.
+
+A difference counts if its interval lies above the profile's own error. The chance of error is spread over all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.report import TitledLines
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.summary import percentile_name
+from pdvsim.study.stats import Interval, over_replications, paired_differences
+from pdvsim.view.table import banded, cell, fitted_table, founded, load_name, load_text, uncertainty
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COST = "usd_per_million_output_tokens"
+Spot = tuple[str, float]  # a place in words, and a load
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Rows with a `place` in words and, where there are prices, a cost; and everyone's settings at each spot."""
+
+    points: pd.DataFrame
+    against: str
+    settings: Mapping[Spot, Mapping[str, Experiment]]
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """One entry per place, load and architecture; numbers are Intervals over the replications."""
+        groups = self.points.groupby("place", sort=False)
+        return [{"place": place} | entry for place, group in groups for entry in over_replications(group)]
+
+    @cached_property
+    def paired(self) -> list[dict[str, Any]]:
+        """Differences against one architecture in three metrics, and whether each counts."""
+        metrics = ("output_throughput", "mean_e2el_ms", self._tail)
+        rivals = sum(len(mine) - 1 for mine in self.settings.values())
+        confidence = corrected(len(metrics) * rivals)
+        found = []
+        for place, group in self.points.groupby("place", sort=False):
+            for metric in metrics:
+                for difference in paired_differences(group, metric, self.against, confidence):
+                    mine = self.settings[str(place), difference["load"]][difference["arch"]]
+                    error, apart = lead_error(mine, metric), difference["relative"]
+                    told = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
+                    verdict = {"told_apart": told, "enough_runs": apart.n >= LEAST_SEEDS}
+                    found.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
+        return found
+
+    @property
+    def _tail(self) -> str:
+        """The highest percentile of the latency."""
+        [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
+        return f"{percentile_name(max(here.scoring.metric_percentiles))}_e2el_ms"
+
+    def sections(self) -> list[TitledLines]:
+        """Everyone's figures, then the differences."""
+        return [("", self._figures()), ("", self._differences() if self.paired else [])]
+
+    def _figures(self) -> list[str]:
+        entries = self.summary
+        columns = {"out tok/s": "output_throughput", "mean latency ms": "mean_e2el_ms"}
+        tail = f"{self._tail.partition('_')[0].upper()} latency ms"
+        columns |= {tail: self._tail, "accepted % of drafted": "spec_decode_acceptance_rate"}
+        columns |= {"of judged": "spec_decode_judged_acceptance_rate", "tok/round": "spec_decode_acceptance_length"}
+        columns |= {"USD/M out tok": COST} if COST in entries[0] else {}
+        rows = [
+            {
+                **_seat(entry),
+                "settings": str(entry["settings"]),
+                **{title: banded(entry, key) for title, key in columns.items()},
+                "stability": str(entry.get("stability", "")),
+            }
+            for entry in entries
+        ]
+        notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries), *uncertainty(entries)]
+        notes += [] if COST in entries[0] else ["no cost: give the price of a card's hour with --card-hour-usd"]
+        spare = ("of judged", "accepted % of drafted", "tok/round", "stability", tail, "settings")
+        return [*fitted_table(rows, spare, _places(entries)), *notes]
+
+    def _differences(self) -> list[str]:
+        rows = [
+            {
+                **_seat(d),
+                "metric": d["metric"],
+                f"against {self.against} %": cell(d["relative"], scale=100, sign="+"),
+                "": "" if d["told_apart"] else "not told apart" if d["enough_runs"] else "too few runs to tell",
+            }
+            for d in self.paired
+        ]
+        errors = sorted(d["error"] for d in self.paired)
+        limit = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1])))
+        note = f"not told apart: the interval reaches into the profile's own error of {limit}"
+        if not all(d["enough_runs"] for d in self.paired):
+            note = "so few runs show no significant difference; more are needed (--num-runs)"
+        each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
+        return [f"Paired differences, same seeds, {each}", *fitted_table(rows, (), _places(self.paired)), note]
+
+
+def _places(entries: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [str(entry["place"]) for entry in entries]
+
+
+def _seat(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {load_name(entry["load_kind"]): load_text(entry["load"]), "arch": str(entry["arch"])}

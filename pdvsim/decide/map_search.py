@@ -1,0 +1,144 @@
+"""The runs of a winner map: everyone tuned in every cell, then replicated; between cells, where lanes cease to lead."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from pdvsim.common.outcomes import Row
+from pdvsim.decide.finals import chosen, decided, judged
+from pdvsim.decide.fleet import Fleet
+from pdvsim.decide.runs import Bench, kept_up, replications
+from pdvsim.decide.space import settings_text
+from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.winners import Border, Cell, Grid, Place, WinnerMap
+from pdvsim.sim.config import Arch, Experiment
+
+Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
+CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
+NEAR = 1.1  # two loads whose ratio is no more are not told apart
+
+
+def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
+    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
+    found = WinnerMap(grid)
+    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
+    ran: dict[int, Ran] = {}
+    try:
+        ran.update(_ran(grid, search, bench))
+        bench.rows([run for cell in ran.values() for runs in _rest(grid, cell).values() for run in runs])
+    except KeyboardInterrupt:
+        found.interrupted = True
+    for at, (rows, settings) in ran.items():
+        load, place = grid.cells()[at]
+        rest = {name: bench.known(runs) or [] for name, runs in _rest(grid, (rows, settings)).items()}
+        for name in (name for name in grid.archs if name in rows or name in rest):
+            where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
+            where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
+            where |= _chosen(settings[name])
+            found.rows += [row | where | {"run": run} for run, row in enumerate(rows.get(name) or rest[name])]
+        found.cells.append(_judged(grid, load, place, rows, settings))
+    if grid.fleets and not found.interrupted:
+        try:
+            found.borders = [_border(found, place, search, bench) for place in grid.places]
+        except KeyboardInterrupt:
+            found.interrupted = True
+    return found
+
+
+def _chosen(experiment: Experiment) -> dict[str, Any]:
+    """The main settings that someone has chosen, as keywords of a run; no draft length where none is drafted."""
+    chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
+    return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
+
+
+def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
+    """Cells by number, and again when seeds were added. Ctrl-C: those that are known, then it is raised."""
+    places = [grid.placed(load, place) for load, place in grid.cells()]
+    if not grid.fleets:
+        for at, decision in decided(search, places, bench, grid.num_runs):
+            yield at, ({candidate.arch: rows for candidate, rows in decision.finals.rows.items()}, decision.settings)
+        return
+    best = _tuned_fleets(search, grid.fleets, places, bench)
+    interrupted: KeyboardInterrupt | None = None
+    try:
+        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
+    except KeyboardInterrupt as stop:
+        interrupted = stop
+    for at, here in enumerate(best):
+        known = {name: bench.known(replications(mine, grid.num_runs)) for name, mine in here.items()}
+        done = {name: rows for name, rows in known.items() if rows is not None}
+        if len(done) == len(here):
+            yield at, (done, here)
+    if interrupted is not None:
+        raise interrupted
+
+
+def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
+    """The runs of who is tuned but not replicated in a cell, where everyone is to be compared with one of them."""
+    rows, settings = cell
+    seeds = len(next(iter(rows.values())))
+    rest = {name: mine for name, mine in settings.items() if grid.against is not None and name not in rows}
+    return {name: replications(mine, seeds) for name, mine in rest.items()}
+
+
+def _tuned_fleets(
+    search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
+) -> list[dict[str, Experiment]]:
+    """For each place every fleet at its own best settings: a map shows all of them."""
+    found: list[dict[str, Experiment]] = [{} for _ in places]
+    for fleet in ways:
+        for here, best in zip(found, tuned(replace(search, fleets=(fleet,)), places, bench), strict=True):
+            here |= best
+    return found
+
+
+def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
+    """By bisection between the loads of the map, on the means; each fleet at its best at every load looked at."""
+    grid = found.grid
+    leads = {cell.load: _split_lead(grid, cell) for cell in found.cells if cell.place == place}
+    ahead = [load for load, lead in leads.items() if lead > 0]
+    low = max(ahead, default=None)
+    high = min((load for load, lead in leads.items() if lead <= 0 and (low is None or load > low)), default=None)
+    while low is not None and high is not None and _between(grid, low, high) not in (low, high):
+        load = _between(grid, low, high)
+        here = grid.placed(load, place)
+        [best] = _tuned_fleets(search, grid.fleets, [here], bench)
+        rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
+        low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
+    return Border(place, low, high)
+
+
+def _between(grid: Grid, low: float, high: float) -> float:
+    """A load in the geometric middle: a whole number of requests, or a rate unless the two are near."""
+    middle = math.sqrt(low * high)
+    if grid.request_rate:
+        return middle if high / low > NEAR else low
+    return float(min(max(round(middle), low + 1), high - 1)) if high - low > 1 and high / low > NEAR else low
+
+
+def _split_lead(grid: Grid, cell: Cell) -> float:
+    """By how much the best fleet with lanes on several GPUs is above the best without, in the goal's direction."""
+    if cell.contest is None:
+        return 0.0
+    means = {name: grid.goal.sign * value.mean for name, value in cell.contest.values.items()}
+    splits = {fleet.name: fleet.splits for fleet in grid.fleets}
+    best = {
+        split: max((mean for name, mean in means.items() if splits[name] is split), default=-math.inf)
+        for split in (True, False)
+    }
+    return best[True] - best[False]
+
+
+def _judged(
+    grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
+) -> Cell:
+    behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
+    if len(behind) == len(rows):
+        return Cell(load, place, None, None, behind, settings)
+    here = grid.placed(load, place)
+    told = settings if grid.fleets else here
+    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons, grid.costs(here))
+    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)

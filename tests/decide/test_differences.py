@@ -1,0 +1,129 @@
+"""A map against one architecture: everyone's figures, paired differences, costs only where a price is given."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.decide import runs as runs_module
+from pdvsim.decide.differences import COST
+from pdvsim.decide.tune import APART
+from pdvsim.study.sweep import SweepInterrupted, run_sweep
+
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
+TRAFFIC = ["--num-prompts", "6", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--jobs", "1"]
+SMALL: dict[str, Any] = {"dataset_name": "random", "num_prompts": 6, "input_len": 32, "output_len": 8, "jobs": 1}
+FIXED: dict[str, Any] = {"num_speculative_tokens": 2, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+
+
+def compared(**options: Any) -> Any:
+    found = pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
+    assert found is not None
+    return found
+
+
+def test_differences_are_paired_within_a_pair_and_cost_is_price_over_tokens() -> None:
+    found = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd", card_hour_usd=["h200=3.6"])
+    frame = found.points
+    assert len(frame) == 2 * 2 * 2
+    assert frame[COST].tolist() == pytest.approx([1e3 / rate for rate in frame["output_throughput"]])
+    for entry in found.paired:
+        here = frame[frame["place"] == entry["place"]].set_index(["arch", "seed"])[entry["metric"]]
+        assert entry["difference"].mean == pytest.approx((here["pdv"] - here["pd"]).mean())
+    assert [d["pair"] for d in found.paired if d["metric"] == "mean_e2el_ms"] == sorted(PAIRS, reverse=True)
+
+
+def test_a_faster_card_is_faster() -> None:
+    found = compared(y="card", try_cards=["h200", "a100-80gb"], arch=["pd", "pdv"], against="pdv")
+    speeds = {(entry["place"], entry["arch"]): entry["output_throughput"].mean for entry in found.summary}
+    assert all(speeds["h200", arch] > speeds["a100-80gb", arch] for arch in ("pd", "pdv"))
+    assert {d["arch"] for d in found.paired} == {"pd"}
+
+
+def test_everyone_is_compared_finalist_or_not() -> None:
+    """The best four and plain decoding are finalists; six compete, and all stand in the table."""
+    archs = ["baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid"]
+    found = compared(acceptances=0.6, arch=archs, against="baseline")
+    assert [entry["arch"] for entry in found.summary] == archs
+    assert {entry["replications"] for entry in found.summary} == {2}
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not among those compared: pdv, colocated"),
+        (["--y", "card"], "try-cards needs at least one value"),
+        (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
+        (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
+        (["--try-cards", "h200"], "--try-cards is for --y card"),
+        (["--card-hour-usd", "h200=4"], "--card-hour-usd and --per-dollar are for --gpus 2 and more"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["map", *flags]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_plots")
+def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
+    argv = ["map", "--acceptances", "0.6", "--concurrency", "2", *TRAFFIC, "-o", str(tmp_path)]
+    argv += [f"--{name.replace('_', '-')}={value}" for name, value in FIXED.items()]
+    few, alike = "too few runs to tell", "not told apart"
+    for arch, num_runs, said in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
+        assert main([*argv, "--arch", arch, "--against", arch.split(",")[0], "--num-runs", str(num_runs)]) == 0
+        out = capsys.readouterr().out
+        lines = [line for line in out.splitlines() if " output_throughput " in line]
+        assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
+        assert bool(re.search(r"the interval reaches into the profile's own error of \d+\.\d%", out)) is (num_runs >= 5)
+        assert "no cost: give the price" in out
+        for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
+            apart = difference["relative"]
+            beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
+            assert difference["told_apart"] is (beyond and num_runs >= 5)
+    assert {path.name for path in tmp_path.iterdir()} == {"map.parquet", "map.json", "map.png", "differences.png"}
+
+
+@pytest.mark.parametrize("command", ["map", "capacity", "advise"])
+@pytest.mark.parametrize(("runs", "said"), [(3, True), (5, False)])
+def test_too_few_runs_are_said_before_anything_is_computed(
+    command: str, runs: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def bench(*_: object, **__: object) -> None:
+        raise Begun
+
+    module = import_module(f"pdvsim.cli.{command}")
+    monkeypatch.setattr(module, "Bench", bench)
+    loads = {"map": ["--concurrency", "4"], "capacity": ["--goodput", "ttft:500"]}
+    argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
+    with pytest.raises(Begun):
+        module.main([*argv, "--arch", "pd", "pdv"])
+    line = f"pdvsim: {runs} runs per point: no difference can be significant, --num-runs 5 is the least\n"
+    assert (line in capsys.readouterr().err) is said
+
+
+def test_ctrl_c_keeps_the_cells_that_are_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
+        if points[0].experiment.traffic.seed >= APART:
+            return run_sweep(points, *rest)
+        raise SweepInterrupted(run_sweep([point for point in points if PAIRS[0] in str(point)], *rest))
+
+    monkeypatch.setattr(runs_module, "run_sweep", interrupted)
+    argv = ["map", "--y", "size", "--pairs", ",".join(PAIRS), "--concurrency", "2", "--num-runs", "2", *TRAFFIC]
+    assert main([*argv, "--arch", "baseline,pd", "--against", "pd", "-o", str(tmp_path)]) == 130
+    assert "interrupted: 1 of 2 cells saved" in capsys.readouterr().err
