@@ -221,6 +221,7 @@ class MapKeywords(Keywords, total=False):
     num_runs: int
     num_speculative_tokens: int | None
     objective: Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"] | None
+    pair_acceptance: float | Sequence[float]
     pairs: str | Sequence[str]
     per_dollar: bool
     percentile_metrics: str | Sequence[str]

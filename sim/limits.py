@@ -133,6 +133,7 @@ RANGES: dict[str, Range] = {
     "contexts": Range(1, MAX_TOKENS),
     "against": Range(0, MAX_DRAFT),
     "acceptances": _SHARE,
+    "pair_acceptance": _SHARE,
     "places": _SHARE,  # of a map, where they are acceptance rates
 }
 

@@ -69,6 +69,8 @@ class MapOptions:
     """Acceptance rates of --y acceptance."""
     pairs: tuple[str, ...] = ()
     """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
+    pair_acceptance: tuple[float, ...] = ()
+    """Acceptance rate of each of --pairs, in their order; default: --acceptance-rate for all."""
     try_cards: tuple[str, ...] = ()
     """Cards of --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
@@ -108,6 +110,10 @@ class MapOptions:
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
             raise ValueError("--pairs is for --y size")
+        if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
+            raise ValueError(f"--pair-acceptance needs one rate for each of --pairs ({len(self.pairs)})")
+        if self.pair_acceptance and not self.acceptance.by_rate:
+            raise ValueError("--pair-acceptance and another form of acceptance exclude each other")
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
         elif self.try_cards:
@@ -137,6 +143,7 @@ class MapOptions:
             prices(self.card_hour_usd),
             self.per_dollar,
             self.against,
+            dict(zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False)),
         )
 
 

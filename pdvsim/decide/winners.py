@@ -70,6 +70,7 @@ class Grid:
     usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
     per_dollar: bool = False
     against: str | None = None  # whom everyone is compared with, besides
+    pair_acceptance: Mapping[str, float] = field(default_factory=dict)  # of pairs that have their own
 
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
@@ -150,6 +151,8 @@ class Grid:
         else:
             named_pair(place)
             placed = replace(loaded, server=replace(loaded.server, pair=place))
+            if place in self.pair_acceptance:
+                placed = at_acceptance(placed, self.pair_acceptance[place])
         return self.goal.prepared(placed, self.warmup_share)
 
 

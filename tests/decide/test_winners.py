@@ -12,6 +12,8 @@ import pytest
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
+from pdvsim.cli.build import build
+from pdvsim.cli.map import MapOptions
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
@@ -204,3 +206,12 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert says in error
     assert error.count("\n") == 1
     assert not (tmp_path / "none").exists()
+
+
+def test_each_pair_may_have_an_acceptance_rate_of_its_own() -> None:
+    rates = {"gemma-2b:gemma-7b": 0.9, "tinyllama-1.1b:llama-2-7b": 0.3}
+    options = {"y": "size", "pairs": list(rates), "pair_acceptance": list(rates.values()), "concurrency": [4]}
+    grid = build(MapOptions, options).grid()
+    assert {pair: grid.placed(4, pair).acceptance.acceptance_rate for pair in grid.places} == rates
+    with pytest.raises(ValueError, match="one rate for each"):
+        build(MapOptions, options | {"pair_acceptance": [0.5]}).grid()
