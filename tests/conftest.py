@@ -25,6 +25,14 @@ settings.register_profile(  # how fast the machine is decides nothing
 settings.load_profile("pdvsim")
 
 
+SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The slowest files first: at the end of a run no worker waits long for another."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays to the end; a garbage collection, of which a real run makes two, may pass it by."""
     gc.collect()
