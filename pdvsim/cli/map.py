@@ -58,9 +58,9 @@ class MapOptions:
     card_hour_usd: tuple[str, ...] = ()
     """With --gpus or --against: price of a card for an hour, e.g. h200=4.5."""
     per_dollar: bool = False
-    """With --gpus: best by the dollar, or by the GPU where no prices are given; one GPU alone competes, too."""
+    """With --gpus: best per dollar, or per GPU without prices."""
     y: Axis = "acceptance"
-    """The second axis: acceptance, size (pairs by the ratio of their parameters), or card."""
+    """Second axis: acceptance, size (pairs of models), or card."""
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
     request_rate: tuple[float, ...] = ()
@@ -70,7 +70,7 @@ class MapOptions:
     pairs: tuple[str, ...] = ()
     """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
     pair_acceptance: tuple[float, ...] = ()
-    """Acceptance rate of each of --pairs, in their order; default: --acceptance-rate for all."""
+    """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()
     """Cards of --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
