@@ -33,7 +33,7 @@ from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
 from pdvsim.realrun.engine.cache import SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane, LaunchOutcome, PromptChunk, Ticket
+from pdvsim.realrun.engine.graphs import MOST_WAIT_S, GraphLane, LaunchOutcome, PromptChunk, Ticket, wait_for
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
@@ -223,7 +223,7 @@ class CudaGPU(Device):
             event = torch.cuda.Event(enable_timing=True)
             asked = self.env.now
             event.record(lane.stream)
-            event.synchronize()
+            wait_for(event)
             origin = (event, (asked + self.env.now) / 2)
             self._anchors = [origin, origin]
 
@@ -348,14 +348,18 @@ class CudaGPU(Device):
         """Keep the books while the device works."""
         if self._over:
             self._note(self._over.popleft())
-        else:
-            self.telemetry.sample_if_due(self.env.now)
+            return
+        now = self.env.now
+        for queue in self._queues:
+            if queue and now - queue[0].span_s[1] > MOST_WAIT_S:
+                raise TimeoutError(f"the GPU has not finished a launch within {MOST_WAIT_S:g} s")
+        self.telemetry.sample_if_due(now)
 
     def flush(self) -> None:
         """Wait for the device and bring the books up to date; what nobody has seen through is left out."""
         for lane in self.lanes.values():
             if lane.stream is not None:
-                lane.stream.synchronize()
+                wait_for(lane.stream.record_event())
         while self._over:
             self._note(self._over.popleft())
 

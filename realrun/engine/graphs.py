@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
+from time import perf_counter
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
 from pdvsim.realrun.engine.sampling import Sampler
 
+MOST_WAIT_S = 60.0  # for one launch, which takes milliseconds
 STAGES = 8  # launches whose host buffers are kept apart; a ninth waits for the first
 
 
@@ -44,6 +46,14 @@ class LaunchOutcome:
     first: list[int | None]
 
 
+def wait_for(event: torch.cuda.Event, within_s: float = MOST_WAIT_S) -> None:
+    """Wait until the device has reached `event`, but not for ever: a GPU that hangs is an error."""
+    end_s = perf_counter() + within_s
+    while not event.query():
+        if perf_counter() > end_s:
+            raise TimeoutError(f"the GPU has not finished a launch within {within_s:g} s")
+
+
 class Ticket:
     """One launch under way."""
 
@@ -62,14 +72,14 @@ class Ticket:
         """Seconds between the graph's start and end on a lane that times its launches. Waits for the device."""
         if self.span is None:
             raise ValueError("the lane was not timing")
-        self.span[1].synchronize()
+        wait_for(self.span[1])
         return float(self.span[0].elapsed_time(self.span[1])) / 1000
 
     def collect(self) -> None:
         """Wait, and keep the result past the reuse of the launch's host buffer."""
         if self._values is None:
             if self.event is not None:
-                self.event.synchronize()
+                wait_for(self.event)
             self._values = self._host.numpy()[: output_size(self.shape)].copy()
 
     def accepted(self) -> list[int]:

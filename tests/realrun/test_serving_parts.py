@@ -17,7 +17,7 @@ from simpy.events import AllOf, Event, Timeout
 
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
-from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
 from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
 from pdvsim.realrun.memory import MAX_CHUNKS, Needs, Slots, buckets_for, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
@@ -246,3 +246,12 @@ def test_groups_of_multiprocessors_follow_the_shares(weights: list[float], group
     assert sum(counts.values()) <= groups
     assert min(counts.values()) >= 1
     assert all(counts[name] - shares[name] * groups < 1.5 for name in shares)
+
+
+def test_a_gpu_that_hangs_is_not_waited_for_for_ever() -> None:
+    class Stuck:
+        def query(self) -> bool:
+            return False
+
+    with pytest.raises(TimeoutError, match=r"not finished a launch within 0\.05 s"):
+        wait_for(Stuck(), 0.05)  # type: ignore[arg-type]
