@@ -179,7 +179,8 @@ def main(argv: list[str]) -> int:
     pictures = {"The map": map_figure(found)} if found.cells else {}
     if found.differences is not None:
         files.append(output.check_file(files[0].with_name("differences.png")))
-        setting = points_line(found.differences.points, [asdict(grid.base)])
+        bases = [asdict(grid.placed(load, place)) for load, place in grid.cells()]
+        setting = points_line(found.differences.points, bases)
         if found.differences.paired:
             pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
     return deliver(found, args, pictures, files, page, date)
