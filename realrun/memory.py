@@ -152,7 +152,7 @@ class Needs:
         server, arch = experiment.server, experiment.kin
         policy, asked = policy_of(arch), experiment.traffic.max_concurrency or len(requests)
         slots = min(policy_of(experiment.arch).most_in_flight(server), len(requests), asked)
-        rows = 1 if arch == "baseline" else min(server.max_num_seqs, slots)
+        rows = 1 if policy.one_by_one else min(server.max_num_seqs, slots)
         if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
         elif server.controller == "fixed":

@@ -21,7 +21,7 @@ Rule = Callable[[Experiment], bool]
 
 
 class Need(NamedTuple):
-    """An option, as group.field, that acts only where `acts`, and what that takes in words: else certain policies."""
+    """An option, as group.field, that acts only where `acts`, and what that takes; without text, certain policies."""
 
     option: str
     acts: Rule

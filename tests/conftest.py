@@ -29,7 +29,7 @@ SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The slowest files first: at the end of a run no worker waits long for another."""
+    """Run the slowest files first, so that no worker waits long for another at the end."""
     items.sort(key=lambda item: item.path.name not in SLOW)
 
 

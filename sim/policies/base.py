@@ -434,7 +434,7 @@ class Policy:
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def leave(self, rows: list[Request]) -> None:
-        """These have all their tokens."""
+        """Requests that have all their tokens leave."""
         self.controller.finished(rows)
         for row in rows:
             self.finish(row)

@@ -91,7 +91,7 @@ class Controller:
     """Always the same draft length."""
 
     learns = False  # from verdicts
-    by_sums = True  # from what a batch was granted as a whole
+    by_sums = True  # needs the sums of a batch's verdict, not each row's
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
@@ -114,7 +114,7 @@ class Controller:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
     def finished(self, rows: Sequence[Request]) -> None:
-        """These have all their tokens."""
+        """Requests that have all their tokens."""
 
 
 class ServedLengths:
@@ -225,7 +225,7 @@ class Goodput(Controller):
 
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
         asked = now_s, len(rows), context_of(rows)
-        if asked != self._asked:  # whoever asks again about the same round is told the same
+        if asked != self._asked:  # asking again about the same round gives the same answer
             self._asked, self._answer = asked, self._decide(rows, asked[2])
         return self._answer
 

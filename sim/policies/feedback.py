@@ -25,7 +25,7 @@ class Feedback(Controller):
     """One draft token fewer when a signal is bad, one more when all are good."""
 
     learns = True
-    by_sums = False  # but from each row's own verdict and latency
+    by_sums = False  # needs each row's verdict and latency
     WINDOW = 100  # verdicts that the signals are taken over
     INTERVAL = 10  # verdicts between two adjustments
     ACCEPTANCE = (0.4, 0.7)  # shorter below the first, longer only above the second
