@@ -13,6 +13,8 @@ from pdvsim.common.workers import cores
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import GaugedStations
 
+ANSWER_S = 60.0  # a step of a session is simulated in a hundredth of this
+
 
 class Crew:
     """This process with the first share, and a helper for each of the others. It lives as long as this process."""
@@ -51,11 +53,21 @@ class Crew:
         """Everyone does the same, at once; a refusal of one is raised when all have answered."""
         for helper in self._helpers:
             helper.send((what, args))
-        answers = [_answer(self._own, what, args), *(helper.recv() for helper in self._helpers)]
+        answers = [_answer(self._own, what, args), *map(_heard, self._helpers)]
         for answer in answers:
             if isinstance(answer, ValueError):
                 raise answer
         return answers
+
+
+def _heard(helper: Connection) -> Any:
+    """A helper's answer; the session ends if there is none in `ANSWER_S`."""
+    try:
+        if helper.poll(ANSWER_S):
+            return helper.recv()
+    except (EOFError, OSError):
+        raise ValueError("one of its processes has died") from None
+    raise ValueError(f"one of its processes has not answered for {ANSWER_S:g} s")
 
 
 def _helper(setup: Setup, share: Sequence[int]) -> Connection:

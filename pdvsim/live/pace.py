@@ -28,6 +28,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import PolicyError
 
 START_S = 120.0  # until a session has begun
+MOST_UNREAD = 50  # orders, which a pipe holds: sending one more would wait for the reader
 TICK_S = 0.12  # from one picture to the next
 MOST_S = 2.0  # is made up for: after a longer pause of the machine, time has stood still
 SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
@@ -229,9 +230,10 @@ class Feed:
         Thread(target=self._listen, daemon=True).start()
 
     def order(self, what: str, value: Any = None) -> None:
-        """Ask for something; what comes of it is shown soon."""
-        self.ordered += 1
-        self._pipe.send((what, value))
+        """Ask for something; what comes of it is shown soon. A session that has stopped reading is asked no more."""
+        if self.ordered - self.latest.orders < MOST_UNREAD:
+            self.ordered += 1
+            self._pipe.send((what, value))
 
     @property
     def alive(self) -> bool:
@@ -240,7 +242,7 @@ class Feed:
     def close(self) -> None:
         """End the process."""
         with suppress(OSError):
-            self.order("end")
+            self._pipe.send(("end", None))
         self._process.join(2)
         self._process.kill()  # if it is still there
 

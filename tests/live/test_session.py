@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
 import time
 from dataclasses import replace
+from multiprocessing import active_children
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,7 +18,7 @@ import pytest
 from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
-from pdvsim.live.pace import Feed
+from pdvsim.live.pace import MOST_UNREAD, Feed
 from pdvsim.live.session import GaugedStations, Session, replay
 from pdvsim.live.station import Station
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
@@ -210,6 +214,33 @@ def test_a_crew_is_as_one() -> None:
     first = Session(setup)
     first.advance(0.5)
     np.testing.assert_equal(again.figures(10.0), first.figures(10.0))
+
+
+@pytest.mark.parametrize(("sent", "words"), [("SIGSTOP", r"not answered for 0\.5 s"), ("SIGKILL", "has died")])
+def test_a_crew_does_not_wait_for_a_helper_that_is_gone(monkeypatch: pytest.MonkeyPatch, sent: str, words: str) -> None:
+    before = set(active_children())
+    crew = Crew(Setup(("pdv", "colocated"), BASE), 2)
+    crew.advance(0.1)
+    [helper] = set(active_children()) - before
+    monkeypatch.setattr("pdvsim.live.crew.ANSWER_S", 0.5)
+    os.kill(helper.pid or 0, getattr(signal, sent))
+    with pytest.raises(ValueError, match=words):
+        crew.advance(0.2)
+    helper.kill()
+
+
+def deaf(pipe: Connection) -> None:
+    """A session that begins and then reads nothing."""
+    pipe.send(SimpleNamespace(orders=0))
+    time.sleep(600)
+
+
+def test_orders_to_a_session_that_reads_nothing_do_not_wait() -> None:
+    feed = Feed(deaf)
+    for _ in range(2000):
+        feed.order("turn", Knobs.of(BASE))
+    assert feed.ordered == MOST_UNREAD
+    feed.close()
 
 
 def silent(pipe: Connection) -> None:
