@@ -71,7 +71,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
             result = simulate(experiment)
             check_books(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
             check_streams(result)
-            check_alike(result, simulate(experiment, direct=False))
+            check_alike(result, simulate(experiment, blocks=False))
     if real or (real is None and find_spec("torch") is not None):
         with _under("on two tiny models in real time"):
             _check_in_real_time(arch)

@@ -255,8 +255,11 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
 class Site:
     """The servers behind the router."""
 
-    def __init__(self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0) -> None:
+    def __init__(
+        self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0, blocks: bool = True
+    ) -> None:
         self.env = env
+        self.blocks = blocks  # rounds may pass at once
         self.experiment = experiment
         self.profile = profile
         self.end = end
@@ -289,7 +292,7 @@ class Site:
             gpus.append(
                 ForeseeingGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
-                    found,
+                    found, blocks=self.blocks,
                 )
             )  # fmt: skip
         self.gpus += gpus

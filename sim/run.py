@@ -22,13 +22,13 @@ from pdvsim.sim.workload.requests import Workload
 def simulate(
     experiment: Experiment,
     progress: Callable[[int], None] | None = None,
-    direct: bool = True,
+    blocks: bool = True,
     requests: list[Request] | Workload | None = None,
     profile: Profile | None = None,
     traced: bool = False,
     end: int = 0,
 ) -> Result:
-    """Run an experiment; `direct=False` sends everything through the event queue, with the same result.
+    """Run an experiment; `blocks=False` goes round by round, with the same result.
 
     `profile` stands in for the experiment's own. `end` is the end of the error bar to take predicted forward times at,
     +1 slow, -1 fast. `traced` keeps what a timeline shows beside the rows: whom each launch carried, and what the host
@@ -40,8 +40,8 @@ def simulate(
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
     log = Log.of_everything() if traced else Log()
-    env = Clock(direct and not traced)  # on the short cut the host is not asked
-    site = Site(env, experiment, profile, log, end)
+    env = Clock()
+    site = Site(env, experiment, profile, log, end, blocks)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)

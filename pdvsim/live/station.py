@@ -42,7 +42,7 @@ class Station:
 
     def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.experiment = experiment
-        self.env = Clock(not traced)
+        self.env = Clock()
         self.log = Log.of_everything() if traced else Log()
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log)
         self.reader = reader(self.log, self.site)

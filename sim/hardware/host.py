@@ -47,12 +47,6 @@ class SimulatedHost:
         self.free_at = done = (now_s if now_s > free_at else free_at) + cost_s
         return done
 
-    def done_s(self, now_s: float, cost_s: float) -> float:
-        """When an operation asked for now would be done."""
-        if self._idle_lanes and self._polls and cost_s:
-            cost_s += self._looks_s(cost_s)
-        return (now_s if now_s > self.free_at else self.free_at) + cost_s
-
     def _looks_s(self, cost_s: float) -> float:
         """Time that idle lanes' looks take in the turn of an operation."""
         times = self.times

@@ -56,21 +56,13 @@ class Power:
         over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
         return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
-    def alone(self, mean_w: float, idle_s: float, start_s: float, draw: Draw, solo_s: float) -> tuple[float, float]:
-        """When a work ends that has the card to itself, behind some seconds of rest; and the mean draw then."""
-        fit, watts = self.fit, draw.watts
-        rest_w, settle_s = fit.rest_w, fit.settle_s
-        if idle_s > 0.0:
-            mean_w = rest_w + (mean_w - rest_w) * exp(-idle_s / settle_s)
-        within = watts <= fit.limit_w and mean_w <= fit.limit_w
-        end_s = start_s + (solo_s if within else self.taken_s(mean_w, draw, solo_s))
-        watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
-        return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
-
     def spent(
         self, mean_w: float, idle_s: float, start_s: float, solo_s: float, moved: float, cache: float, flops: float
     ) -> tuple[float, float]:
-        """The same in one step: of a work that moves so many bytes, `cache` of them of the KV cache, and computes."""
+        """When a work ends that has the card to itself, after some seconds of rest; and the mean draw then.
+
+        It moves so many bytes, `cache` of them of the KV cache.
+        """
         fit = self.fit
         rest_w, settle_s, limit_w = fit.rest_w, fit.settle_s, fit.limit_w
         weights = moved - cache if moved > cache else 0.0

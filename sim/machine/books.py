@@ -19,7 +19,7 @@ class Books:
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
         self._widest = models["draft"].widest if "draft" in models else 2
-        self._log, self._append, self.extend_short = log, log.append, log.extend_short
+        self.log, self._append, self.extend_short = log, log.append, log.extend_short
         self._place = replica, gpu
         self.joules_of: dict[float, tuple[float, float]] = {}  # by number
         self._kinds: dict[tuple[str, Kind, Role, int, int, int], tuple[int, Shape]] = {}
@@ -39,8 +39,8 @@ class Books:
         if known is None:
             shape = self.models[role].shape(rows, tokens, steps)
             head = (*self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
-            self._log.kinds.append((*head, rows, rows * (tokens + steps - 1), steps, tokens, *shape))
-            known = self._kinds[key] = (len(self._log.kinds) - 1, shape)
+            self.log.kinds.append((*head, rows, rows * (tokens + steps - 1), steps, tokens, *shape))
+            known = self._kinds[key] = (len(self.log.kinds) - 1, shape)
         return known
 
     def price(self, work: Work) -> tuple[float, float, float]:

@@ -25,7 +25,7 @@ from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.books import Books, TracedBooks
-from pdvsim.sim.machine.clock import NEVER, Clock, Completion
+from pdvsim.sim.machine.clock import NEVER, Clock
 from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
@@ -34,16 +34,13 @@ Verdict = Callable[[Work], "Sequence[int] | None"]
 Found = Callable[[Request], bool]
 
 
-class Job(Completion, Load):
+class Job(Event, Load):
     """A work on its way through a stream; what it asks of the GPU is worked out where another shares it."""
 
     device: SimulatedGPU
     remaining_s: float  # at rate 1, as of the GPU's state time
     turn_s = -1.0
     start_s = -1.0
-    # the same, while it is only tried whether it has the GPU to itself
-    begins_s: float
-    ends_s: float
     draw: Draw  # where the card's power is modelled
 
     def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
@@ -137,36 +134,6 @@ class SimulatedGPU:
                 self.coming.append(job)
         self.fresh.clear()
         self._plan()
-
-    def pass_through(self, last: Completion, before_s: float) -> float | None:
-        """Run what was launched, up to `last`, if it has the GPU to itself and the host notices before then."""
-        fresh = self.fresh
-        final = fresh[-1]
-        if final is not last or self.running or self.coming:
-            return None
-        end, mean_w, power, lane = self.time_s, self.mean_w, self.power, final.work.lane
-        for job in fresh:
-            if job is not final and (job.work.watched or job.work.lane != lane):
-                return None
-            ready = job.ready_s
-            job.begins_s = start = ready if ready > end else end
-            if power is None:
-                job.ends_s = end = start + job.solo_s
-            else:
-                job.ends_s, mean_w = power.alone(mean_w, start - end, start, job.draw, job.solo_s)
-                end = job.ends_s
-        host = self.host
-        noticed_s = host.done_s(end, host.times.completion_s)
-        if noticed_s >= before_s:
-            return None
-        host.free_at = noticed_s
-        self.time_s, self.mean_w = end, mean_w
-        note = self.books.note
-        for job in fresh:
-            note(job.work, job.begins_s, job.ends_s, job.solo_s, job.bytes, job.flops)
-        fresh.clear()
-        final._value = self.verdict(final.work)
-        return noticed_s
 
     def end_next(self) -> tuple[Job | None, float]:
         """Complete the work that is due, and start the next of its stream."""

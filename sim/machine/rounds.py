@@ -54,9 +54,9 @@ class PassedRounds(NamedTuple):
 class ForeseeingGPU(SimulatedGPU):
     """A simulated GPU that goes through rounds at once."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.foresees = self.found is None and self.env.direct
+        self.foresees = blocks and self.found is None and self.books.log.carried is None
         self._round_prices: dict[tuple[str, str, int, int], RoundPrices] = {}
 
     def pass_rounds(self, batch: RunningBatch, way: Way, most: int = ROUNDS) -> int:

@@ -108,7 +108,7 @@ def experiment(rng: random.Random, profiles: tuple[str | None, ...], done: Count
     if scenario.experiment.hardware.gpu == "h200":  # predicted times may be a little less than a card's ceilings allow
         check_gpus(result, covering_profile(scenario.experiment))
     assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
-    assert_same(result, scenario.run(direct=False))
+    assert_same(result, scenario.run(blocks=False))
     assert_same(result, scenario.run())
     whole = summarise(result)
     scoring = replace(scenario.experiment.scoring, detailed=False)

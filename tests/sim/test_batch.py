@@ -78,7 +78,7 @@ class Counting(PDV):
 @pytest.mark.parametrize(("policy", "hardware"), [(Curious, Hardware()), (Curious, SCARCE), (Restless, Hardware())])
 def test_whoever_looks_or_changes_the_list_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
     experiment = Experiment(named(policy), TRAFFIC, server=Server(num_speculative_tokens=3), hardware=hardware)
-    at_once, one_by_one = simulate(experiment), simulate(experiment, direct=False)
+    at_once, one_by_one = simulate(experiment), simulate(experiment, blocks=False)
     check_alike(at_once, one_by_one)
     requests = at_once.requests
     check_books(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
@@ -122,7 +122,7 @@ def test_a_learning_controller_decides_the_same_in_blocks(arch: str) -> None:
     """After every round it is told the verdict and asked for the next draft length, which changes on the way."""
     server = Server(controller="goodput", num_speculative_tokens=1)
     experiment = Experiment(arch, TRAFFIC, server=server)
-    at_once, one_by_one = simulate(experiment), simulate(experiment, direct=False)
+    at_once, one_by_one = simulate(experiment), simulate(experiment, blocks=False)
     check_alike(at_once, one_by_one)
     drafts = at_once.launches["steps"][at_once.launches["kind"] == KINDS.index("draft")]
     assert len(np.unique(drafts)) > 1

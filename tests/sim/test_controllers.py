@@ -143,7 +143,7 @@ def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
         assert not {DRAFT, VERIFY} & set(result.launches["kind"].tolist())
         assert (result.requests["rounds"] == result.requests["output_tokens"] - 1).all()
         assert result.requests["drafted"].sum() == 0
-        check_alike(result, simulated(experiment, direct=False))
+        check_alike(result, simulated(experiment, blocks=False))
 
 
 def test_length_0_in_one_lane_is_the_yardstick() -> None:
@@ -652,5 +652,5 @@ def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -
 def test_adaptive_speculates_again_when_drafts_get_better() -> None:
     """A poor first request must not settle the matter: the ones after it accept every draft."""
     requests = [Request(i, 0.3 * i, 64, 200, bytes([0 if i < 2 else 255]) * 200) for i in range(30)]
-    result = simulated(Experiment("adaptive", Traffic(num_prompts=30)), direct=False, requests=requests)
+    result = simulated(Experiment("adaptive", Traffic(num_prompts=30)), blocks=False, requests=requests)
     assert result.requests["rounds"][-5:].mean() < 100  # plain decoding takes 199

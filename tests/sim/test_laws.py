@@ -59,9 +59,9 @@ class Scenario:
     experiment: Experiment
     workload: Workload
 
-    def run(self, direct: bool = True) -> Result:
+    def run(self, blocks: bool = True) -> Result:
         requests = self.workload.requests(self.experiment.acceptance)
-        return simulate(suited(self.experiment), direct=direct, requests=requests)
+        return simulate(suited(self.experiment), blocks=blocks, requests=requests)
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -359,13 +359,13 @@ def assert_same(one: Result, other: Result) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_direct_way_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
+def test_a_block_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     """Rounds that pass at once give the same records as the event queue, round by round."""
 
     @given(scenario=scenarios(arch, profiles))
     @settings(max_examples=25)
     def check(scenario: Scenario) -> None:
-        assert_same(scenario.run(), scenario.run(direct=False))
+        assert_same(scenario.run(), scenario.run(blocks=False))
 
     check()
 
@@ -377,7 +377,7 @@ def test_a_second_run_is_the_first(arch: Arch) -> None:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
+def test_a_block_is_cut_anywhere(arch: Arch) -> None:
     """The same where it goes furthest, few requests with long outputs, and arrivals cut it at every stage."""
 
     @given(
@@ -417,13 +417,13 @@ def test_the_direct_way_is_cut_anywhere(arch: Arch) -> None:
             host=Host(launch_s=host, completion_s=host, handoff_s=host),
         )
         scenario = Scenario(experiment, workload)
-        assert_same(scenario.run(), scenario.run(direct=False))
+        assert_same(scenario.run(), scenario.run(blocks=False))
 
     check()
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_direct_way_is_cut_at_an_instant(arch: Arch) -> None:
+def test_a_block_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 
     @given(
@@ -437,19 +437,19 @@ def test_the_direct_way_is_cut_at_an_instant(arch: Arch) -> None:
     def check(moment: float, column: str, first: int, host: float | None, seed: int) -> None:
         experiment = Experiment(arch=arch, host=Host(launch_s=host, completion_s=host, handoff_s=host))
         early = Workload((0.0,) * first, (50,) * first, (60,) * first, seed)
-        before = Scenario(experiment, early).run(direct=False)
+        before = Scenario(experiment, early).run(blocks=False)
         instants = np.sort((before.deliveries if column == "time_s" else before.launches)[column])
         instant = float(instants[int(moment * (len(instants) - 1))])
         late = Workload((*early.arrival_s, instant), (*early.prompts, 80), (*early.outputs, 40), seed)
         scenario = Scenario(experiment, late)
-        assert_same(scenario.run(), scenario.run(direct=False))
+        assert_same(scenario.run(), scenario.run(blocks=False))
 
     check()
 
 
 @pytest.mark.parametrize("host_s", [None, 0.0])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_direct_way_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
+def test_a_block_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> None:
     """The same where replicas are in lockstep, so that one sends a new request to another at a round's very end."""
     host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
     for replicas, concurrency, outputs in ((2, 3, (25,)), (3, 5, (41, 61, 81, 101)), (2, 4, (30, 60))):
@@ -460,7 +460,7 @@ def test_the_direct_way_with_replicas_in_lockstep(arch: Arch, host_s: float | No
             "hardware.router": "least-loaded",
         }
         scenario = Scenario(_settled(arch, options), Workload((0.0,) * 24, (50,) * 24, (outputs * 24)[:24]))
-        assert_same(scenario.run(), scenario.run(direct=False))
+        assert_same(scenario.run(), scenario.run(blocks=False))
 
 
 @pytest.mark.parametrize("verify_gpu", [0, 1])
@@ -637,7 +637,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         options = options | {"server.kv_cache": "paged", "hardware.kv_capacity_tokens": room}
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
-        result = scenario.run(direct=False)
+        result = scenario.run(blocks=False)
         check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         assert_same(scenario.run(), result)

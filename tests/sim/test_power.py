@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware import profile as profiles
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import suited
@@ -86,14 +85,9 @@ def test_a_lower_limit_serves_no_faster(arch: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("users", [1, 8])
-def test_works_alone_take_the_same_whether_or_not_they_pass_through(
-    users: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The shortcut for works that have the GPU to themselves, against the general way."""
+def test_a_throttled_run_is_the_same_in_blocks(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = at_limit("colocated", 500.0, monkeypatch, users)
-    quick = simulate(experiment)
-    monkeypatch.setattr(SimulatedGPU, "pass_through", lambda self, last, before_s: None)
-    slow = simulate(experiment)
+    quick, slow = simulate(experiment), simulate(experiment, blocks=False)
     for name in ("start_s", "end_s"):
         np.testing.assert_allclose(quick.launches[name], slow.launches[name], rtol=1e-9)
     assert summarise(quick)["output_throughput"] == pytest.approx(summarise(slow)["output_throughput"])

@@ -102,7 +102,7 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(Books, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
-    result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), direct=False)
+    result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), blocks=False)
     found = np.stack([result.launches["end_s"], *_sizes(result.launches, 2).values()], axis=1)
     assert sorted(map(tuple, found.tolist())) == sorted(seen)
 
@@ -112,12 +112,12 @@ def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) ->
     """By either way to the last bit; streamed to rounding, also where works side by side are booked apart."""
     server = LARGE if arch in ("pdv", "pdv-hybrid") else replace(LARGE, verify_gather="auto")
     experiment = Experiment(arch, CROWD, server=server)
-    queued, direct_way = (summarise(simulate(experiment, direct=direct)) for direct in (False, True))
-    assert queued["outside_measured"] == direct_way["outside_measured"]
+    queued, in_blocks = (summarise(simulate(experiment, blocks=blocks)) for blocks in (False, True))
+    assert queued["outside_measured"] == in_blocks["outside_measured"]
     assert queued["outside_measured"]["share"] > 0.1
-    for direct, requests in ((False, 4096), (True, 4096), (False, 3), (True, 3)):
+    for blocks, requests in ((False, 4096), (True, 4096), (False, 3), (True, 3)):
         monkeypatch.setattr(streaming, "REQUESTS", requests)
-        streamed = summarise(simulate(replace(experiment, scoring=Scoring(detailed=False)), direct=direct))
+        streamed = summarise(simulate(replace(experiment, scoring=Scoring(detailed=False)), blocks=blocks))
         assert streamed["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
 
 

@@ -86,7 +86,7 @@ def write_profile(
     return str(path)
 
 
-@pytest.fixture(params=[False, True], ids=["queued", "direct"])
+@pytest.fixture(params=[False, True], ids=["queued", "blocks"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs requests through an architecture on the toy GPU."""
     monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**7))
@@ -124,7 +124,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             hardware=Hardware(**placed | (hardware or {})),
             host=Host(**host or {}),
         )
-        return simulate(suited(experiment), direct=request.param, requests=requests)
+        return simulate(suited(experiment), blocks=request.param, requests=requests)
 
     return runs
 

@@ -173,7 +173,7 @@ def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
 def test_every_request_ends_with_its_tokens(arch: str, drafters: int | None) -> None:
     given = None if arch == "autoregressive" else drafters
     experiment = over(2, arch, draft_tensor_parallel_size=given)
-    result, queued = simulate(experiment), simulate(experiment, direct=False)
+    result, queued = simulate(experiment), simulate(experiment, blocks=False)
     assert result.requests["output_tokens"].sum() == 6 * 12
     assert result.meta["gpus"] == 2
     for name, column in result.launches.items():

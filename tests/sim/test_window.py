@@ -121,8 +121,8 @@ def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
 def test_adaptive_counts_its_drafting_rounds_alone() -> None:
     """At 128 at once it decodes plainly, but for the few rounds at the end."""
     traffic = Traffic(num_prompts=160, max_concurrency=128, **R128)
-    for direct in (True, False):
-        run = simulate(Experiment("adaptive", traffic), direct=direct)
+    for blocks in (True, False):
+        run = simulate(Experiment("adaptive", traffic), blocks=blocks)
         metrics = summarise(run)
         rounds, drafts = int(run.requests["rounds"].sum()), int(run.requests["drafts"].sum())
         assert 0 < drafts < rounds / 2
