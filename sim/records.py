@@ -11,13 +11,12 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from struct import Struct
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import KINDS, Kind, Request, Role
+from pdvsim.sim.core import Request, Role
 
 Array = NDArray[Any]
 Columns = dict[str, Array]
@@ -76,8 +75,7 @@ LAUNCH_DTYPES: dict[str, str] = {
 }
 
 _ROW = np.dtype(list(LAUNCH_DTYPES.items()))
-_HEAD = Struct("=5h")  # of a row: what it is
-packed_launch = Struct(f"={_HEAD.size}siihiiiq5d").pack  # a row: its head, and the columns from `rows` on
+LaunchRow = tuple[float, ...]  # in the order of the columns
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 
@@ -91,20 +89,15 @@ HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in s
 
 
 class Launches:
-    """One row a launch, packed as its columns are, so that they need no copy. Those of one kind may come in short."""
+    """One row a launch. Those of one kind may come in short."""
 
     carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 
     def __init__(self) -> None:
-        self._packed = bytearray()
-        self.append = self._packed.extend  # a row, as `packed_launch` makes it
+        self._rows: list[LaunchRow] = []
+        self.append = self._rows.append
         self.kinds: list[LaunchKind] = []
         self._short = array("d")
-
-    @staticmethod
-    def head(replica: int, gpu: int, lane: str, kind: Kind, role: Role) -> bytes:
-        """What a launch is, as its row begins."""
-        return _HEAD.pack(replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
 
     def extend_short(self, rows: list[float] | Array) -> None:
         """Rows of five: number in `kinds`, queue depth, context, start and end."""
@@ -114,11 +107,11 @@ class Launches:
             self._short.frombytes(rows.tobytes())
 
     def __len__(self) -> int:
-        return len(self._packed) // _ROW.itemsize + len(self._short) // 5
+        return len(self._rows) + len(self._short) // 5
 
     def packed(self, first: int) -> bytes:
         """The rows from one on; they stay."""
-        return bytes(memoryview(self._packed)[first * _ROW.itemsize :])
+        return np.array(self._rows[first:], _ROW).tobytes()
 
     @staticmethod
     def unpacked(rows: bytes) -> Columns:
@@ -128,8 +121,8 @@ class Launches:
 
     def drain(self) -> Columns:
         """The rows so far as columns, in the order of their ends; they are no longer held here."""
-        table = np.frombuffer(bytes(self._packed), _ROW)
-        self._packed.clear()
+        table = np.array(self._rows, _ROW)
+        self._rows.clear()
         if self._short:
             table = np.concatenate((table, self._long()))
         if self.carried is None:  # else those are in the order in which launches ended

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pdvsim.sim.core import KINDS, Kind, Request, Role, Work
 from pdvsim.sim.hardware.latency import Latency, Shape
 from pdvsim.sim.machine.batch import RunningBatch
-from pdvsim.sim.records import LANES, ROLES, Launches, packed_launch
+from pdvsim.sim.records import LANES, ROLES, Launches
 
 
 class Books:
@@ -24,13 +24,6 @@ class Books:
         self.joules_of: dict[float, tuple[float, float]] = {}  # by number
         self._kinds: dict[tuple[str, Kind, Role, int, int, int], tuple[int, Shape]] = {}
         self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
-        # of its rows in the log
-        self._heads = {
-            (lane, kind, role): log.head(replica, gpu, lane, kind, role)
-            for lane in LANES
-            for kind in KINDS
-            for role in ROLES
-        }
 
     def kind(self, lane: str, kind: Kind, role: Role, rows: int, tokens: int, steps: int) -> tuple[int, Shape]:
         """The number that launches of one kind have in the log, without prompts; and their price."""
@@ -38,10 +31,15 @@ class Books:
         known = self._kinds.get(key)
         if known is None:
             shape = self.models[role].shape(rows, tokens, steps)
-            head = (*self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
-            self.log.kinds.append((*head, rows, rows * (tokens + steps - 1), steps, tokens, *shape))
+            self.log.kinds.append(
+                (*self._head(lane, kind, role), rows, rows * (tokens + steps - 1), steps, tokens, *shape)
+            )
             known = self._kinds[key] = (len(self.log.kinds) - 1, shape)
         return known
+
+    def _head(self, lane: str, kind: Kind, role: Role) -> tuple[int, ...]:
+        """The first columns of its rows in the log."""
+        return *self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role)
 
     def price(self, work: Work) -> tuple[float, float, float]:
         """Seconds alone, bytes moved and flops of a work."""
@@ -99,12 +97,10 @@ class Books:
                 prompt_start = chunk.start
             if work.role == "target":  # the drafter reads behind it or beside it
                 chunk.request.prefill_s += spent_s
-        self._append(
-            packed_launch(
-                self._heads[work.lane, work.kind, work.role], len(rows), tokens, work.steps, work.tokens,
-                work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
-            )
-        )  # fmt: skip
+        self._append((
+            *self._head(work.lane, work.kind, work.role), len(rows), tokens, work.steps, work.tokens,
+            work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
+        ))  # fmt: skip
 
 
 class TracedBooks(Books):
