@@ -25,6 +25,7 @@ class Keywords(TypedDict, total=False):
     ahead_exponent: float
     ahead_fan: int | None
     ahead_miss: Literal["auto", "draft", "plain"]
+    async_scheduling: bool
     band: bool
     burstiness: float
     cards: str | Sequence[str]

@@ -83,6 +83,8 @@ class ServingRig:
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
         # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
         slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
+        if experiment.server.async_scheduling:  # an early draft writes further ahead, also for whoever has left
+            slots, pool = slots + needs.rows, pool + 2 * needs.slots
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
         if isinstance(head := models.get("draft"), Head):
@@ -133,7 +135,7 @@ class ServingRig:
     def serves(self, server: Server, needs: Needs) -> bool:
         """Whether a run with these settings and needs finds everything ready."""
         streams = (self.server.priority, self.server.partition) == (server.priority, server.partition)
-        return streams and self.needs.covers(needs)
+        return streams and self.server.async_scheduling >= server.async_scheduling and self.needs.covers(needs)
 
     @property
     def graphs(self) -> int:
@@ -262,7 +264,7 @@ class CudaGPU(Device):
         slots = self.slots.of(work.rows)
         more = work.tokens if work.role == "target" else work.steps + 1
         tokens = [row.context + more for row in work.rows]
-        if work.kind == "ahead":  # the verdict may come before it, with all that is being verified
+        if work.kind == "ahead" or work.early:  # the verdict may come before it, with all that is being verified
             tokens = [row.context + row.k + 1 + more for row in work.rows]
         lane.new_pages += self.slots.grown(
             [*slots, *(chunk.slot for chunk in chunks)], [*tokens, *(chunk.start + chunk.tokens for chunk in chunks)]
@@ -293,6 +295,9 @@ class CudaGPU(Device):
         tickets = [lane.prefill(chunks)] if chunks else []
         if work.kind == "ahead":
             return [lane.draft(slots, work.steps)]
+        if work.early:
+            self.slots.early = lane.draft(slots, work.steps, width=work.tokens)
+            return [self.slots.early]
         if slots:
             behind = [
                 # the newest token is fed by the draft itself

@@ -20,7 +20,7 @@ from pdvsim.realrun.engine.batch import MAX_CHUNKS
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, RING, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
-from pdvsim.realrun.engine.graphs import PromptChunk
+from pdvsim.realrun.engine.graphs import PromptChunk, Ticket
 from pdvsim.realrun.engine.head import states_width
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
@@ -56,6 +56,8 @@ class Slots:
         self._held: dict[int, int] = {}
         self._free_pages = deque(range(SCRATCH_PAGES, sequences.pool))
         self._pages: list[list[int]] = [[] for _ in range(self.count)]
+        self.early: Ticket | None = None  # a draft that may still write to what is given up from now on
+        self._given_up: deque[tuple[Ticket, list[int], list[int]]] = deque()  # slots and pages, until it is over
 
     def __contains__(self, request: Request) -> bool:
         return request.id in self._held
@@ -67,12 +69,14 @@ class Slots:
 
     def take(self, request: Request) -> int:
         assert request.id not in self._held, f"request {request.id} has a slot"
+        self._reclaim()
         assert self._free, f"more than {self.count} requests in flight"
         slot = self._held[request.id] = self._free.popleft()
         return slot
 
     def grown(self, slots: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, int]]:
         """Give slots the pages they lack for their first `tokens` tokens: (place in the page table, page) of each."""
+        self._reclaim()
         new: list[tuple[int, int]] = []
         for slot, wanted in zip(slots, tokens, strict=True):
             pages = self._pages[slot]
@@ -86,19 +90,38 @@ class Slots:
         """Take back a request's pages; it keeps its slot."""
         slot = self._held.get(request.id)
         if slot is not None:
-            self._free_pages.extend(self._pages[slot])
+            self._give_up([], self._pages[slot])
             self._pages[slot] = []
 
     def release(self, request: Request) -> None:
         """Take back a request's slot, which must have no pages left."""
         slot = self._held.pop(request.id)
         assert not self._pages[slot], f"request {request.id} still holds pages"
-        self._free.append(slot)
+        self._give_up([slot], [])
+
+    def _give_up(self, slots: list[int], pages: list[int]) -> None:
+        if self.early is not None and not self.early.done():
+            self._given_up.append((self.early, slots, pages))
+        else:
+            self._free.extend(slots)
+            self._free_pages.extend(pages)
+
+    def _reclaim(self) -> None:
+        """Take back what no draft can write to any more; wait for one where nothing else is left."""
+        given_up = self._given_up
+        while given_up and (given_up[0][0].done() or not self._free or not self._free_pages):
+            draft, slots, pages = given_up.popleft()
+            draft.collect()
+            self._free.extend(slots)
+            self._free_pages.extend(pages)
 
     def check_integrity(self) -> None:
         """Every slot and every page is free or held once."""
-        assert sorted([*self._free, *self._held.values()]) == list(range(self.count))
-        pages = sorted([*self._free_pages, *(page for held in self._pages for page in held)])
+        resting = [(slots, pages) for _, slots, pages in self._given_up]
+        slots = [*self._free, *self._held.values(), *(slot for given, _ in resting for slot in given)]
+        assert sorted(slots) == list(range(self.count))
+        held = [*self._pages, *(given for _, given in resting)]
+        pages = sorted([*self._free_pages, *(page for some in held for page in some)])
         assert pages == list(range(SCRATCH_PAGES, SCRATCH_PAGES + len(pages)))
 
 
@@ -355,7 +378,7 @@ def pages_that_fit(
     if needs.rereads and "draft" in models:
         kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += kept * states_width(models["draft"]) * item
-    fits = min(needs.pages, int((room - weights - work) // page) - needs.slots - SCRATCH_PAGES)
+    fits = min(needs.pages, int((room - weights - work) // page) - 3 * needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:
         return fits
     raise ValueError(

@@ -171,6 +171,8 @@ class Server:
     """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
     pad_drafts: bool = False
     """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
+    async_scheduling: bool = False
+    """Launch the next draft before the last verdict is read, so that the host works while the GPU does."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks as tokens come, and preemption where none is free; reserved: all that a request may need, at
     admission."""

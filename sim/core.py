@@ -276,3 +276,4 @@ class Work:
     context: int = -1  # cached tokens of all rows; -1: not counted yet
     worker: int = 0  # of several that work side by side in its lane
     packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
+    early: bool = False  # a draft that is launched before the verdict that it follows is known

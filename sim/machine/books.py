@@ -86,7 +86,8 @@ class Books:
                 rows.verify_s += spent_s
         elif work.kind == "draft":
             for row in rows:
-                row.draft_s += spent_s
+                if row.finish_s < 0:  # an early draft may outlive a row
+                    row.draft_s += spent_s
         elif work.kind != "ahead":  # its rows are being verified
             for row in rows:
                 row.verify_s += spent_s

@@ -79,9 +79,13 @@ class Policy:
         self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
         self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
         self.learns = self.speculates and self.controller.learns
+        early = context.settings.async_scheduling and "async_scheduling" in self.options
+        self.drafts_early = early and self.speculates and not self.looks_up
+        self.early = 0  # draft tokens that the running rows are getting already
         # rounds pass without asking the policy, unless it has a say of its own in one
         parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
-        self.foresees = context.device.foresees and self.controller.by_sums and not self.has_own(Policy, *parts)
+        foresees = context.device.foresees and self.controller.by_sums and not self.drafts_early
+        self.foresees = foresees and not self.has_own(Policy, *parts)
         self.admits_by_itself = self.has_own(Policy, "admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
@@ -326,9 +330,41 @@ class Policy:
             self.backlog(lane), True, context, packed=packed,
         )  # fmt: skip
 
+    def draft_length(self, rows: list[Request]) -> int:
+        """Draft tokens of the next round: those that are being made already, or as many as the controller wants."""
+        if not rows:
+            self.early = 0
+        return self.early or self.controller.draft_length(rows, 0, self.env.now)
+
+    def draft_early(self, rows: list[Request]) -> None:
+        """Launch the next draft of rows whose verify is under way, if drafts are launched early.
+
+        The GPU applies the verdict, so the draft begins when the verify ends, and the host reads the verdict meanwhile.
+        Whoever finishes was drafted for in vain.
+        """
+        rows = [row for row in rows if row.output_tokens - row.emitted > 1]
+        if not self.drafts_early or not rows:
+            return
+        k, lane = self.controller.draft_length(rows, 0, self.env.now), self.draft_lane
+        if k:
+            self.early = k
+            unread = 1 + max(row.k for row in rows) if self.rereads else 2  # whatever the verdict will be
+            self.device.launch(Work(
+                "draft", "draft", lane, rows, unread, k, (), self.priority(lane, rows), self.backlog(lane), False,
+                context_of(rows), early=True,
+            ))  # fmt: skip
+
+    def drafted_early(self, rows: list[Request]) -> bool:
+        """Whether the draft of the round that begins was launched early."""
+        early, self.early = self.early, 0
+        if early:
+            for row in rows:
+                row.k = early
+        return early > 0
+
     def draft_and_verify(self, rows: list[Request], k: int) -> Event:
         """Both, one after the other on the draft lane: the stream keeps the order. The verdict."""
-        drafting = self.draft(rows, k) if k else None
+        drafting = self.draft(rows, k) if k and not self.drafted_early(rows) else None
         if drafting is not None:
             drafting.watched = False
             self.device.launch(drafting)
@@ -336,7 +372,9 @@ class Policy:
         if verifying.lane != lane:
             verifying.lane, verifying.priority = lane, self.priority(lane, rows)
             verifying.queue_depth = self.backlog(lane)
-        return self.device.launch(verifying)
+        verdict = self.device.launch(verifying)
+        self.draft_early(rows)
+        return verdict
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
         """Draft and verify `rows` on the draft lane, round after round, until something changes; return who goes on.

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.policies.base import Context, Policy, Process
+from pdvsim.sim.policies.base import Context, OwnOptions, Policy, Process
 
 
 class Colocated(Policy):
     """The strong modern baseline."""
+
+    options: OwnOptions = ("async_scheduling",)
 
     def __init__(self, context: Context) -> None:
         self.running: list[Request] = []
@@ -29,18 +31,19 @@ class Colocated(Policy):
         while True:
             self.preempting = False
             rows = self.running
-            k = self.controller.draft_length(rows, 0, self.env.now) if self.speculates and rows else 0
+            k = self.draft_length(rows) if self.speculates and rows else 0
             rows = self.running = self.hold(rows, k)
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
             if rows and not chunks:
                 self.running = yield from self.rounds(rows, k)
             elif chunks:
                 followed = self.for_drafter(chunks)
-                if k or followed:
-                    drafting = self.draft(rows if k else [], k)
+                early = self.drafted_early(rows)
+                if followed or (k and not early):
+                    drafting = self.draft(rows if k and not early else [], k)
                     drafting.chunks = followed
-                    drafting.kind = "draft" if k else "prefill"
-                    drafting.steps = max(k, 1)
+                    drafting.kind = "draft" if drafting.rows else "prefill"
+                    drafting.steps = max(k, 1) if drafting.rows else 1
                     self.device.launch(drafting)
                 verifying = self.verify(rows, k)
                 verifying.chunks = chunks

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import Policy, Process
+from pdvsim.sim.policies.base import OwnOptions, Policy, Process
 
 
 class PrefillDecode(Policy):
@@ -70,14 +70,21 @@ class PrefillDecode(Policy):
 class PD(PrefillDecode):
     """Draft and verify in one atomic step of the decode lane."""
 
+    options: OwnOptions = ("async_scheduling",)
+
+    def draft_early(self, rows: list[Request]) -> None:
+        if not len(self.decode):  # those who wait join the next round, and have no drafts yet
+            super().draft_early(rows)
+
     def decode_worker(self) -> Process:
         rows: list[Request] = []
         while True:
-            rows += self.decode.take(self.settings.round_batch - len(rows))
+            if not rows or not self.early:  # else some would have drafts, and some none
+                rows += self.decode.take(self.settings.round_batch - len(rows))
             if not rows:
                 yield self.decode.wait()
                 continue
-            k = self.controller.draft_length(rows, 0, self.env.now)
+            k = self.draft_length(rows)
             rows = self.hold(rows, k)
             if rows:
                 rows = yield from self.rounds(rows, k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -39,6 +40,7 @@ from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
+from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
@@ -158,6 +160,50 @@ def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
     rig = rig_for(chosen, requests)
     serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
     assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pd"])
+@pytest.mark.parametrize("noise", [0.0, 0.2])
+def test_early_drafts_change_no_token(arch: Arch, noise: float) -> None:
+    """A draft that is launched before the verdict is known begins where the verdict ends, whatever it says."""
+    moving = experiment(arch, async_scheduling=True, controller="feedback", max_speculative_tokens=4)
+    for chosen in (experiment(arch, async_scheduling=True), moving, early(tight(arch, "paged"))):
+        requests = make_requests(replace(chosen.traffic, output_len=25), chosen.acceptance)
+        outputs: dict[int, list[int]] = {}
+        rig = rig_for(chosen, requests, noise)
+        result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+        assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+        share = result.requests["accepted"].sum() / result.requests["drafted"].sum()
+        assert share == 1 if noise == 0 else 0.1 < share < 1
+        assert result.meta["graphs_captured_late"] == 0
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pd"])
+def test_early_drafts_are_as_simulated(arch: Arch) -> None:
+    """They are as many in both clocks, and leave each request's rounds as they were."""
+    chosen = experiment(arch, rate=math.inf, async_scheduling=True)
+    late = simulate(replace(chosen, server=replace(chosen.server, async_scheduling=False)))
+    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    for name in ("id", "prompt_tokens", "output_tokens", "rounds", "drafted", "accepted"):
+        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+        np.testing.assert_array_equal(late.requests[name], simulated.requests[name], name)
+    drafts = [int((result.launches["kind"] == DRAFT).sum()) for result in (late, simulated)]
+    assert drafts[1] >= drafts[0]  # some in vain
+    gaps = [between_rounds_s(result) for result in (late, simulated)]
+    assert gaps[1] < 1e-9 < 1e-5 < gaps[0]
+
+
+def between_rounds_s(result: Result) -> float:
+    """How long the GPU rests between a verify and the draft behind it, at least."""
+    launches = result.launches
+    order = np.argsort(launches["start_s"])
+    start_s, end_s, kind = (launches[name][order] for name in ("start_s", "end_s", "kind"))
+    behind = (kind[1:] == DRAFT) & (kind[:-1] == KINDS.index("verify"))
+    return float((start_s[1:] - end_s[:-1])[behind].min())
+
+
+def early(chosen: Experiment) -> Experiment:
+    return replace(chosen, server=replace(chosen.server, async_scheduling=True))
 
 
 def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
