@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 from pdvsim.sim.hardware.models import HEADS
 
 MAX_DRAFT = 15  # the verify kernel's
-MAX_PROMPTS = 4  # in one forward
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     if experiment.longest_draft > MAX_DRAFT - ahead:
         most = f"{MAX_DRAFT - ahead} drafts{' behind a guess' if ahead else ''}"
         raise ValueError(f"the GPU kernels take at most {most}, got {experiment.longest_draft}")
-    if (server.max_prompts_per_forward or 0) > MAX_PROMPTS:
-        raise ValueError(f"max-prompts-per-forward is at most {MAX_PROMPTS} on the GPU")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
     if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
@@ -91,6 +89,8 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
 def as_served(experiment: Experiment) -> Experiment:
     """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
     server = experiment.server
-    prompts = server.max_prompts_per_forward or MAX_PROMPTS
+    prompts, most = server.max_prompts_per_forward, most_prompts(server.max_num_batched_tokens)
+    if (prompts or server.max_num_seqs) > most:
+        prompts = most
     pads = experiment.has_drafter and server.drafted_by == "ngram"
     return replace(experiment, server=replace(server, max_prompts_per_forward=prompts, pad_drafts=pads))

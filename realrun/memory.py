@@ -16,8 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.batch import MAX_CHUNKS
-from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_prompts
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, RING, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk, Ticket
@@ -33,6 +32,7 @@ LaneRole = tuple[str, Role]
 
 CATCH_UP_TOKENS = 256  # that a drafter reads at once after plain decoding, at the least
 SLOT_ROUNDING = 64
+BEHIND = 4  # rows that have fallen behind, of which one forward of the drafter reads what they lack
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
 
 
@@ -163,6 +163,7 @@ class Needs:
     rows: int  # largest batch
     draft_lengths: tuple[int, ...]
     prompt_tokens: tuple[int, int]  # least and most in one forward
+    prompts: int  # most of them in one forward
     splits_from: int | None  # prompts are cut at so many tokens or more; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
@@ -194,7 +195,7 @@ class Needs:
         most = least = server.max_num_batched_tokens
         if policy.in_steps():
             least = max(1, most - rows * (max(lengths) + 1))
-        together = 1 if policy.one_prompt else min(server.max_prompts_per_forward or MAX_CHUNKS, slots)
+        together = 1 if policy.one_prompt else min(server.max_prompts_per_forward or slots, slots)
         splits = together * max(prompts) > least
         return cls(
             arch=arch,
@@ -205,6 +206,7 @@ class Needs:
             rows=rows,
             draft_lengths=lengths,
             prompt_tokens=(1 if splits else min(prompts), min(most, together * max(prompts))),
+            prompts=together,
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
             branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
@@ -236,8 +238,8 @@ class Needs:
         return sorted({*self.draft_lengths, *([0] if self.looks_up else [])})
 
     @property
-    def _sizes(self) -> tuple[int, int, int, int]:
-        return self.slots, self.capacity, self.rows, self.branches
+    def _sizes(self) -> tuple[int, ...]:
+        return self.slots, self.capacity, self.rows, self.branches, self.prompts
 
     @property
     def row_buckets(self) -> tuple[int, ...]:
@@ -250,8 +252,14 @@ class Needs:
 
     @property
     def chunk_buckets(self) -> tuple[int, ...]:
-        most = self.prompt_tokens[1]
+        most = self._most_tokens
         return buckets_for(CHUNK_BUCKETS, max(most, CATCH_UP_TOKENS) if self.catches_up else most)
+
+    @property
+    def _most_tokens(self) -> int:
+        """Of prompts, that a forward must have room for; short ones need room for their number."""
+        sizes = (size for size in CHUNK_BUCKETS if most_prompts(size) >= self.prompts)
+        return max(self.prompt_tokens[1], next(sizes, CHUNK_BUCKETS[-1]))
 
     @property
     def catches_up(self) -> bool:
@@ -272,8 +280,7 @@ class Needs:
         return sorted(shapes, key=_size, reverse=True)
 
     def _chunks(self) -> list[int]:
-        least, most = self.prompt_tokens
-        return [b for b in buckets_for(self.chunk_buckets, most) if b >= least]
+        return [b for b in buckets_for(self.chunk_buckets, self._most_tokens) if b >= self.prompt_tokens[0]]
 
     def _prompts(self, role: Role) -> Iterator[LaunchShape]:
         for chunk in self._chunks():
@@ -334,7 +341,7 @@ def packed(chunks: Sequence[PromptChunk], most_tokens: int) -> Iterator[list[Pro
     for chunk in chunks:
         start, left = chunk.start, chunk.tokens
         while left:
-            if not room or len(group) == MAX_CHUNKS:
+            if not room or len(group) == BEHIND:
                 yield group
                 group, room = [], most_tokens
             tokens = min(left, room)

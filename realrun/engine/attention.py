@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch
+from pdvsim.realrun.engine.batch import Batch
 from pdvsim.realrun.engine.buckets import PROGRAMS_PER_SM, query_tile
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
@@ -309,16 +309,22 @@ def decode_attention(
 @triton.jit
 def _prefill(
     qkv_ptr, kv_ptr, pages_ptr, slots_ptr, starts_ptr, bounds_ptr, out_ptr,
-    heads, kv_heads, pages_width, value_offset, scale,
+    heads, kv_heads, pages_width, value_offset, scale, stretches,
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    # the blocks with the longest contexts go first, so that short ones fill the end
-    block, head, stretch = tl.num_programs(0) - 1 - tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    head = tl.program_id(1)
     take_turn(OVERLAP)
-    low = tl.load(bounds_ptr + stretch)
-    count = tl.load(bounds_ptr + stretch + 1) - low
-    if block * BLOCK_Q < count:
+    c = tl.arange(0, CHUNKS)
+    lows = tl.load(bounds_ptr + c, mask=c < stretches, other=0)
+    blocks = tl.cdiv(tl.load(bounds_ptr + 1 + c, mask=c < stretches, other=0) - lows, BLOCK_Q)
+    # a stretch's last blocks go first: they have the longest contexts, and short ones fill the end
+    number = tl.sum(blocks, 0) - 1 - tl.program_id(0)
+    if number >= 0:
+        stretch = tl.sum((tl.cumsum(blocks, 0) <= number).to(tl.int32), 0)
+        block = number - tl.sum(tl.where(c < stretch, blocks, 0), 0)
+        low = tl.load(bounds_ptr + stretch)
+        count = tl.load(bounds_ptr + stretch + 1) - low
         pages = pages_ptr + tl.load(slots_ptr + stretch) * pages_width
         first = tl.load(starts_ptr + stretch) + block * BLOCK_Q
         i = block * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -377,10 +383,12 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, posi
     if dim > 128:
         block_q, block = min(block_q, 64), min(block, 32)
     block_q = min(block_q, max(16, triton.next_power_of_2(batch.chunk)))
-    _prefill[(triton.cdiv(batch.chunk, block_q), heads, MAX_CHUNKS)](
+    stretches = len(batch.chunk_slots)
+    _prefill[(batch.chunk // block_q + min(stretches, batch.chunk), heads)](
         qkv, kv, batch.pages, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
-        heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E,
+        heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E, stretches,
         PAGE=PAGE, GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,
-        num_warps=warps, num_stages=3 if dim <= 128 else 2, **overlapping(qkv.device),
+        CHUNKS=triton.next_power_of_2(stretches), num_warps=warps, num_stages=3 if dim <= 128 else 2,
+        **overlapping(qkv.device),
     )  # fmt: skip
     return out

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.arch import Activation
 
-MAX_CHUNKS = 4  # prompt stretches one forward can carry
 MAX_ROW_TOKENS = 16  # new tokens per row the decode attention kernel packs
 
 

@@ -14,6 +14,11 @@ QUERY_TILE = 16
 PROGRAMS_PER_SM = 2
 
 
+def most_prompts(tokens: int) -> int:
+    """Prompts that a forward with room for so many of their tokens may carry."""
+    return max(4, tokens // 16)
+
+
 def query_tile(queries: int) -> int:
     """Queries of a tile that holds so many: the next power of two."""
     return max(QUERY_TILE, 1 << (queries - 1).bit_length())

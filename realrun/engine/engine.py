@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Residual
-from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
+from pdvsim.realrun.engine.batch import Batch, Residual
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_prompts
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
@@ -91,14 +91,15 @@ class Engine:
         return self._forward(shape, inputs, sampler)
 
     def _batch(self, inputs: Inputs, rows: int, tokens_per_row: int, chunk: int, first: int) -> Batch:
+        prompts = most_prompts(chunk)
         return Batch(
             rows=rows,
             tokens_per_row=tokens_per_row,
             chunk=chunk,
             row_slots=inputs.row_slots[:rows],
-            chunk_slots=inputs.chunk_slots,
-            chunk_starts=inputs.chunk_starts,
-            chunk_bounds=inputs.chunk_bounds,
+            chunk_slots=inputs.chunk_slots[:prompts],
+            chunk_starts=inputs.chunk_starts[:prompts],
+            chunk_bounds=inputs.chunk_bounds[: prompts + 1],
             pages=self.sequences.pages,
             scratch=self.sequences.scratch,
             first=first,
@@ -148,7 +149,8 @@ class Engine:
             settled = self.model.ops.settle(agreed, chosen, batch, limits, pins, sequences.tokens, sequences.length)
             results.append(settled.flatten())
         if shape.emit:
-            results.append(self._emit(inputs, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
+            final = inputs.chunk_final[: len(batch.chunk_slots)] > 0
+            results.append(self._emit(batch, final, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
         return torch.cat(results)
 
     def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:
@@ -157,10 +159,9 @@ class Engine:
         places = self.sequences.length[slots].long() + torch.arange(drafts, device=self.device)
         self.sequences.tokens[slots, places] = inputs.drafts.view(-1, self.offered)[:rows, :drafts]
 
-    def _emit(self, inputs: Inputs, positions: Tensor, ids: Tensor) -> Tensor:
+    def _emit(self, batch: Batch, final: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
         """Append the first output token of each prompt that ends here; returns them, -1 for the others."""
-        final = inputs.chunk_final > 0
-        slots = torch.where(final, inputs.chunk_slots, self.sequences.scratch)
+        slots = torch.where(final, batch.chunk_slots, self.sequences.scratch)
         positions = torch.where(final, positions, 0)
         self.model.ops.append(ids, self.sequences.tokens, slots, positions)
         # unfinished prompts rewrite the scratch slot's own length
@@ -172,5 +173,5 @@ def output_size(shape: LaunchShape) -> int:
     """How many integers `Engine.run` returns for a shape."""
     if isinstance(shape, DraftShape):
         return shape.rows * shape.steps
-    size = shape.rows * (shape.tokens_per_row + 1) + (MAX_CHUNKS if shape.emit else 0)
+    size = shape.rows * (shape.tokens_per_row + 1) + (most_prompts(shape.chunk) if shape.emit else 0)
     return size or 1

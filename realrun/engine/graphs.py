@@ -19,7 +19,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, MAX_ROW_TOKENS
+from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
+from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
 from pdvsim.realrun.engine.sampling import Sampler
@@ -102,7 +103,9 @@ class Ticket:
         if shape.rows:
             table = values[: shape.rows * (shape.tokens_per_row + 1)].reshape(shape.rows, -1)
             rows = [line[1 : 2 + line[0]].tolist() for line in table[: self.rows]]
-        first = [int(v) if v >= 0 else None for v in values[-MAX_CHUNKS:][: self.chunks]] if shape.emit else []
+        first: list[int | None] = []
+        if shape.emit:
+            first = [int(v) if v >= 0 else None for v in values[-most_prompts(shape.chunk) :][: self.chunks]]
         return LaunchOutcome(rows, first or [None] * self.chunks)
 
 
@@ -120,10 +123,11 @@ class GraphLane:
         self.graphs: dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
         rows = engine.row_buckets[-1]
         # a row may enter two new pages in a launch, a prompt as many as it is long
-        self.most_pages = 2 * rows + engine.chunk_buckets[-1] // PAGE + 2 * MAX_CHUNKS
+        prompts = most_prompts(engine.chunk_buckets[-1])
+        self.most_pages = 2 * rows + engine.chunk_buckets[-1] // PAGE + 2 * prompts
         self.new_pages: list[tuple[int, int]] = []  # (place in the table, page), for the next launch to write
         sizes = (
-            rows, rows, rows, MAX_CHUNKS, MAX_CHUNKS, MAX_CHUNKS + 1, MAX_CHUNKS, self.most_pages, self.most_pages,
+            rows, rows, rows, prompts, prompts, prompts + 1, prompts, self.most_pages, self.most_pages,
             rows * engine.offered,
         )  # fmt: skip
         device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
@@ -131,7 +135,7 @@ class GraphLane:
         self.inputs = Inputs(*device_inputs.split(sizes))
         self._bounds = dict(zip((f.name for f in fields(Inputs)), np.cumsum((0, *sizes)).tolist(), strict=False))
         self._host_inputs = [torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
-        out = rows * (MAX_ROW_TOKENS + 1) + MAX_CHUNKS
+        out = rows * (MAX_ROW_TOKENS + 1) + prompts
         self._host_outputs = [torch.zeros(out, dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
         self._tickets: list[Ticket | None] = [None] * STAGES
         self._launches = 0
@@ -193,15 +197,15 @@ class GraphLane:
         raise ValueError(f"{rows} rows do not fit the buckets {self.engine.row_buckets}")
 
     def _chunk_bucket(self, chunks: Sequence[PromptChunk]) -> int:
-        if len(chunks) > MAX_CHUNKS:
-            raise ValueError(f"{len(chunks)} chunks in one forward; at most {MAX_CHUNKS}")
         if not all(c.tokens > 0 for c in chunks):
             raise ValueError("an empty chunk")
         tokens = sum(c.tokens for c in chunks)
         for bucket in (0, *self.engine.chunk_buckets):
-            if tokens <= bucket:
+            if tokens <= bucket and len(chunks) <= most_prompts(bucket):
                 return bucket
-        raise ValueError(f"{tokens} prompt tokens do not fit the chunk buckets {self.engine.chunk_buckets}")
+        raise ValueError(
+            f"{tokens} tokens of {len(chunks)} prompts do not fit the chunk buckets {self.engine.chunk_buckets}"
+        )
 
     def _launch(
         self,

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdvsim.realrun.engine.arch import Activation
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE
 
 SILU, GELU_TANH = 1, 2
@@ -99,7 +99,7 @@ def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
 def _embed(
     tokens_ptr, length_ptr, table_ptr, row_slots_ptr, chunk_slots_ptr, chunk_starts_ptr, chunk_bounds_ptr,
     x_ptr, squares_ptr, slots_ptr, positions_ptr,
-    row_tokens, tokens_per_row, first, scratch, capacity, hidden, scale,
+    row_tokens, tokens_per_row, first, scratch, capacity, hidden, scale, stretches,
     CHUNKS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0)
@@ -109,13 +109,13 @@ def _embed(
         position = tl.load(length_ptr + slot) + first + m % tokens_per_row
     else:
         i = m - row_tokens
-        slot = tl.full((), 0, tl.int32) + scratch
-        position = tl.full((), 0, tl.int32)
-        for c in tl.static_range(CHUNKS):
-            low = tl.load(chunk_bounds_ptr + c)
-            here = (i >= low) & (i < tl.load(chunk_bounds_ptr + c + 1))
-            slot = tl.where(here, tl.load(chunk_slots_ptr + c), slot)
-            position = tl.where(here, tl.load(chunk_starts_ptr + c) + i - low, position)
+        c = tl.arange(0, CHUNKS)
+        over = tl.load(chunk_bounds_ptr + 1 + c, mask=c < stretches, other=2147483647) <= i
+        stretch = tl.sum(over.to(tl.int32), 0)
+        real = stretch < stretches
+        slot = tl.load(chunk_slots_ptr + stretch, mask=real, other=scratch)
+        start = tl.load(chunk_starts_ptr + stretch, mask=real, other=0)
+        position = start + tl.where(real, i - tl.load(chunk_bounds_ptr + stretch, mask=real, other=0), 0)
     token = tl.load(tokens_ptr + slot.to(tl.int64) * capacity + position).to(tl.int64)
     tl.store(slots_ptr + m, slot)
     tl.store(positions_ptr + m, position)
@@ -136,7 +136,8 @@ def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: fl
         tokens, length, table, batch.row_slots, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds,
         x, squares, slots, positions,
         batch.row_tokens, max(batch.tokens_per_row, 1), batch.first, batch.scratch, tokens.shape[1], table.shape[1],
-        scale, CHUNKS=MAX_CHUNKS if batch.chunk else 0, BLOCK=triton.next_power_of_2(table.shape[1]),
+        scale, len(batch.chunk_slots), CHUNKS=triton.next_power_of_2(len(batch.chunk_slots)),
+        BLOCK=triton.next_power_of_2(table.shape[1]),
         **overlapping(x.device),
     )  # fmt: skip
     return Residual(x, squares), slots, positions

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE
 
 
@@ -30,8 +30,8 @@ def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: fl
         i = torch.arange(batch.chunk, device=device)
         bounds = batch.chunk_bounds.long()
         stretch = torch.searchsorted(bounds[1:], i, right=True)
-        real = stretch < MAX_CHUNKS
-        stretch = stretch.clamp(max=MAX_CHUNKS - 1)
+        real = stretch < len(batch.chunk_slots)
+        stretch = stretch.clamp(max=len(batch.chunk_slots) - 1)
         chunk_slots = torch.where(real, batch.chunk_slots.long()[stretch], batch.scratch)
         chunk_positions = torch.where(real, batch.chunk_starts.long()[stretch] + i - bounds[stretch], 0)
         slots, positions = torch.cat((slots, chunk_slots)), torch.cat((positions, chunk_positions))

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from pdvsim.realrun.engine import attention, kernels, linear, twins
 from pdvsim.realrun.engine.arch import Activation
-from pdvsim.realrun.engine.batch import MAX_CHUNKS, Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 
 SLOTS, CAPACITY = 5, 96
@@ -34,8 +34,8 @@ def ints(*values: int) -> torch.Tensor:
 
 
 def rows_batch(slots: list[int], width: int, first: int = -1) -> Batch:
-    nothing = ints(*[0] * MAX_CHUNKS)
-    bounds = ints(*[0] * (MAX_CHUNKS + 1))
+    nothing = ints(*[0] * 4)
+    bounds = ints(*[0] * (4 + 1))
     return Batch(len(slots), width, 0, ints(*slots), nothing, nothing, bounds, PAGES, SLOTS, first)
 
 
@@ -48,15 +48,15 @@ def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 @given(
     st.lists(st.integers(0, SLOTS), min_size=0, max_size=4),
     st.integers(1, 3),
-    st.lists(st.integers(0, 9), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
+    st.lists(st.integers(0, 9), min_size=1, max_size=11),
     st.integers(-2, 1),
 )
 def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> None:
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     chunk = int(bounds[-1]) + 3 if sum(sizes) or not slots else 0
     batch = Batch(
-        len(slots), width if slots else 0, chunk, ints(*slots), ints(1, 0, 3, 2), ints(0, 7, 20, 31), bounds, PAGES,
-        SLOTS, first,
+        len(slots), width if slots else 0, chunk, ints(*slots), ints(*(i % SLOTS for i in range(len(sizes)))),
+        ints(*(7 * i % 32 for i in range(len(sizes)))), bounds, PAGES, SLOTS, first,
     )  # fmt: skip
     tokens = torch.randint(0, 50, (SLOTS + 1, CAPACITY), dtype=torch.int32)
     length = torch.randint(2, 40, (SLOTS + 1,), dtype=torch.int32)
@@ -177,15 +177,17 @@ def test_decode_attention(firsts: list[int], width: int, shape: tuple[int, int],
 
 @quick
 @given(
-    st.lists(st.integers(0, 30), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
-    st.lists(st.integers(0, 60), min_size=MAX_CHUNKS, max_size=MAX_CHUNKS),
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 60)), min_size=1, max_size=11),
     st.sampled_from([(4, 2), (2, 2), (3, 1)]),
 )
-def test_prefill_attention(sizes: list[int], starts: list[int], shape: tuple[int, int]) -> None:
+def test_prefill_attention(stretches: list[tuple[int, int]], shape: tuple[int, int]) -> None:
     (heads, kv_heads), dim = shape, 16
+    sizes, starts = zip(*stretches, strict=True)
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     real = int(bounds[-1])
-    batch = Batch(0, 0, real + 5, ints(), ints(3, 1, 0, 4), ints(*starts), bounds, PAGES, SLOTS)
+    batch = Batch(
+        0, 0, real + 5, ints(), ints(*(3 * i % SLOTS for i in range(len(sizes)))), ints(*starts), bounds, PAGES, SLOTS
+    )
     qkv = normal(real + 5, (heads + 2 * kv_heads) * dim)
     kv = normal(2, POOL, kv_heads, PAGE, dim, seed=1)
     _, slots, positions = twins.embed(

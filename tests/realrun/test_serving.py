@@ -133,6 +133,18 @@ def test_a_run_is_the_simulators_but_for_its_times(arch: Arch, monkeypatch: pyte
     assert 0 <= real.meta["host_idle_share"] <= 1
 
 
+@pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
+def test_the_same_flags_give_the_same_launches(arch: Arch) -> None:
+    """Where all requests are there from the start, one lane's decisions depend on no clock: all launches are equal."""
+    chosen = experiment(arch, rate=math.inf, max_num_seqs=9, max_num_batched_tokens=256)
+    chosen = replace(chosen, traffic=replace(chosen.traffic, input_len=12, num_prompts=24))
+    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    for name in ("kind", "role", "rows", "tokens", "steps", "width", "context", "prompt_start"):
+        np.testing.assert_array_equal(real.launches[name], simulated.launches[name], name)
+    first = real.launches["tokens"][real.launches["role"] == 1][0]
+    assert first == real.requests["prompt_tokens"][:9].sum(), "nine prompts are read in one forward"
+
+
 @pytest.mark.parametrize("arch", JUDGED)
 @pytest.mark.parametrize("noise", [0.0, 0.2])
 def test_served_speculation_equals_plain_greedy(arch: Arch, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:

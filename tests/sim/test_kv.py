@@ -12,7 +12,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.common.commandline import experiment_from
-from pdvsim.realrun.machine import MAX_PROMPTS, as_served
+from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.models import MODELS, from_config, pair
@@ -116,7 +116,9 @@ def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
     compared = as_served(Experiment("colocated"))
     assert as_served(compared) == compared
     assert compared.paged
-    assert compared.server.max_prompts_per_forward == MAX_PROMPTS
+    assert compared.server.max_prompts_per_forward is None
+    few = Experiment("colocated", server=Server(max_num_batched_tokens=256))
+    assert as_served(few).server.max_prompts_per_forward == 16
     fewer = Experiment("pd", server=Server(max_prompts_per_forward=2))
     assert as_served(fewer).server.max_prompts_per_forward == 2
 
