@@ -342,9 +342,10 @@ class Policy:
         The GPU applies the verdict, so the draft begins when the verify ends, and the host reads the verdict meanwhile.
         Whoever finishes was drafted for in vain.
         """
-        rows = [row for row in rows if row.output_tokens - row.emitted > 1]
-        if not self.drafts_early or not rows:
-            return
+        left = [row.output_tokens - row.emitted for row in rows]
+        if not self.drafts_early or all(tokens <= row.k + 1 for tokens, row in zip(left, rows, strict=True)):
+            return  # where all may finish, the draft would only be in the way of whoever comes next
+        rows = [row for tokens, row in zip(left, rows, strict=True) if tokens > 1]
         k, lane = self.controller.draft_length(rows, 0, self.env.now), self.draft_lane
         if k:
             self.early = k
