@@ -45,6 +45,8 @@ from pdvsim.sim.run import no_collector
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 
+WARM_UPS, WARM_UP_TOKENS = 16, 48  # requests, and most of their output
+
 TINY = {
     "draft": ModelArchitecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
     "target": ModelArchitecture(ModelSpec("tiny", "llama", 2, 64, 128, 4, 2, 16, 512), 1e4, 1e-5),
@@ -259,7 +261,10 @@ def prepare(
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
-        return ServingRig.build(experiment, models, needs, quiet)
+        rig = ServingRig.build(experiment, models, needs, quiet)
+        if machine.device == "cuda":
+            warm_up(rig, experiment, machine, requests)
+        return rig
     except RuntimeError as error:  # torch's own class for it, and CUDA's errors
         if "out of memory" not in str(error):
             raise
@@ -267,6 +272,18 @@ def prepare(
             f"out of memory before the start ({str(error).splitlines()[0]}): lower --max-num-seqs, "
             "--max-num-batched-tokens, --input-len or --output-len"
         ) from None
+
+
+def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests: Sequence[Request]) -> None:
+    """Serve some of the requests, cut short, and keep nothing of it: a first run is not trusted."""
+    few = [
+        Request(r.id, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs) for r in requests[:WARM_UPS]
+    ]
+    unscored = replace(experiment, scoring=replace(experiment.scoring, warmup_requests=0))
+    try:
+        serve(unscored, machine, requests=few, rig=rig)
+    except Interrupted:
+        raise KeyboardInterrupt from None
 
 
 def serve(

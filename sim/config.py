@@ -168,7 +168,7 @@ class Server:
     max_num_batched_tokens: int = 2048
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
-    """Most prompts that one forward reads together; default: no limit, as in vLLM (realrun's engine: 4)."""
+    """Most prompts that one forward reads together; default: no limit, as in vLLM."""
     pad_drafts: bool = False
     """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
     async_scheduling: bool = False

@@ -24,8 +24,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.workload.requests import make_requests
 
-WARM_UP = 16  # requests of a run that is not kept: a first run is not trusted
-
 
 class Workbench:
     """Serves runs on this machine, and keeps what takes long to make as long as it is of use."""
@@ -72,18 +70,13 @@ class Workbench:
         return replace(result, meta={"probe": self._probe} | result.meta)
 
     def _prepare(self, experiment: Experiment, requests: list[Request]) -> None:
-        from pdvsim.realrun.site import prepare, serve
+        from pdvsim.realrun.site import prepare
 
         pair, self._rig = experiment.server.pair, None  # its memory is free again
         models = self._models if self._pair == pair else None
         self._pair, self._models = pair, models
         self._rig = prepare(experiment, self._machine, requests, models=models)
         self._models = (models or {}) | self._rig.models
-        few = _requests(experiment)[:WARM_UP]
-        for request in few:
-            request.arrival_s = 0.0
-        scoring = replace(experiment.scoring, warmup_requests=0)
-        serve(replace(experiment, scoring=scoring), self._machine, requests=few, rig=self._rig)
 
 
 def _requests(experiment: Experiment) -> list[Request]:

@@ -4,9 +4,9 @@
 group; a lead is the error of one prediction over another, at the 95th percentile.
 
 Runs are grouped by what their errors depend on: the load, how many lanes share the GPU, and whether the run is
-demanding (long prompts, sizes beyond those measured, a draft length that changes). The real engine prefills a limited
-number of prompts per forward. A run without that limit has bars of its own: the errors of the same real runs, predicted
-without it.
+demanding (long prompts, sizes beyond those measured, a draft length that changes). The real runs were limited in the
+prompts that one forward prefills. A run without that limit has bars of its own: the errors of the same real runs,
+predicted without it.
 
 Not told: errors of runs unlike any that was served. `unvalidated` says which these are.
 """
@@ -114,6 +114,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "the host's costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:
         return "no real run had this --priority or --lane-weights"
+    if server.async_scheduling:
+        return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":
         return "a roofline is a bound, not a prediction"
     if errors is None:

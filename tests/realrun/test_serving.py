@@ -30,7 +30,7 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
-from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve
+from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve, warm_up
 from pdvsim.sim import policies
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
@@ -387,6 +387,19 @@ def _copy(engine: Engine) -> Engine:
     same = object.__new__(Engine)
     same.__dict__ = dict(engine.__dict__)
     return same
+
+
+def test_a_warm_up_leaves_nothing_behind() -> None:
+    """A run after it is the run without it, token for token."""
+    chosen = experiment("pdv")
+    outputs: list[dict[int, list[int]]] = [{}, {}]
+    for warmed, got in zip((False, True), outputs, strict=True):
+        requests = make_requests(chosen.traffic, chosen.acceptance)
+        rig = rig_for(chosen, requests)
+        if warmed:
+            warm_up(rig, chosen, OWN, requests)
+        serve(chosen, OWN, requests=requests, rig=rig, outputs=got)
+    assert outputs[0] == outputs[1]
 
 
 def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
