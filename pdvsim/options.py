@@ -50,6 +50,7 @@ class Keywords(TypedDict, total=False):
     link: Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
     link_bytes_per_s: float | None
     link_latency_s: float | None
+    machine: str | None
     max_concurrency: int | None
     max_decode_queue: int
     max_draft_batch: int | None

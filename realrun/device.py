@@ -75,6 +75,7 @@ class ServingRig:
     lanes: dict[LaneRole, GraphLane]
     models: dict[Role, Transformer]
     sequences: Sequences
+    pace: dict[str, float] = field(default_factory=dict)  # of this machine, beside the profile's
 
     @classmethod
     def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:

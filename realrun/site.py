@@ -35,17 +35,18 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
 from pdvsim.sim.hardware.models import HEADS, drafter, is_config
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
 from pdvsim.sim.machine.books import Books, TracedBooks
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.records import Log, Result, request_columns
+from pdvsim.sim.records import Columns, Log, Result, request_columns
 from pdvsim.sim.run import no_collector
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 
-WARM_UPS, WARM_UP_TOKENS = 16, 48  # requests, and most of their output
+WARM_UPS, WARM_UP_TOKENS = (1, 4, 16, 64), 48  # requests at a time, and most of their output
 
 TINY = {
     "draft": ModelArchitecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
@@ -275,15 +276,29 @@ def prepare(
 
 
 def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests: Sequence[Request]) -> None:
-    """Serve some of the requests, cut short, and keep nothing of it: a first run is not trusted."""
-    few = [
-        Request(r.id, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs) for r in requests[:WARM_UPS]
-    ]
-    unscored = replace(experiment, scoring=replace(experiment.scoring, warmup_requests=0))
-    try:
-        serve(unscored, machine, requests=few, rig=rig)
-    except Interrupted:
-        raise KeyboardInterrupt from None
+    """Serve some of the requests, cut short, in batches of several sizes; keep only how fast this machine is.
+
+    A first run is not trusted.
+    """
+    parts: list[Columns] = []
+    policy, begin_s = policy_of(experiment.arch), 0.0
+    server = replace(experiment.server, async_scheduling=False)  # it would hide the host
+    for users in sorted({min(users, rig.needs.slots) for users in WARM_UPS}):
+        some = requests[: 2 * users]
+        few = [Request(r.id, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs) for r in some]
+        traffic = replace(experiment.traffic, max_concurrency=users)
+        unscored = replace(experiment.scoring, warmup_requests=0)
+        try:
+            chosen = replace(experiment, traffic=traffic, scoring=unscored, server=server)
+            served = dict(serve(chosen, machine, requests=few, rig=rig).launches)
+        except Interrupted:
+            raise KeyboardInterrupt from None
+        for name in ("start_s", "end_s"):  # one run after the other
+            served[name] = served[name] + begin_s
+        parts.append(served)
+        begin_s = float(served["end_s"].max()) + 1.0
+    launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
+    rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over)
 
 
 def serve(
@@ -367,6 +382,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,
+        **site.rig.pace,
         **idle_shares(launches, requests),
         **telemetry.summary(),
         "telemetry": telemetry.columns(),

@@ -18,6 +18,7 @@ from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
@@ -63,7 +64,9 @@ def covering_profile(experiment: Experiment) -> Profile:
             )
         for spec in (pair.draft, pair.target):
             profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
-    return covering(profile, pair, link_of(experiment)).padded(experiment.hardware.padding)
+    whole = covering(profile, pair, link_of(experiment)).padded(experiment.hardware.padding)
+    machine = experiment.hardware.machine
+    return whole if machine is None else read_pace(machine).applied(whole, pair)
 
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:

@@ -281,6 +281,8 @@ class Hardware:
     """Card, of those in `pdvsim profiles`, or a TOML file with one of your own (docs/cards.md)."""
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
+    machine: str | None = None
+    """A result of realrun on your machine (JSON): forwards and host are as much slower or faster as it measured."""
     band: bool = True
     """Say how far a prediction may be off: as real runs were; where forward times are predicted, at both ends of their
     error bar, which are simulated as well."""

@@ -31,6 +31,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
+from pdvsim.sim.hardware.pace import Pace, pace_in
 from pdvsim.sim.hardware.reach import TELLING
 from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 from pdvsim.sim.metrics.summary import summarise
@@ -139,13 +140,17 @@ def validate(
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     reference = probed_reference(profile) if any("probe" in run.meta for run in runs) else None
     first = contentions[0]
-    numbers: dict[tuple[Experiment, Slower | None], int] = {}  # of the simulations, each done once
+    numbers: dict[tuple[Experiment, Slower | Pace | None], int] = {}  # of the simulations, each done once
     ways: dict[tuple[Contention, bool], list[tuple[ServedRun, int]]] = {(first, False): []}
     unlimited = [run for run in runs if _at(run, first, profile, False) != _at(run, first, profile, True)]
     for contention, limited in [*((contention, True) for contention in contentions), (first, False)]:
         for run in runs if limited else unlimited:
             # the ablations need no probe
-            than = slower(run.meta.get("probe"), reference) if limited and contention == first else None
+            than = (
+                (pace_in(run.meta) or slower(run.meta.get("probe"), reference))
+                if limited and contention == first
+                else None
+            )
             number = numbers.setdefault((_at(run, contention, profile, limited), than), len(numbers))
             ways.setdefault((contention, limited), []).append((run, number))
     named = {number: run.command for those in ways.values() for run, number in those}
@@ -184,14 +189,18 @@ def _at(run: ServedRun, contention: Contention, profile: str | None, limited: bo
     return suited(replace(experiment, hardware=hardware, server=server))
 
 
-def _predicted(index: int, task: tuple[Experiment, Slower | None, bool]) -> Row:
+def _predicted(index: int, task: tuple[Experiment, Slower | Pace | None, bool]) -> Row:
     experiment, than, first = task  # how full a server is does not change with how its streams share the GPU
     result = simulate(experiment)
     metrics, probed = summarise(result), None
     if than is not None:
-        profile, factor = covering_profile(experiment), slowdown(result, than)
-        fits = {name: fit.scaled(factor) for name, fit in profile.models.items()}
-        probed = _figures(summarise(simulate(experiment, profile=replace(profile, models=fits))))
+        profile = covering_profile(experiment)
+        if isinstance(than, Pace):
+            profile = than.applied(profile, experiment.pair)
+        else:
+            factor = slowdown(result, than)
+            profile = replace(profile, models={name: fit.scaled(factor) for name, fit in profile.models.items()})
+        probed = _figures(summarise(simulate(experiment, profile=profile)))
     prompt_tokens, _ = traits(metrics)
     return {
         "foundation": result.meta["foundation"],
