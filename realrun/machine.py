@@ -54,9 +54,9 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")
     if not experiment.scoring.detailed:
         raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
-    simulated = ("contention", "band", "padding")
+    simulated = ("contention", "band", "padding", "machine")
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
-        raise ValueError("--contention, --band and --padding describe a simulated GPU; realrun has a real one")
+        raise ValueError("--contention, --band, --padding and --machine are of a simulated GPU; realrun has a real one")
     if experiment.host != Host():
         raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
     if server.priority == "preemptive":

@@ -114,6 +114,7 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         idle_poll_s=host.idle_poll_s,
         idle_poll_cost_s=host.idle_poll_cost_s,
         notify_s=host.notify_s,
+        row_s=measured.row_s if host.completion_s is None else 0.0,
     )
 
 

@@ -5,7 +5,7 @@ a turn is an operation of cost C and the n looks that come due in that time, n =
 lane at most: n = W C / max(C, P + c - W c). While few poll, an operation takes 1 / (1 - W c / (P + c)) times as long;
 where their looks fill the thread, it waits for one look of each. W lanes look every P, or every W c if that is longer.
 
-Not modelled: garbage collection, other processes, and a scheduler whose cost grows with the batch.
+Not modelled: garbage collection, and other processes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ class HostTimes:
     idle_poll_s: float = 0.0
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
+    row_s: float = 0.0  # of a completion, for each of its rows
+
+    def completed_s(self, rows: int) -> float:
+        """Of the completion of a launch with so many rows."""
+        return self.completion_s + self.row_s * rows
 
 
 class SimulatedHost:

@@ -2,14 +2,13 @@
 
 Before its clock starts `realrun` serves some requests that it does not keep. From their launches come three ratios,
 which its results hold as `pace_target`, `pace_draft` and `pace_host`: what forwards of the target, drafts, and the host
-between two launches took, over what the profile says.
+between two launches of few rows took, over what the profile says; `pace_row_s` is what the host takes for each row.
 
 Not told: how prompts and lanes that share the GPU differ, and the power limit.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,15 +22,16 @@ from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import Table
 
 FEWEST = 20  # launches from which a ratio is taken
-LEAST, MOST = 0.2, 20.0  # ratios that are believed
+LEAST, MOST, MOST_ROW_S = 0.2, 20.0, 1e-3  # ratios, and seconds for a row, that are believed
 
 
 class Pace(NamedTuple):
-    """How many times as long as the profile says."""
+    """How many times as long as the profile says; and the host's seconds for each row of a verdict."""
 
     target: float = 1.0
     draft: float = 1.0
     host: float = 1.0
+    row_s: float = 0.0
 
     def applied(self, profile: Profile, pair: Pair) -> Profile:
         """The profile of such a machine."""
@@ -39,8 +39,8 @@ class Pace(NamedTuple):
         for spec, factor in ((pair.draft, self.draft), (pair.target, self.target)):
             if spec.name in fits:
                 fits[spec.name] = profile.models[spec.name].scaled(factor)
-        host = HostCost(*(getattr(profile.host, cost.name) * self.host for cost in fields(HostCost)))
-        return replace(profile, models=fits, host=host)
+        costs = {cost.name: getattr(profile.host, cost.name) * self.host for cost in fields(HostCost)}
+        return replace(profile, models=fits, host=HostCost(**costs | {"row_s": self.row_s}))
 
 
 def read_pace(path: str | Path) -> Pace:
@@ -54,14 +54,16 @@ def read_pace(path: str | Path) -> Pace:
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     """What a run's own record says; None where it says nothing."""
-    found = [meta.get(f"pace_{name}") for name in Pace._fields]
-    if found[0] is None or not all(value is None or _is_ratio(value) for value in found):
+    found = {name: meta.get(f"pace_{name}") for name in Pace._fields}
+    given = {name: value for name, value in found.items() if value is not None}
+    if "target" not in given or not all(_is_within(name, value) for name, value in given.items()):
         return None
-    return Pace(*(1.0 if value is None else float(value) for value in found))
+    return Pace(**given)
 
 
-def _is_ratio(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value) and LEAST <= value <= MOST
+def _is_within(name: str, value: object) -> bool:
+    low, high = (0.0, MOST_ROW_S) if name == "row_s" else (LEAST, MOST)
+    return isinstance(value, int | float) and low <= value <= high
 
 
 def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
@@ -83,6 +85,11 @@ def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
     gaps_s, expected_s = (start_s - before_s)[follows], host.completion_s + host.launch_s + handed * host.handoff_s
-    if len(gaps_s) >= FEWEST and expected_s > 0:
-        found["pace_host"] = float(np.clip(np.median(gaps_s) / expected_s, LEAST, MOST))
+    sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
+    known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST // 4]
+    if known and expected_s > 0:
+        medians_s = [float(np.median(gaps_s[those == at])) for at in known]
+        row_s = max(0.0, float(np.polyfit(sizes[known], medians_s, 1)[0])) if len(known) > 1 else 0.0
+        few_s = float(np.mean(medians_s)) - row_s * float(np.mean(sizes[known]))
+        found |= {"pace_host": min(max(few_s / expected_s, LEAST), MOST), "pace_row_s": min(row_s, MOST_ROW_S)}
     return found

@@ -45,11 +45,12 @@ STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where an
 
 @dataclass(frozen=True)
 class HostCost:
-    """Host seconds of one launch, one completion read back, one hand-over between lanes."""
+    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back."""
 
     launch_s: float
     completion_s: float
     handoff_s: float
+    row_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -153,7 +153,7 @@ class SimulatedGPU:
         self.books.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
         ended, noticed_s = None, end
         if work.watched:
-            ended, noticed_s = job, self.host.spend(end, self.host.times.completion_s)
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)))
             job._value = self.verdict(work)
         if stream:
             following = stream[0]

@@ -77,9 +77,9 @@ class ForeseeingGPU(SimulatedGPU):
         contexts, owed = batch.sums(most)
         if batch.k and max(owed) >= len(prices.drafts):
             return 0
-        passed = _in_one(self, way, prices, contexts, owed, horizon_s) if most > FEW else None
+        passed = _in_one(self, way, len(batch), prices, contexts, owed, horizon_s) if most > FEW else None
         if passed is None:
-            passed = _one_by_one(self, way, batch.k, prices, contexts, owed, horizon_s)
+            passed = _one_by_one(self, way, len(batch), batch.k, prices, contexts, owed, horizon_s)
         if passed.over_s:
             env._now, host.free_at = passed.now_s, passed.free_s
             self.time_s, self.mean_w = passed.ended_s, passed.mean_w
@@ -116,12 +116,13 @@ class ForeseeingGPU(SimulatedGPU):
 
 
 def _in_one(
-    gpu: ForeseeingGPU, way: Way, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
+    gpu: ForeseeingGPU, way: Way, rows: int, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
 ) -> PassedRounds | None:
     """All rounds by one running sum; None where launches do not simply follow each other, or may be throttled."""
     times, drafting = gpu.host.times, bool(prices.drafts)
     begin_s = max(gpu.env._now, gpu.host.free_at)
-    before, after = [times.launch_s], [times.completion_s]  # spans of the host about the verify
+    completion_s = times.completed_s(rows)
+    before, after = [times.launch_s], [completion_s]  # spans of the host about the verify
     if way.handed:
         before, after = [times.handoff_s, times.notify_s, *before], [*after, times.handoff_s, times.notify_s]
     drafts_s, draft_s, wait_s = [], 0.0, 0.0
@@ -131,7 +132,7 @@ def _in_one(
             lines[behind][0] + lines[behind][1] * context for context, behind in zip(contexts, owed, strict=True)
         ]
         if way.watched:
-            before = [times.launch_s, 0.0, times.completion_s, *before]
+            before = [times.launch_s, 0.0, completion_s, *before]
         elif min(drafts_s) < times.launch_s:
             return None
         else:  # the host launches the verify while the draft runs
@@ -214,12 +215,20 @@ def _mean_w(gpu: ForeseeingGPU, launches: list[float]) -> float:
 
 
 def _one_by_one(
-    gpu: ForeseeingGPU, way: Way, k: int, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
+    gpu: ForeseeingGPU,
+    way: Way,
+    rows: int,
+    k: int,
+    prices: RoundPrices,
+    contexts: list[int],
+    owed: list[int],
+    horizon_s: float,
 ) -> PassedRounds:
     """Launch by launch, as the host and the GPU take them."""
     host, power, times = gpu.host, gpu.power, gpu.host.times
     now_s, at_s, free_s, ended_s, mean_w = gpu.env._now, gpu.env._now, host.free_at, gpu.time_s, gpu.mean_w
-    launch_s, completion_s, handoff_s, notify_s = times.launch_s, times.completion_s, times.handoff_s, times.notify_s
+    launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
+    completion_s = times.completed_s(rows)
     _, _, watched, handed, depth = way
     verify_number = prices.verify_number
     solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = prices.verify

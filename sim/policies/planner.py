@@ -53,7 +53,7 @@ class Planner:
         self.models = models
         self.sharing = sharing
         self.peak = peak
-        self.host_s = host.launch_s + host.completion_s
+        self._host = host
         self.handoff_s = host.handoff_s
         self.apart = apart
         self.looks_up = "draft" in models and models["draft"].spec.on_host
@@ -75,7 +75,7 @@ class Planner:
         draft = self._draft_s(rows, 1, k, context) if k else 0.0
         verify = self._verify_s(rows, context, k, rate)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart and k else 0.0
-        return draft + verify + moving + self.host_s
+        return draft + verify + moving + self._host_s(rows)
 
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
@@ -98,7 +98,7 @@ class Planner:
             if k and rows > 1 and not self.gathers(rows, context, k):
                 whole = 2 * self.overlapped_s(rows // 2, context // 2, k, rate)
             elif k:
-                whole += 2 * self.handoff_s + self.host_s + self._joining_s(rows, context, k, rate, joining)
+                whole += 2 * self.handoff_s + self._host_s(rows) + self._joining_s(rows, context, k, rate, joining)
             else:
                 whole += 2 * self.handoff_s
         return whole + self.prefill_s(rows, k, joining, prompt_tokens)
@@ -145,7 +145,7 @@ class Planner:
         They come at any time of a round. During the draft of the others theirs follows it; during the verify it begins
         at once, and the others wait for what is left of it.
         """
-        alone_s = self._draft_s(1, 1, k, context // rows) + self.host_s + 2 * self.handoff_s
+        alone_s = self._draft_s(1, 1, k, context // rows) + self._host_s(1) + 2 * self.handoff_s
         draft_s, verify_s = self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate)
         left_s = alone_s - verify_s / 2 if alone_s > verify_s else alone_s**2 / (2 * verify_s)
         waiting_s = (draft_s * alone_s + verify_s * left_s) / (draft_s + verify_s)
@@ -173,18 +173,18 @@ class Planner:
         drafter, target = self.models["draft"], self.models["target"]
         if self.looks_up:
             beside = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
-            return beside + 2 * (self.host_s + self.handoff_s)
+            return beside + 2 * (self._host_s(rows) + self.handoff_s)
         if self.apart:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
-            return max(drafted, verified) + 2 * (self.host_s + self.handoff_s)
+            return max(drafted, verified) + 2 * (self._host_s(rows) + self.handoff_s)
         draft = self._demand("decode", 2, drafter, rows, 1, k, context)
         verify = self._demand("verify", 1, target, rows, k + 1, 1, context)
         self.sharing.solve([draft, verify])
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
         alone = max(0.0, second.solo_s - together * second.rate)
-        return together + alone + 2 * (self.host_s + self.handoff_s)
+        return together + alone + 2 * (self._host_s(rows) + self.handoff_s)
 
     def ahead_s(self, rows: int, context: int, k: int, branches: float, hits: float) -> float:
         """A round of `rows` of which a share `hits` was drafted ahead of the verdict before, in so many branches each.
@@ -202,7 +202,11 @@ class Planner:
         path = beside + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
         moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart else 0.0
-        return max(path, parts) + moving + 2 * (self.host_s + self.handoff_s)
+        return max(path, parts) + moving + 2 * (self._host_s(rows) + self.handoff_s)
+
+    def _host_s(self, rows: int) -> float:
+        """The host's part in one launch of `rows`."""
+        return self._host.launch_s + self._host.completed_s(rows)
 
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
