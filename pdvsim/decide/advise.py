@@ -30,12 +30,12 @@ def advise(question: Question, bench: Bench) -> Advice:
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
-    search.fleets, search.cheaper = question.fleets, question.cheaper
+    search.fleets, search.staying = question.fleets, question.cheaper
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
-        for _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
-            advice.finals, advice.held, advice.recommended = found.finals.rows, found.finals.held, found.chosen
+        for _, _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
+            advice.finals, advice.held, advice.recommended = found.rows, found.held, found.chosen(question.base)
         _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
