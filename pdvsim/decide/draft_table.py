@@ -119,11 +119,6 @@ class DraftQuestion:
             return engine
         return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
 
-    @property
-    def has_rate(self) -> bool:
-        """Whether acceptance is by a rate that can be moved."""
-        return self.base.acceptance.by_rate
-
     def at_context(self, context: int) -> DraftQuestion:
         """The same answers after prompts of one length, such that requests have this mean context while they decode."""
         formula = Formula(replace(self.base, traffic=replace(self.base.traffic, num_prompts=SAMPLE)))
@@ -320,7 +315,7 @@ def _notes(table: DraftTable) -> list[str]:
     question = table.question
     within = f" (gains below {question.indifference:.0%} aside)" if question.indifference else ""
     notes = ["over plain: over a server without a drafter, at the ends of the range; gain: over the next best"]
-    if question.has_rate:
+    if question.base.acceptance.by_rate:
         notes.append(f"acceptance: rates between which k stays the best{within}")
     if table.lost >= SHOWN:
         notes.append(

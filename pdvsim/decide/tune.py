@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.decide.fleet import Fleet, fleet_name
+from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
@@ -54,7 +54,7 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Who competes with these settings."""
-        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+        return contender(candidate, self.fleets)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """Everyone who competes, with the settings to start from."""
