@@ -1,19 +1,14 @@
-"""Measure models, pairs and the host's costs on this machine's GPU: `pdvsim profile`, or `python -m` this module.
+"""Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
 Each model and each pair is a part in the output folder. A second run into the same folder goes on where the first
-stopped. The module form needs only torch, Triton and numpy.
+stopped. The `Profiler` itself needs only torch, Triton and numpy.
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
-import shlex
-import signal
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -224,62 +219,3 @@ def medians(part: Part, points: Sequence[GridPoint]) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The module form of `pdvsim profile`."""
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.profiler.measure", description=__doc__.split("\n")[0])
-    parser.add_argument("--models", default="", help="preset names, separated by commas")
-    parser.add_argument("--pairs", default="", help="draft:target, separated by commas")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the parts")
-    parser.add_argument("--budget-s", type=float, default=100.0, help="seconds a model may take")
-    parser.add_argument("--pair-budget-s", type=float, default=60.0, help="seconds a pair may take")
-    parser.add_argument("--quick", action="store_true", help="only the most important points, few repeats")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--jobs", type=int, default=0, help="processes that compile kernels ahead")
-    parser.add_argument("--compile-only", action="store_true", help="compile ahead and measure nothing")
-    given = parser.parse_args(argv)
-    options = Options(
-        models=tuple(given.models.split(",")) if given.models else (),
-        pairs=tuple(given.pairs.split(",")) if given.pairs else (),
-        output=given.output,
-        budget_s=given.budget_s,
-        pair_budget_s=given.pair_budget_s,
-        quick=given.quick,
-        seed=given.seed,
-        jobs=given.jobs,
-        command=f"python -m pdvsim.profiler.measure {shlex.join(argv)}",
-    )
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)  # `timeout` ends a run as Ctrl-C does: what is finished stays
-    import torch
-
-    if not torch.cuda.is_available():
-        print("no CUDA device: a profile is measured on one", file=sys.stderr)
-        return 2
-    from pdvsim.realrun.engine.arch import preset
-
-    begin = monotonic()
-
-    def say(text: str) -> None:
-        print(f"{monotonic() - begin:6.1f} s  {text}", flush=True)
-
-    try:
-        for name in (*options.models, *(name for pair in options.pairs for name in pair.split(":"))):
-            preset(name)
-        if given.compile_only:
-            precompile(options, say)
-            return 0
-        failed = Profiler(options, preset, say).run()
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        say(f"interrupted; what is finished lies in {options.output}")
-        return 130
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""What is to be measured: options that the command and the module form share."""
+"""What is to be measured."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
 """Measured samples as they are shipped: `samples.parquet`, one row a sample, and `header.json`, how they came about.
 
 `load` checks both and refuses, in one line naming file and field, what no GPU can have produced. Columns are described
-in `parts.COLUMNS`. `python -m` this module merges the parts of one or more runs.
+in `parts.COLUMNS`. `merge` makes them of the parts of one or more runs.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -174,24 +172,3 @@ def _arrow_fields() -> list[tuple[str, Any, Any]]:
     kinds = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
     text = pa.dictionary(pa.int32(), pa.string())
     return [(name, kinds.get(dtype, text), default) for name, dtype, default in COLUMNS]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Merge parts from the command line."""
-    parser = argparse.ArgumentParser(prog="python -m pdvsim.profiler.samples", description="Merge parts of samples.")
-    parser.add_argument("parts", nargs="+", type=Path, help="part files, or folders of them")
-    parser.add_argument("-o", "--output", type=Path, required=True, help="folder for the samples")
-    given = parser.parse_args(argv)
-    files = [f for path in given.parts for f in (path.rglob("*.npz") if path.is_dir() else [path])]
-    try:
-        samples = merge(files, given.output)
-    except (ValueError, OSError) as error:
-        print(error, file=sys.stderr)
-        return 2
-    size = (given.output / SAMPLES).stat().st_size
-    print(f"{len(samples.frame)} samples of {len(files)} parts, {size / 1e6:.2f} MB")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

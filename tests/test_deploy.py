@@ -14,9 +14,9 @@ import pytest
 
 from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.realrun import RealCommand
-from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, of_table, sglang, vllm
+from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
-from pdvsim.decide.draft_table import DraftQuestion, DraftTable
+from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS
 from pdvsim.sim.policies import ARCHS, policy_of

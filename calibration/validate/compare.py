@@ -398,15 +398,12 @@ def cross_hits(checked: Sequence[Checked]) -> list[Hit]:
     sizes, hits = _sizes(checked), []
     for one in checked:
         for metric in one.errors:
-            others = (_without(sizes[group, metric], one.run.command) for group in one.groups)
+            known = (sizes[group, metric].items() for group in one.groups)
+            others = ([size for command, size in group if command != one.run.command] for group in known)
             bar = next((bar for bar in map(_quantile, others) if bar is not None), None)
             if bar is not None:
                 hits.append((one, metric, _within(one, metric, bar)))
     return hits
-
-
-def _without(sizes: Mapping[str, float], command: str) -> list[float]:
-    return [size for name, size in sizes.items() if name != command]
 
 
 def _within(one: Checked, metric: str, bar: float) -> bool:

@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
     check_reachable(where)
     total = len(sweep.points())
     failures, interrupted = 0, False
-    with folder.opened(date, args.resume, _notice):
+    with folder.opened(date, args.resume):
         if where.name == "loky":
             forewarn([point.experiment for point in sweep.points()], where.jobs)
         found = folder.survey()

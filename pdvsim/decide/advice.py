@@ -12,7 +12,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
-from pdvsim.decide.fleet import Fleet, fleet_name, hourly, prices
+from pdvsim.decide.fleet import Fleet, contender, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained
 from pdvsim.decide.options import BUDGET
@@ -78,8 +78,8 @@ class Question:
         vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
 
     def name(self, candidate: Experiment) -> str:
-        """Who competes with these settings: an architecture, or a fleet."""
-        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+        """Who competes with these settings."""
+        return contender(candidate, self.fleets)
 
     def described(self, candidate: Experiment) -> str:
         """A candidate in a few words."""
@@ -99,11 +99,6 @@ class Question:
         costs = {fleet.name: self.hourly(fleet.name) for fleet in self.fleets}
         return frozenset(name for name, cost in costs.items() if cost < max(costs.values()))
 
-    @property
-    def varies_acceptance(self) -> bool:
-        """Whether acceptance is one rate, that can be another."""
-        return self.base.acceptance.by_rate
-
 
 @dataclass(repr=False)
 class Advice(Answer):
@@ -118,7 +113,6 @@ class Advice(Answer):
     alone: hazards.Alone | None = None
     break_even: hazards.BreakEven | None = None
     balance: hazards.Balance | None = None
-    drafter: hazards.DrafterCost | None = None
     memory: hazards.Memory | None = None
     capacity: Capacities | None = None
     deployment: list[Block] = field(default_factory=list)  # what to start
@@ -227,7 +221,6 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "break_even_acceptance": advice.break_even and asdict(advice.break_even),
             "balance": share
             and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
-            "drafter_cost": advice.drafter and asdict(advice.drafter),
             "kv_cache": advice.memory and asdict(advice.memory),
             "capacity": advice.capacity and advice.capacity.summary(),
             "busiest_lane": dict([hazards.busiest_lane(rows)]),
@@ -354,7 +347,6 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
 def _where(advice: Advice) -> list[str]:
     sides = ((flips, *side) for flips in advice.flips for side in ((flips.below, "down"), (flips.above, "up")))
     lines = [_edge(flips, edge, side) for flips, edge, side in sides if edge is not None]
-    lines += [_drafter(advice.drafter)] if advice.drafter is not None else []
     return lines + _left_out(advice, True)
 
 
@@ -374,16 +366,6 @@ def _edge(flips: Flips, edge: Edge, side: str) -> str:
     if edge.reason == "nobody is able":
         return at + "none of the finalists compared can hold it"
     return at + f"{edge.challenger} is ahead" + ("" if math.isnan(edge.lead) else f" by {edge.lead:.1%}")
-
-
-def _drafter(cost: hazards.DrafterCost) -> str:
-    now = f"cost of the drafter, by formula: a draft step takes {cost.step_ratio:.2f} of a target step"
-    if cost.flips_at is None:
-        rest = "drafting pays up to 4 times that" if cost.k else "plain decoding is better down to a quarter of that"
-    else:
-        side, drafts = ("on", "without") if cost.k else ("down", "with")
-        rest = f"from {cost.flips_at:.2f} {side} {cost.arch} is better {drafts} drafts"
-    return f"{now}; {rest}"
 
 
 def _failure_modes(advice: Advice, best: Experiment) -> list[str]:

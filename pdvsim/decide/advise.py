@@ -30,12 +30,12 @@ def advise(question: Question, bench: Bench) -> Advice:
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
-    search.fleets, search.cheaper = question.fleets, question.cheaper
+    search.fleets, search.staying = question.fleets, question.cheaper
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
-        for _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
-            advice.finals, advice.held, advice.recommended = found.finals.rows, found.finals.held, found.chosen
+        for _, _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
+            advice.finals, advice.held, advice.recommended = found.rows, found.held, found.chosen(question.base)
         _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
@@ -59,7 +59,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     drafting = next((c for c in (best, *others) if c.speculates), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    lengths = ask.space.draft_lengths
+    lengths, by_rate = ask.space.draft_lengths, ask.base.acceptance.by_rate
     comparisons, fleets = max(1, len(rivals)), bool(ask.fleets)
     who = Rivalry(
         best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, fleets
@@ -68,7 +68,6 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
-        advice.drafter = hazards.drafter_cost(drafting, lengths)
 
     def room(what: str, runs: int, share: float = 1.0) -> bool:
         if bench.runs + runs <= share * ask.budget:
@@ -83,13 +82,13 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):
         advice.alone = hazards.alone(who, bench)
-    if ask.varies_acceptance and drafting and plain and room("break-even", hazards.break_even_runs(who)):
+    if by_rate and drafting and plain and room("break-even", hazards.break_even_runs(who)):
         advice.break_even = hazards.break_even(drafting, plain, who, bench)
     budget = int(FLIPS_SHARE * ask.budget)
     if rivals and room("flips with the load", who.runs, FLIPS_SHARE):
         here, places = best.traffic.request_rate, [best.traffic.request_rate * x for x in LOADS]
-        half = bench.runs + (budget - bench.runs) // (1 + ask.varies_acceptance)
+        half = bench.runs + (budget - bench.runs) // (1 + by_rate)
         advice.flips.append(find_flips("load", here, places, at_rate, who, bench, half))
-    if rivals and ask.varies_acceptance and room("flips with acceptance", who.runs, FLIPS_SHARE):
+    if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):
         here = best.acceptance.acceptance_rate
         advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, budget))

@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
@@ -64,19 +64,6 @@ class Block:
     label: str
     text: str
     notes: tuple[str, ...] = ()
-
-
-class LengthTable(Protocol):
-    """What is asked of a draft table."""
-
-    single: int
-    single_lost: float
-    plain_from: int | None
-
-    @property
-    def base(self) -> Experiment: ...
-
-    def ranges(self, rows: int | None = None) -> list[list[int]]: ...
 
 
 class Served(NamedTuple):
@@ -133,13 +120,6 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
 def _of(experiment: Experiment) -> Served:
     k = experiment.server.num_speculative_tokens if experiment.speculates else 0
     return Served(experiment, [[1, experiment.server.max_num_seqs, k]], k)
-
-
-def of_table(table: LengthTable) -> Served:
-    """A table's own setting; without a drafter where that is faster at every size."""
-    if table.plain_from == 1:
-        return Served(table.base, [[1, table.base.server.max_num_seqs, 0]], 0)
-    return Served(table.base, table.ranges(), table.single, table.single_lost)
 
 
 def vllm(served: Served) -> Block:

@@ -309,7 +309,7 @@ def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int
 def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, float] | None:
     """Between which acceptance rates, around the one given, a draft length stays the best, smaller gains aside."""
     base, indifference = speeds.question.base, speeds.question.indifference
-    if not speeds.question.has_rate:
+    if not base.acceptance.by_rate:
         return None
     here = base.acceptance.acceptance_rate
     sizes = sorted(set(np.linspace(first, last, min(TRIED_SIZES, last - first + 1)).astype(int).tolist()))

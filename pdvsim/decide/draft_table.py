@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from pdvsim.decide.deploy import Block, deployment_text, of_table, sglang, tensorrt_llm, vllm
+from pdvsim.decide.deploy import Block, Served, deployment_text, sglang, tensorrt_llm, vllm
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.report import Answer, Report, lengths_note
@@ -119,11 +119,6 @@ class DraftQuestion:
             return engine
         return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
 
-    @property
-    def has_rate(self) -> bool:
-        """Whether acceptance is by a rate that can be moved."""
-        return self.base.acceptance.by_rate
-
     def at_context(self, context: int) -> DraftQuestion:
         """The same answers after prompts of one length, such that requests have this mean context while they decode."""
         formula = Formula(replace(self.base, traffic=replace(self.base.traffic, num_prompts=SAMPLE)))
@@ -200,11 +195,6 @@ class DraftTable(Answer):
     spent_s: float = 0.0
     interrupted: bool = False
 
-    @property
-    def base(self) -> Experiment:
-        """What it is for."""
-        return self.question.base
-
     def significant(self, tier: Tier) -> bool:
         """Whether a tier's draft length is ahead of the next best by more than the error."""
         return not tier.over_next <= (0.0 if math.isnan(self.error) else self.error)
@@ -258,6 +248,14 @@ class DraftTable(Answer):
             "rows_that_fit": self.fits,
             "simulated": [point._asdict() | {"k": _length(point.k)} for point in self.simulated],
         }
+
+
+def of_table(table: DraftTable) -> Served:
+    """A table's own setting; without a drafter where that is faster at every size."""
+    base = table.question.base
+    if table.plain_from == 1:
+        return Served(base, [[1, base.server.max_num_seqs, 0]], 0)
+    return Served(base, table.ranges(), table.single, table.single_lost)
 
 
 def ready(table: DraftTable) -> list[Block]:
@@ -320,7 +318,7 @@ def _notes(table: DraftTable) -> list[str]:
     question = table.question
     within = f" (gains below {question.indifference:.0%} aside)" if question.indifference else ""
     notes = ["over plain: over a server without a drafter, at the ends of the range; gain: over the next best"]
-    if question.has_rate:
+    if question.base.acceptance.by_rate:
         notes.append(f"acceptance: rates between which k stays the best{within}")
     if table.lost >= SHOWN:
         notes.append(

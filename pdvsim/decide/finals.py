@@ -37,24 +37,10 @@ class Finals:
         return self.names[chosen(self.held, self.names, base)]
 
 
-@dataclass(frozen=True)
-class Decision:
-    """Who is best at one place."""
-
-    place: Experiment
-    settings: dict[str, Experiment]  # of everyone who competes, at its best
-    finals: Finals
-
-    @property
-    def chosen(self) -> Experiment:
-        """The one to take."""
-        return self.finals.chosen(self.place)
-
-
 def decided(
     search: Search, places: Sequence[Experiment], bench: Bench, num_runs: int, budget: int | None = None
-) -> Iterator[tuple[int, Decision]]:
-    """Places by number, each with its decision, and again whenever added seeds have made it surer.
+) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
+    """Places by number, each with everyone's best settings and the finals, again where added seeds made it surer.
 
     `budget` is of simulations, beyond which no seeds are added. Ctrl-C: what is known is decided, then it is raised.
     """
@@ -65,22 +51,22 @@ def decided(
         bench.rows([run for here in finals for mine in here for run in replications(mine, num_runs)])
     except KeyboardInterrupt as stop:
         interrupted = stop
-    for at, (place, here) in enumerate(zip(places, finals, strict=True)):
-        if interrupted is None:
-            for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget, search.name):
-                yield at, Decision(place, best[at], found)
-        elif all(bench.known(replications(mine, num_runs)) for mine in here):
-            found = next(replicated(here, search.goal, bench, num_runs, search.indifference, name=search.name))
-            yield at, Decision(place, best[at], found)
+    for at, here in enumerate(finals):
+        if interrupted is not None:
+            if not all(bench.known(replications(mine, num_runs)) for mine in here):
+                continue
+            budget = 0
+        for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget, search.name):
+            yield at, best[at], found
     if interrupted is not None:
         raise interrupted
 
 
 def _finalists(search: Search, best: Mapping[str, Experiment]) -> list[Experiment]:
-    """The best few, plain decoding at its best, and cheaper fleets."""
+    """The best few, plain decoding at its best, and fleets that stay in."""
     found = list(best.values())[:FINALISTS]
     found += [c for c in best.values() if c.arch == "autoregressive"][:1]
-    found = list(dict.fromkeys([*found, *(best[name] for name in best if name in search.cheaper)]))
+    found = list(dict.fromkeys([*found, *(best[name] for name in best if name in search.staying)]))
     return [search.goal.prepared(candidate, search.warmup_share) for candidate in found]
 
 

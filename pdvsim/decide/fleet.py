@@ -62,6 +62,11 @@ def fleet_name(candidate: Experiment) -> str:
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
+def contender(candidate: Experiment, fleets: object) -> str:
+    """Who competes with these settings: a fleet where there are `fleets`, else an architecture."""
+    return fleet_name(candidate) if fleets else str(candidate.arch)
+
+
 def fleets(
     base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str | None = None, alone: bool = False
 ) -> tuple[Fleet, ...]:

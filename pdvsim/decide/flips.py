@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.fleet import fleet_name
+from pdvsim.decide.fleet import contender
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
@@ -82,7 +82,7 @@ class Rivalry:
 
     def name(self, candidate: Experiment) -> str:
         """Who it is among these."""
-        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+        return contender(candidate, self.fleets)
 
     @property
     def runs(self) -> int:
@@ -111,7 +111,7 @@ def find_flips(
     """Look at the places from `here` outward in both directions, while simulations are left of the budget."""
     found = Flips(axis, here)
     found.probes[here] = _probe(here, (who.recommended, *who.rivals), who, bench, who.num_runs)  # as they were decided
-    middle = _geometric if axis == "load" else _arithmetic
+    middle = (lambda a, b: math.sqrt(a * b)) if axis == "load" else (lambda a, b: (a + b) / 2)
     lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
     sides = {
         "above": _outward(found, higher, move, middle, who, bench, budget),
@@ -230,11 +230,3 @@ def _outward(
         reason = "beaten" if falls.challenger else "nobody is able"
         return Edge(stands, falls.at, falls.challenger, falls.lead, reason)
     return Edge(stands, None, None, math.nan, "not found")
-
-
-def _geometric(a: float, b: float) -> float:
-    return math.sqrt(a * b)
-
-
-def _arithmetic(a: float, b: float) -> float:
-    return (a + b) / 2

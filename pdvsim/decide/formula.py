@@ -47,17 +47,13 @@ class Formula:
     """The rounds of one experiment by formula."""
 
     experiment: Experiment
-    drafter: float = 1.0  # the draft model's times are multiplied by this
 
     @cached_property
     def planner(self) -> Planner:
         """Of both models, whatever the draft length."""
         server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=1)
         drafting = replace(self.experiment, server=server)
-        planner = make_planner(drafting, covering_profile(drafting))
-        if self.drafter != 1:
-            planner.models["draft"] = planner.models["draft"].scaled(self.drafter)
-        return planner
+        return make_planner(drafting, covering_profile(drafting))
 
     @cached_property
     def requests(self) -> list[Request]:

@@ -17,7 +17,6 @@ from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.finals import judged
 from pdvsim.decide.flips import Rivalry
-from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, replications
 from pdvsim.sim.assembly import covering_profile
@@ -94,36 +93,6 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
 def break_even_runs(who: Rivalry) -> int:
     """Simulations that `break_even` takes at most."""
     return (3 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs)
-
-
-@dataclass(frozen=True)
-class DrafterCost:
-    """How much dearer or cheaper the drafter would have to be for plain decoding and drafting to be alike."""
-
-    arch: str
-    k: int  # the best at today's cost
-    step_ratio: float  # a draft step over a target step, today
-    flips_at: float | None  # the same where the best draft length becomes 0, or ceases to be; None: nowhere looked at
-
-
-def drafter_cost(drafting: Experiment, lengths: Sequence[int]) -> DrafterCost | None:
-    """By formula: the drafter's times multiplied by a quarter to four; None where there is no choice of k."""
-    if len(lengths) < 2 or 0 not in lengths:
-        return None
-    today = Formula(drafting)
-    rows = max(1, round(today.ranked(lengths)[0].rows))
-    context = int(rows * today.context)
-    draft, target = today.planner.models["draft"].shape(rows, 1), today.planner.models["target"].shape(rows, 1)
-    ratio = (draft.solo_0 + draft.solo_1 * context) / (target.solo_0 + target.solo_1 * context)
-
-    def best(factor: float) -> int:
-        return Formula(drafting, factor).ranked(lengths)[0].k
-
-    here = best(1.0)
-    factors = [2 ** (step / 8) for step in range(17)]  # 1 to 4
-    tried = factors if here else [1 / factor for factor in factors]
-    flips = next((factor for factor in tried if (best(factor) == 0) != (here == 0)), None)
-    return DrafterCost(drafting.arch, here, ratio, None if flips is None else ratio * flips)
 
 
 @dataclass(frozen=True)

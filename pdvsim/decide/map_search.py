@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.finals import chosen, decided, judged
-from pdvsim.decide.fleet import Fleet
 from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import settings_text
 from pdvsim.decide.tune import Search, tuned
@@ -24,10 +21,13 @@ NEAR = 1.1  # two loads whose ratio is no more are not told apart
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
     found = WinnerMap(grid)
-    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference)
+    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, fleets=grid.fleets)
+    search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
+    places = [grid.placed(load, place) for load, place in grid.cells()]
     ran: dict[int, Ran] = {}
     try:
-        ran.update(_ran(grid, search, bench))
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, 0 if grid.fleets else None):
+            ran[at] = {name: finals.rows[mine] for name, mine in finals.names.items()}, settings
         bench.rows([run for cell in ran.values() for runs in _rest(grid, cell).values() for run in runs])
     except KeyboardInterrupt:
         found.interrupted = True
@@ -54,45 +54,12 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
     return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
-def _ran(grid: Grid, search: Search, bench: Bench) -> Iterator[tuple[int, Ran]]:
-    """Cells by number, and again when seeds were added. Ctrl-C: those that are known, then it is raised."""
-    places = [grid.placed(load, place) for load, place in grid.cells()]
-    if not grid.fleets:
-        for at, decision in decided(search, places, bench, grid.num_runs):
-            yield at, ({candidate.arch: rows for candidate, rows in decision.finals.rows.items()}, decision.settings)
-        return
-    best = _tuned_fleets(search, grid.fleets, places, bench)
-    interrupted: KeyboardInterrupt | None = None
-    try:
-        bench.rows([run for here in best for mine in here.values() for run in replications(mine, grid.num_runs)])
-    except KeyboardInterrupt as stop:
-        interrupted = stop
-    for at, here in enumerate(best):
-        known = {name: bench.known(replications(mine, grid.num_runs)) for name, mine in here.items()}
-        done = {name: rows for name, rows in known.items() if rows is not None}
-        if len(done) == len(here):
-            yield at, (done, here)
-    if interrupted is not None:
-        raise interrupted
-
-
 def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
     """The runs of who is tuned but not replicated in a cell, where everyone is to be compared with one of them."""
     rows, settings = cell
     seeds = len(next(iter(rows.values())))
     rest = {name: mine for name, mine in settings.items() if grid.against is not None and name not in rows}
     return {name: replications(mine, seeds) for name, mine in rest.items()}
-
-
-def _tuned_fleets(
-    search: Search, ways: Sequence[Fleet], places: Sequence[Experiment], bench: Bench
-) -> list[dict[str, Experiment]]:
-    """For each place every fleet at its own best settings: a map shows all of them."""
-    found: list[dict[str, Experiment]] = [{} for _ in places]
-    for fleet in ways:
-        for here, best in zip(found, tuned(replace(search, fleets=(fleet,)), places, bench), strict=True):
-            here |= best
-    return found
 
 
 def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
@@ -105,7 +72,7 @@ def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Bor
     while low is not None and high is not None and _between(grid, low, high) not in (low, high):
         load = _between(grid, low, high)
         here = grid.placed(load, place)
-        [best] = _tuned_fleets(search, grid.fleets, [here], bench)
+        [best] = tuned(search, [here], bench)
         rows = {name: bench.rows(replications(mine, grid.num_runs)) for name, mine in best.items()}
         low, high = (load, high) if _split_lead(grid, _judged(grid, load, place, rows, best)) > 0 else (low, load)
     return Border(place, low, high)

@@ -34,7 +34,7 @@ class Bench:
         self, jobs: int | None = None, progress: Callable[[int], None] | None = None, band: bool = False
     ) -> None:
         self.jobs = jobs
-        self.progress = progress
+        self.progress = progress or (lambda done: None)
         self.band = band
         self.runs = 0
         self._known: dict[Experiment, Row] = {}
@@ -49,7 +49,7 @@ class Bench:
         before = self.runs
         if points:
             try:
-                self._keep(new, run_sweep(points, self.jobs, lambda done, total: self._tell(before + done)))
+                self._keep(new, run_sweep(points, self.jobs, lambda done, total: self.progress(before + done)))
             except SweepInterrupted as stop:
                 self._keep(new, stop.points)
                 raise
@@ -69,10 +69,6 @@ class Bench:
         for row in frame.to_dict("records"):
             self._known[experiments[int(row["run"])]] = {str(key): value for key, value in row.items()}
         self.runs += len(frame)
-
-    def _tell(self, done: int) -> None:
-        if self.progress:
-            self.progress(done)
 
 
 def without_band(experiment: Experiment) -> Experiment:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.decide.fleet import Fleet, fleet_name
+from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
@@ -25,7 +25,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
-FAR_FLEET = 1.25  # the same of a fleet, with the draft length that the formula finds best, unless it is cheaper
+FAR_FLEET = 1.25  # the same of a fleet, with the draft length that the formula finds best, unless it stays in
 BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
 KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
@@ -46,7 +46,7 @@ class Search:
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: as many as it takes
     fleets: tuple[Fleet, ...] = ()  # who competes in place of architectures
-    cheaper: frozenset[str] = frozenset()  # fleets that may be worth their price where they are far behind
+    staying: frozenset[str] = frozenset()  # fleets that are tuned and replicated however far behind they are
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # on the first seed alone
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most requests in the system at once
@@ -54,7 +54,7 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Who competes with these settings."""
-        return fleet_name(candidate) if self.fleets else str(candidate.arch)
+        return contender(candidate, self.fleets)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """Everyone who competes, with the settings to start from."""
@@ -167,7 +167,7 @@ def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -
 
 def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
     """Whether someone is out of the running at its place: so many times worse than the best."""
-    if key[1] in found.cheaper:
+    if key[1] in found.staying:
         return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
     mine = going[key][0]

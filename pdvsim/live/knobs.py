@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import refuse_idle, suited
+from pdvsim.study.sweep import with_settings
 
 MOST = 4  # architectures side by side
 BURST = 50  # requests at once
@@ -40,16 +41,9 @@ class Knobs:
         """The experiment with these settings; a ValueError of one line if it cannot have them."""
         traffic = experiment.traffic
         path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
-        changed: dict[str, Any] = {}
-        for name in ("traffic", "acceptance", "server"):
-            group = getattr(experiment, name)
-            mine = {key: value for key, value in asdict(self).items() if hasattr(group, key)}
-            if name == "traffic":
-                mine["dataset_path"] = path
-                turned = replace(traffic, **mine)
-                mine["random_range_ratio"] = traffic.random_range_ratio if turned.fixed_lengths else 0.0
-            changed[name] = replace(group, **mine)
-        return replace(experiment, **changed)
+        turned = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
+        ratio = traffic.random_range_ratio if turned.traffic.fixed_lengths else 0.0
+        return with_settings(turned, {"random_range_ratio": ratio})
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -19,7 +19,6 @@ from time import perf_counter
 from typing import Any
 
 from pdvsim.common.console import say
-from pdvsim.live.crew import Crew
 from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
@@ -61,8 +60,7 @@ class Pacer:
 
     def __init__(self, setup: Setup, speed: float, window_s: float) -> None:
         self.setup, self.speed, self.window_s = setup, speed, window_s
-        self._crew, self.running = Crew(setup), True
-        self.session = Session(setup, self._crew)
+        self.session, self.running = Session(setup), True
         self.orders = 0
         self.refusal = ""
         self._went = self._owed_s = 0.0
@@ -79,8 +77,7 @@ class Pacer:
             elif order == "on":
                 self.session.advance(self.session.now_s + value)
             elif order == "restart":
-                self._crew.restart()
-                self.session = Session(self.setup, self._crew)
+                self.session = Session(self.setup)
             elif order in ("running", "speed", "window_s"):
                 setattr(self, order, value)
         except PolicyError:
@@ -116,45 +113,30 @@ class Pacer:
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
     """Pace a session until it is told to end, or the other end of the pipe is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
-    with _last_words(pipe):
-        pacer = Pacer(setup, speed, window_s)
-        while True:
-            began = perf_counter()
-            pacer.tick()
-            pipe.send(pacer.shown())
-            while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
-                order, value = pipe.recv()
-                if order == "end":
-                    return
-                pacer.obey(order, value)
-                began = 0.0  # an order is shown at once
+    _drive(pipe, lambda: Pacer(setup, speed, window_s))
 
 
 def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
     """Show a real run and the same run simulated, in step with the real one's clock, until told to end."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with _last_words(pipe):
-        beside = Beside(pair, window_s)
-        while True:
-            began = perf_counter()
-            beside.tick()
-            pipe.send(beside.shown())
-            while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
-                order, value = pipe.recv()
-                if order == "end":
-                    return
-                beside.orders += 1
-                if order == "window_s":
-                    beside.window_s = value
+    _drive(pipe, lambda: Beside(pair, window_s))
 
 
-@contextmanager
-def _last_words(pipe: Connection) -> Iterator[None]:
-    """Tell the page why a session ends by itself; it ends without a word where nobody listens any more."""
+def _drive(pipe: Connection, make: Callable[[], Pacer | Beside]) -> None:
+    """Go on tick by tick, and obey; a session that ends by itself tells the page why, if anybody listens."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
     with suppress(EOFError, OSError):
         try:
-            yield
+            paced = make()
+            while True:
+                began = perf_counter()
+                paced.tick()
+                pipe.send(paced.shown())
+                while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
+                    order, value = pipe.recv()
+                    if order == "end":
+                        return
+                    paced.obey(order, value)
+                    began = 0.0  # an order is shown at once
         except ValueError as error:
             pipe.send(str(error))
 
@@ -167,6 +149,12 @@ class Beside:
         self.setup = setup_beside(self.heard.experiment, pair)
         self.session = Session(self.setup)
         self.errors: deque[tuple[float, ...]] = deque(maxlen=2000)
+
+    def obey(self, order: str, value: Any = None) -> None:
+        """Show another window; a real run takes no other order."""
+        self.orders += 1
+        if order == "window_s":
+            self.window_s = value
 
     def tick(self) -> None:
         """Hear what is new, and simulate up to there."""
@@ -210,7 +198,7 @@ class Feed:
     def __init__(self, driver: Callable[..., None], *args: Any) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=driver, args=(theirs, *args))  # no daemon: it has helpers
+        self._process = context.Process(target=driver, args=(theirs, *args), daemon=True)
         self._process.start()
         theirs.close()
         self.pictures = self.ordered = 0

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pdvsim.live.arrivals import Arrivals
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.assembly import Site, bandwidths
-from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
 from pdvsim.sim.run import no_collector
 
@@ -24,76 +23,13 @@ TAIL_S = 5.0  # of a session that is run again, for its timeline
 STEP_S = 1.0  # at a time
 
 
-class InStep(Protocol):
-    """Architectures in step, wherever they are simulated."""
-
-    def advance(self, time_s: float) -> None:
-        """Go on to a time, with every architecture, and take in what happened."""
-
-    def do(self, act: Act) -> None:
-        """Do to every architecture, and to the source of requests, what was done."""
-
-    def check(self, knobs: Knobs) -> None:
-        """Refuse, with a ValueError of one line, settings that some architecture cannot have."""
-
-    def figures(self, window_s: float) -> list[dict[str, Any]]:
-        """What each architecture's last seconds were like."""
-
-
-class Session:
-    """What a page drives: architectures on one simulated time, and the tape of what was done to them."""
-
-    def __init__(self, setup: Setup, fleet: InStep | None = None) -> None:
-        """`fleet` is at its start; without one, its architectures are simulated here."""
-        self.setup, self.knobs = setup, Knobs.of(setup.base)
-        self.tape: list[Act] = []
-        self.now_s = 0.0
-        self.fleet = GaugedStations(setup) if fleet is None else fleet
-        self.fleet.check(self.knobs)
-
-    def advance(self, time_s: float) -> None:
-        """Go on to a time."""
-        self.fleet.advance(time_s)
-        self.now_s = max(self.now_s, time_s)
-
-    def turn(self, knobs: Knobs) -> None:
-        """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
-        if knobs != self.knobs:
-            self.fleet.check(knobs)
-            self._do(Act(self.now_s, "turn", knobs))
-            self.knobs = knobs
-
-    def burst(self) -> None:
-        """Send many requests at once."""
-        self._do(Act(self.now_s, "burst"))
-
-    def drop(self) -> None:
-        """Let acceptance fall to a share of itself for a while."""
-        self._do(Act(self.now_s, "drop"))
-
-    def figures(self, window_s: float) -> list[dict[str, Any]]:
-        """What each architecture's last seconds were like."""
-        return self.fleet.figures(window_s)
-
-    def _do(self, act: Act) -> None:
-        self.fleet.do(act)
-        self.tape.append(act)
-
-
 class Stations:
-    """The stations of a setup, or those `of` some places in it, and the one source of their requests."""
+    """The stations of a setup, and the one source of their requests."""
 
-    def __init__(
-        self,
-        setup: Setup,
-        reader: Callable[[Log, Site], Reader],
-        traced: bool = False,
-        of: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
         self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
-        self._of = range(len(setup.archs)) if of is None else of
-        self.stations = [Station(e, reader, traced) for e in self._experiments(self.knobs)]
+        self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
         """Let everything happen that happens before a time, everywhere."""
@@ -115,7 +51,7 @@ class Stations:
             old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
             if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
                 self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
-            for station, experiment in zip(self.stations, self._experiments(act.knobs), strict=True):
+            for station, experiment in zip(self.stations, self.setup.experiments(act.knobs), strict=True):
                 station.turn(experiment)
             self.knobs = act.knobs
 
@@ -123,21 +59,37 @@ class Stations:
         """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
         largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
-        for station, _ in zip(self.stations, self._experiments(knobs), strict=True):
+        for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
             station.site.check([largest])
 
-    def _experiments(self, knobs: Knobs) -> list[Experiment]:
-        every = self.setup.experiments(knobs)
-        return [every[at] for at in self._of]
 
+class Session(Stations):
+    """What a page drives: stations on one simulated time, their last seconds as figures, and what was done to them."""
 
-class GaugedStations(Stations):
-    """Stations in this process, with the figures of their last seconds."""
-
-    def __init__(self, setup: Setup, of: Sequence[int] | None = None) -> None:
-        super().__init__(setup, _gauge, of=of)
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup, _gauge)
+        self.tape: list[Act] = []
         self.now_s = 0.0
         self._slots = 0
+        self.check(self.knobs)
+
+    def turn(self, knobs: Knobs) -> None:
+        """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
+        if knobs != self.knobs:
+            self.check(knobs)
+            self._record(Act(self.now_s, "turn", knobs))
+
+    def burst(self) -> None:
+        """Send many requests at once."""
+        self._record(Act(self.now_s, "burst"))
+
+    def drop(self) -> None:
+        """Let acceptance fall to a share of itself for a while."""
+        self._record(Act(self.now_s, "drop"))
+
+    def _record(self, act: Act) -> None:
+        self.do(act)
+        self.tape.append(act)
 
     def advance(self, time_s: float) -> None:
         """Go on to a time, and take in what happened."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Sequence
+from html import escape
 from typing import Any
 
 from pdvsim.live.gauge import LATENCIES, MARKS
@@ -69,14 +69,16 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
     """The table as HTML; names are text."""
     style = "text-align:right;padding:2px 4px 2px 0;vertical-align:bottom;font-size:11px;overflow-wrap:anywhere"
     heads = "".join(
-        f'<th style="{style};border-bottom:3px solid {arch_colour(arch)}">{_safe(name)}</th>'
+        f'<th style="{style};border-bottom:3px solid {arch_colour(arch)}">{escape(name)}</th>'
         for arch, name in zip(archs, names, strict=True)
     )
     rows = []
     for name, values in lines(figures):
         first = values[0]
         cells = [_cell(value, None if at == 0 else first, name.endswith("(%)")) for at, value in enumerate(values)]
-        rows.append(f'<tr><td style="padding:1px 4px 1px 0;white-space:nowrap">{_safe(name)}</td>{"".join(cells)}</tr>')
+        rows.append(
+            f'<tr><td style="padding:1px 4px 1px 0;white-space:nowrap">{escape(name)}</td>{"".join(cells)}</tr>'
+        )
     kinds = "".join(
         f'<span style="white-space:nowrap;margin-right:10px"><span style="display:inline-block;width:10px;height:10px;'
         f'background:{KIND_COLOURS[kind]}"></span> {kind}</span>'
@@ -85,7 +87,7 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
     style = f"border-collapse:collapse;table-layout:fixed;width:{table_px(len(names))}px"
     head = f'<tr><th style="width:{NAME_PX}px"></th>{heads}</tr>'
     table = f'<table style="{style};font-variant-numeric:tabular-nums">{head}'
-    against = f"Small: against {_safe(names[0])}. " if len(names) > 1 else ""
+    against = f"Small: against {escape(names[0])}. " if len(names) > 1 else ""
     note = f'<p style="margin:6px 0 0;color:#59636b">{against}Launches: {kinds}</p>'
     return f"{table}{''.join(rows)}</table>{note}"
 
@@ -101,7 +103,3 @@ def _cell(value: float | None, first: float | None, is_share: bool) -> str:
         difference = f' <small style="color:#59636b">{by}</small>'
     figure = cell(value, 0 if isinstance(value, int) or abs(value) >= 100 else 1 if abs(value) >= 10 else 2)
     return f'<td style="text-align:right;padding:1px 4px;white-space:nowrap">{figure}{difference}</td>'
-
-
-def _safe(text: str) -> str:
-    return html.escape(text)

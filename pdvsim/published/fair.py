@@ -10,7 +10,7 @@ what the same traffic costs a present-day engine, not as a prediction of the pub
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,8 @@ from pdvsim.published.poisson_fit import OUTPUT_TOKENS as POISSON_TOKENS
 from pdvsim.published.reproduce import TableName
 from pdvsim.published.scoring import Score, score_fairly
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published
-from pdvsim.published.three_way import ThreeWay, run_three_way
 from pdvsim.published.three_way_fit import OUTPUT_TOKENS as THREE_WAY_TOKENS
-from pdvsim.published.three_way_fit import PROMPT_TOKENS, ThreeWayModel, jobs_of
+from pdvsim.published.three_way_fit import PROMPT_TOKENS, ThreeWayModel, served
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -107,12 +106,8 @@ def _three_way(published: Published, runs: int, seed: int) -> tuple[list[FairRow
     rows: list[FairRow] = []
     loads: Loads = {}
     for _, arch, concurrency, requests in published.rows("three_way"):
-        program = cast(ThreeWay, arch)
-        scores = []
-        for mix in model.mixes("pd", concurrency, requests, runs, seed):  # the same requests for all three
-            jobs = jobs_of(mix)
-            run_three_way(program, jobs, model.config(program, requests))
-            scores.append(score_fairly(jobs))
+        mixes = model.mixes("pd", concurrency, requests, runs, seed)  # the same requests for all three
+        scores = [score_fairly(served(arch, mix, model.config(arch, requests))) for mix in mixes]
         rows.append(FairRow(concurrency, requests, "published", arch, **_means(scores)))
         mean = published.acceptance((THREE_WAY_PAIR, "pd", concurrency))["mean"]
         loads[concurrency] = ([0.0] * requests, coin_for(mean, THREE_WAY_TOKENS))

@@ -44,8 +44,8 @@ def _three_way(reproduction: Reproduction) -> Figure:
             for x, ends in both:
                 axes.plot([x, x], ends, color=colour, linewidth=2, zorder=1)
             axes.plot(
-                at, [c.published / 1e3 for c in row], arch_marker(arch), color=colour, markersize=11, label=arch,
-                zorder=2,
+                at, [c.published / 1e3 for c in row], arch_marker(arch), color=colour, markersize=11,
+                label=f"{arch}, published", zorder=2,
             )  # fmt: skip
             axes.plot(at, [c.simulated / 1e3 for c in row], "D", color="black", markersize=5, label="_", zorder=3)
             for (x, ends), c in zip(both, row, strict=True):
@@ -62,12 +62,7 @@ def _three_way(reproduction: Reproduction) -> Figure:
         axes.set_ylabel("seconds")
         axes.set_title(title, fontweight="bold", loc="left")
     panels[0].plot([], [], "D", color="black", label="simulated, with its error")
-    handles, labels = panels[0].get_legend_handles_labels()
-    order = (
-        [labels.index(arch) for arch in archs] + [len(labels) - 1] if labels[-1] not in archs else range(len(labels))
-    )
-    names = [f"{labels[i]}, published" if labels[i] in archs else labels[i] for i in order]
-    figure.legend([handles[i] for i in order], names, loc="outside upper center", ncols=4, frameon=False)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 

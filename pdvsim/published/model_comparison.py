@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import cast
 
 import numpy as np
 
@@ -30,14 +29,14 @@ from pdvsim.published.tables import (
     five_requests,
     many_requests,
 )
-from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+from pdvsim.published.three_way import ThreeWayConfig
 from pdvsim.published.three_way_fit import (
     FIVE,
     FP32_FLOPS_PER_S,
     OUTPUT_TOKENS,
     ThreeWayModel,
-    jobs_of,
     random_orders,
+    served,
 )
 from pdvsim.sim.hardware.models import pair
 
@@ -119,16 +118,8 @@ class ComparisonModel:
         name, arch, _, requests = row
         forwards = WholeSequence(pair(PAIRS[name]), setting.layer_s, setting.flops_per_s)
         config = ThreeWayConfig(forwards, setting.overlap_s)
-        arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests)
-        scores = []
-        for mix in self.mixes(row, runs, seed):
-            jobs = jobs_of(mix)
-            if setting.spaced:
-                for job, arrival_s in zip(jobs, arrivals_s, strict=True):
-                    job.arrival_s = arrival_s
-            run_three_way(cast(ThreeWay, arch), jobs, config)
-            scores.append(score_three_way(jobs))
-        return scores
+        arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests) if setting.spaced else ()
+        return [score_three_way(served(arch, mix, config, arrivals_s)) for mix in self.mixes(row, runs, seed)]
 
     def _layer_s(self) -> float:
         """Host time per layer that gives the three_way pair's five requests their mean latency under pdv.

@@ -9,6 +9,7 @@ Not modelled: prompts of unlike lengths (about 6 to 12 tokens; here 9), which mo
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import permutations
 from typing import cast
 
@@ -38,9 +39,12 @@ OUTPUT_TOKENS = 100
 SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 
 
-def jobs_of(mix: Mix) -> list[PublishedJob]:
-    """Requests of so many tokens and rounds, all submitted at 0."""
-    return [PublishedJob(0.0, even_rounds(*request), PROMPT_TOKENS) for request in mix]
+def served(arch: str, mix: Mix, config: ThreeWayConfig, arrivals_s: Sequence[float] = ()) -> list[PublishedJob]:
+    """Requests of so many tokens and rounds as a program served them, all submitted at 0 unless times are given."""
+    times_s = arrivals_s or [0.0] * len(mix)
+    jobs = [PublishedJob(at, even_rounds(*each), PROMPT_TOKENS) for at, each in zip(times_s, mix, strict=True)]
+    run_three_way(cast(ThreeWay, arch), jobs, config)
+    return jobs
 
 
 def random_orders(mix: Mix, runs: int, seed: int) -> list[Mix]:
@@ -61,12 +65,12 @@ class ThreeWayModel:
         self.five = self._five()
         self.overlap_s = self._overlap_s()
 
-    def config(self, arch: ThreeWay, requests: int) -> ThreeWayConfig:
+    def config(self, arch: str, requests: int) -> ThreeWayConfig:
         """What a row ran under; only the first, of one request, met a process that was not warm."""
         forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
         return ThreeWayConfig(forwards, self.overlap_s, self.first_use_s[arch] if requests == 1 else 0.0)
 
-    def mixes(self, arch: ThreeWay, concurrency: int, requests: int, runs: int, seed: int) -> list[Mix]:
+    def mixes(self, arch: str, concurrency: int, requests: int, runs: int, seed: int) -> list[Mix]:
         """The requests of a row, in the order they were served or, where that is not known, in `runs` random ones."""
         acceptance = self.published.acceptance((THREE_WAY_PAIR, arch, concurrency))
         if requests == 1:
@@ -83,10 +87,10 @@ class ThreeWayModel:
         """Host time a layer: what the single request took beyond its arithmetic, over the layers it launched."""
         key = self._key("pdv", SINGLE, "request_latency_mean")
         acceptance = self.published.input(self._key("pdv", SINGLE, "acceptance_mean"))
-        jobs = jobs_of([tokens_and_rounds(acceptance, OUTPUT_TOKENS)])
-        run_three_way("pdv", jobs, ThreeWayConfig(WholeSequence(self.pair, 0.0, FP32_FLOPS_PER_S)))
-        layers = jobs[0].rounds * (K * self.pair.draft.layers + self.pair.target.layers)
-        value = (self.published.calibrate(key) / 1e3 - jobs[0].finish_s) / layers
+        instant = ThreeWayConfig(WholeSequence(self.pair, 0.0, FP32_FLOPS_PER_S))
+        [job] = served("pdv", [tokens_and_rounds(acceptance, OUTPUT_TOKENS)], instant)
+        layers = job.rounds * (K * self.pair.draft.layers + self.pair.target.layers)
+        value = (self.published.calibrate(key) / 1e3 - job.finish_s) / layers
         meaning = "host time to launch one transformer layer (fp32, eager)"
         self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
         return value
@@ -118,9 +122,7 @@ class ThreeWayModel:
         config = ThreeWayConfig(WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S))
 
         def distance(order: Mix) -> float:
-            jobs = jobs_of([*order, last])
-            run_three_way("pd", jobs, config)
-            score = score_three_way(jobs)
+            score = score_three_way(served("pd", [*order, last], config))
             return sum(math.log(score[mark] / wanted[mark]) ** 2 for mark in marks)
 
         rest = [request for request in mixes["pd"] if request != last]
@@ -138,9 +140,8 @@ class ThreeWayModel:
         alone_s, shared_s = (self.published.calibrate(key) for key in keys.values())
         totals = []
         for overlap_s in (0.0, 1e-6):  # the total falls by this much times the forwards that had company
-            jobs = jobs_of(self.five["baseline"])
             forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
-            run_three_way("baseline", jobs, ThreeWayConfig(forwards, overlap_s))
+            jobs = served("baseline", self.five["baseline"], ThreeWayConfig(forwards, overlap_s))
             totals.append(max(job.finish_s for job in jobs))
         value = (alone_s - shared_s) / ((totals[0] - totals[1]) / 1e-6)
         meaning = "of a forward, hidden behind another worker's: what the interpreter lock leaves of overlap"
@@ -149,11 +150,6 @@ class ThreeWayModel:
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
         """A row as published, once for every order of its requests."""
-        _, name, concurrency, requests = row
-        arch = cast(ThreeWay, name)
-        scores = []
-        for mix in self.mixes(arch, concurrency, requests, runs, seed):
-            jobs = jobs_of(mix)
-            run_three_way(arch, jobs, self.config(arch, requests))
-            scores.append(score_three_way(jobs))
-        return scores
+        _, arch, concurrency, requests = row
+        mixes, config = self.mixes(arch, concurrency, requests, runs, seed), self.config(arch, requests)
+        return [score_three_way(served(arch, mix, config)) for mix in mixes]

@@ -108,7 +108,7 @@ class SweepDir:
             )
 
     @contextmanager
-    def opened(self, date: str, resume: bool, notice: Callable[[str], None]) -> Iterator[None]:
+    def opened(self, date: str, resume: bool) -> Iterator[None]:
         """Make the folder and hold it against other writers; a ValueError if it cannot be ours."""
         self.check(resume)
         (self.path / "parts").mkdir(parents=True, exist_ok=True)
@@ -117,19 +117,14 @@ class SweepDir:
             for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
                 for left_over in folder.glob(TEMPORARY):  # of a writer that was killed
                     left_over.unlink(missing_ok=True)
-            self._take_over(date, notice)
+            self._take_over(date)
             yield
 
-    def _take_over(self, date: str, notice: Callable[[str], None]) -> None:
-        """Write sweep.json where there is none of this version's; what an older version left is not trusted."""
+    def _take_over(self, date: str) -> None:
+        """Write sweep.json where there is none of this sweep."""
         stored = read_config(self.path) if self.config_file.exists() else None
         if stored is not None and unbroken(stored) and stored["identity"] == self.identity:
             return
-        if stored is not None and "identity" not in stored:
-            old = [path for path in self.path.glob("parts/*.parquet") if path.stem.isdecimal()]
-            notice(f"{self.path}: written before points carried what they are of: all {len(old)} are run again")
-            for path in old:
-                path.unlink()
         for stale in self.path.glob("failed/*.json"):
             stale.unlink()
         write_whole(self.config_file, self._config_bytes(date), replace=True)
@@ -246,11 +241,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """What differs between two configurations: "traffic.seed was 0, is 1"."""
-    known = [key for key in stored if key not in NOT_COMPARED]
-    if "identity" not in stored:  # an older version's, which left out some of the files
-        known.remove("inputs")
-        now = {key: value for key, value in now.items() if key != "inputs"}
-    old, new = flatten({key: stored[key] for key in known}, joint="."), flatten(now, joint=".")
+    known = {key: value for key, value in stored.items() if key not in NOT_COMPARED}
+    old, new = flatten(known, joint="."), flatten(now, joint=".")
     names = dict.fromkeys([*old, *new])
     return [
         f"{name.removeprefix('sweep.').removeprefix('base.')} was {_said(old, name)}, is {_said(new, name)}"

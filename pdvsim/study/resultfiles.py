@@ -24,13 +24,8 @@ from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DT
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1  # of sweep.json and of a run's document; files from before it was written count as 1
+SCHEMA = 1  # of sweep.json and of a run's document
 WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
-# columns that files of earlier versions lack; whoever reads files does without them
-LATER = (
-    "drafts", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions", "recomputed_tokens",
-    "width", "context", "prompt_start",
-)  # fmt: skip
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 
@@ -99,7 +94,7 @@ class SweepHeader(ResultHeader):
     """sweep.json."""
 
     sweep: SweepSettings
-    identity: str | None = None  # of the sweep; what an earlier version wrote has none
+    identity: str | None = None  # of the sweep, under which its parts are sealed
     num_points: int | None = None  # that were asked for
     made: Derived | None = None
 
@@ -175,7 +170,7 @@ def read_frame(path: Path) -> pd.DataFrame:
 def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:
     """Requests, launches and deliveries beside `stem`, with lanes, kinds and roles as numbers.
 
-    `digests` are of the files as they were written, by table; without any, from an earlier version, nothing is checked.
+    `digests` are of the files as they were written, by table; without any, nothing is checked.
     """
     files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
     for name, path in files.items():
@@ -188,8 +183,6 @@ def _columns(path: Path, table: str) -> Columns:
     frame = read_frame(path)
     columns: Columns = {}
     for name, dtype in DTYPES[table].items():
-        if name not in frame and name in LATER:
-            continue
         if name not in frame:
             raise ValueError(f"{path}: column {name} is missing")
         values = frame[name]

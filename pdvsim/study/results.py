@@ -169,11 +169,12 @@ class Results:
 def label(setting: dict[str, Any]) -> str:
     """A setting in words."""
     return ", ".join(
-        str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {_figure(v)}" for k, v in setting.items()
+        str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {value_text(v)}" for k, v in setting.items()
     )
 
 
-def _figure(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """A setting's value in words."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

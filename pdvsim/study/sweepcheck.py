@@ -110,7 +110,7 @@ def read_config(path: Path) -> dict[str, Any]:
         )
     if version != __version__:
         raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; give another folder")
-    for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict)):
+    for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict), ("identity", str)):
         if not isinstance(document.get(name), kind):
             raise ValueError(f"{file}: {name} is missing or broken; give another folder")
     return document
@@ -127,8 +127,6 @@ class ResultCheck:
 def check_sweep(folder: Path) -> ResultCheck:
     """The state of a sweep's folder by what it says of itself; a ValueError if it is not a sweep's."""
     config = read_config(folder)
-    if "identity" not in config:
-        return ResultCheck(False, ["written before points carried what they are of: nothing to check by; run it again"])
     if not unbroken(config):
         return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's own flags mends it"])
     found = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
@@ -155,9 +153,7 @@ def check_run(path: Path) -> ResultCheck:
         return ResultCheck(False, ["damaged: not JSON, or cut short"])
     if not isinstance(document, dict) or "pdvsim_version" not in document:
         raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")
-    if "records_sha256" not in document:
-        return ResultCheck(False, ["written before results carried a seal: nothing to check by"])
-    if not unbroken(document):
+    if not unbroken(document) or "records_sha256" not in document:
         return ResultCheck(False, ["damaged: the document is not what was written"])
     records = document["records_sha256"]
     bad = [name for name, was in records.items() if digest(path.with_name(name)) != was]

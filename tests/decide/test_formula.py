@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
 
@@ -113,11 +112,3 @@ def test_a_drafter_that_leaves_no_room_for_the_batch_is_not_promising() -> None:
     assert little.fits(0) > 4 * little.fits(1) > 0
     assert little.ranked(LENGTHS)[0].k == 0
     assert Formula(replace(little.experiment, hardware=Hardware())).ranked(LENGTHS)[0].k > 0
-
-
-def test_a_dearer_drafter_takes_longer() -> None:
-    experiment = at(0.6).experiment
-    for k in (1, 4):
-        cheap, dear = Formula(experiment, 0.5).round_s(8, k), Formula(experiment, 2.0).round_s(8, k)
-        assert cheap < Formula(experiment).round_s(8, k) < dear
-    assert math.isclose(Formula(experiment, 2.0).round_s(8, 0), Formula(experiment).round_s(8, 0))

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 import time
 from dataclasses import replace
-from multiprocessing import active_children
 from multiprocessing.connection import Connection
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.live.crew import Crew
-from pdvsim.live.gauge import KEPT_S, SLOT_S, Gauge
+from pdvsim.live.gauge import KEPT_S, SLOT_S
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed
-from pdvsim.live.session import GaugedStations, Session, replay
-from pdvsim.live.station import Station
+from pdvsim.live.session import Session, replay
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
@@ -45,11 +40,6 @@ def test_a_session_left_alone_is_an_ordinary_run(arch: str, users: int | None) -
         assert 0 < len(tail.carried) == len(tail.launches["kind"]) < len(again.carried)
         assert list(again.carried)[-len(tail.carried) :] == list(tail.carried)
         assert (tail.launches["start_s"] < 2.0).sum() <= 4  # under way at the cut
-
-
-def gauged(session: Session) -> list[tuple[Station, Gauge]]:
-    assert isinstance(session.fleet, GaugedStations)
-    return session.fleet.gauged()
 
 
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
@@ -80,7 +70,7 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     assert len(sessions[0].tape) == 5
     kept = [result for result, _ in replay(setup, sessions[0].tape, 6.0, 0.0)]
     for session in sessions:
-        for (_, gauge), result in zip(gauged(session), kept, strict=True):
+        for (_, gauge), result in zip(session.gauged(), kept, strict=True):
             assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
             assert gauge.total_finished == (result.requests["finish_s"] <= 6.0).sum()
     arrivals = [result.requests["prompt_tokens"] for result in kept]
@@ -162,7 +152,7 @@ def test_a_burst_and_a_drop_show() -> None:
 def test_what_is_kept_does_not_grow() -> None:
     session = Session(Setup(("colocated",), replace(BASE, traffic=replace(BASE.traffic, request_rate=4.0))))
     session.advance(KEPT_S + 20)
-    [(station, gauge)] = gauged(session)
+    [(station, gauge)] = session.gauged()
     assert len(gauge.slots) <= KEPT_S / SLOT_S + 2
     assert len(station.log.deliveries) == len(station.log.launches) == 0
     assert len(gauge._inside) == len(station.client.inside) < 50
@@ -191,42 +181,6 @@ def test_a_refused_turn_changes_nothing() -> None:
         assert session.knobs == Knobs.of(BASE)
         assert session.tape == []
     session.advance(1.0)
-
-
-def test_a_crew_is_as_one() -> None:
-    """Two processes show what one does, refuse what one does, and begin again."""
-    setup = Setup(("pdv", "colocated", "pd"), BASE)
-    crew = Crew(setup, 2)
-    alone, together = Session(setup), Session(setup, crew)
-    for session in (alone, together):
-        session.advance(1.0)
-        session.burst()
-        session.advance(1.5)
-        with pytest.raises(ValueError, match="tokens"):
-            session.turn(replace(session.knobs, input_len=100_000))
-        session.turn(replace(session.knobs, request_rate=30.0))
-        session.advance(3.0)
-    assert together.tape == alone.tape
-    np.testing.assert_equal(together.figures(10.0), alone.figures(10.0))
-    crew.restart()
-    again = Session(setup, crew)
-    again.advance(0.5)
-    first = Session(setup)
-    first.advance(0.5)
-    np.testing.assert_equal(again.figures(10.0), first.figures(10.0))
-
-
-@pytest.mark.parametrize(("sent", "words"), [("SIGSTOP", r"not answered for 0\.5 s"), ("SIGKILL", "has died")])
-def test_a_crew_does_not_wait_for_a_helper_that_is_gone(monkeypatch: pytest.MonkeyPatch, sent: str, words: str) -> None:
-    before = set(active_children())
-    crew = Crew(Setup(("pdv", "colocated"), BASE), 2)
-    crew.advance(0.1)
-    [helper] = set(active_children()) - before
-    monkeypatch.setattr("pdvsim.live.crew.ANSWER_S", 0.5)
-    os.kill(helper.pid or 0, getattr(signal, sent))
-    with pytest.raises(ValueError, match=words):
-        crew.advance(0.2)
-    helper.kill()
 
 
 def deaf(pipe: Connection) -> None:

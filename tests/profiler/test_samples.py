@@ -19,7 +19,6 @@ from pdvsim.cli import main
 from pdvsim.cli.profiles import shipped
 from pdvsim.profiler.parts import NAMES, Part, read
 from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
-from pdvsim.profiler.samples import main as merge_command
 
 FLOATS = ("seconds", "start_s", "end_s")
 
@@ -170,12 +169,9 @@ def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
         merge([*paths, other.path], tmp_path / "out")
 
 
-def test_merging_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    written_parts(tmp_path / "parts")
-    assert merge_command([str(tmp_path / "parts"), "-o", str(tmp_path / "out")]) == 0
-    assert capsys.readouterr().out.startswith("25 samples of 2 parts")
-    assert merge_command([str(tmp_path / "out" / SAMPLES), "-o", str(tmp_path / "again")]) == 2
-    assert "not a part of samples" in capsys.readouterr().err
+def test_what_is_no_part_does_not_merge(shelf: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not a part of samples"):
+        merge([shelf / SAMPLES], tmp_path)
 
 
 def test_shipped_samples_are_listed_with_their_provenance(shelf: Path) -> None:

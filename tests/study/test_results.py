@@ -233,15 +233,6 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-def test_records_of_an_earlier_version_are_read(copy: Path, tmp_path: Path) -> None:
-    """Which rounds drafted was not written; no reader needs it, while any other column must be there."""
-    for path in (copy / "details").glob("*.requests.parquet"):
-        pd.read_parquet(path).drop(columns=["drafts", "refused"]).to_parquet(path, index=False)
-    assert main(["report", str(copy), "-o", str(tmp_path / "r.html")]) == 0
-    pd.read_parquet(path).drop(columns=["rounds"]).to_parquet(path, index=False)
-    assert main(["report", str(copy), "-o", str(tmp_path / "r.html")]) == 2
-
-
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [

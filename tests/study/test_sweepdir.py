@@ -377,28 +377,6 @@ def test_results_of_another_configuration_are_not_taken(capsys: pytest.CaptureFi
     assert main(["check", str(tmp_path / "d")]) == 0
 
 
-def test_a_folder_from_before_parts_knew_what_they_are_of(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, uninterrupted: Path
-) -> None:
-    assert sweep(tmp_path) == 0
-    config = json.loads((tmp_path / "sweep.json").read_text())
-    kept = {key: value for key, value in config.items() if key not in ("identity", "sha256", "made")}
-    (tmp_path / "sweep.json").write_text(json.dumps(kept))
-    for path in tmp_path.glob("parts/*.json"):
-        pd.DataFrame([json.loads(path.read_text())["row"]]).assign(output_throughput=1.0).to_parquet(
-            path.with_suffix(".parquet")
-        )
-        path.unlink()
-    capsys.readouterr()
-    assert main(["check", str(tmp_path)]) == 1
-    assert "nothing to check by" in capsys.readouterr().out
-    assert sweep(tmp_path, *LOADS, "--resume", "--seed", "5") == 2
-    assert "traffic.seed was 0, is 5" in said(capsys)
-    assert sweep(tmp_path, *LOADS, "--resume") == 0
-    assert f"{tmp_path}: written before points carried what they are of: all 8 are run again" in capsys.readouterr().err
-    assert content(tmp_path) == content(uninterrupted)
-
-
 def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
     """A tokenizer's folder too, but for the weights beside it; and a model's, a card, a profile, a trace."""
     tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
@@ -418,7 +396,7 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
     def folder() -> SweepDir:
         return SweepDir(tmp_path / "s", Sweep(base=experiment))
 
-    with folder().opened("today", False, print):
+    with folder().opened("today", False):
         assert {Path(path) for path in folder().config["inputs"]} == {tmp_path / name for name in names}
     folder().check(resume=True)
     for name in names:

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.study.results import Results
+from pdvsim.study.results import Results, value_text
 from pdvsim.study.stats import over_replications
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import (
@@ -78,7 +78,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
                 inside = [e for e in entries if _is(e, axis.row, row) and _is(e, axis.column, column)]
                 _panel(axes, inside, axis, curves, by_metric)
                 names = [(axis.row, row), (axis.column, column)]
-                title = ", ".join(f"{k.replace('_', ' ')}: {_text(v)}" for k, v in names if k)
+                title = ", ".join(f"{k.replace('_', ' ')}: {value_text(v)}" for k, v in names if k)
                 axes.set_title(title, loc="left", fontweight="bold")
         frame(grid[0, 0], entries, axis.y, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
@@ -128,7 +128,7 @@ def _names(grid: Any, axis: Layout, entries: list[Entry], by_metric: bool) -> No
             axes.set_xscale("log", base=2)
             axes.minorticks_off()
         if values and axis.x != "load" and _numeric(values) and len(values) <= FEW:
-            axes.set_xticks(values, [_text(v) for v in values])
+            axes.set_xticks(values, [value_text(v) for v in values])
         axes.set_xlabel("")
     for axes in grid[-1]:
         axes.set_xlabel(_axis_name(axis.x, entries))
@@ -147,7 +147,7 @@ def _curves(points: pd.DataFrame, name: str) -> dict[Any, Curve]:
     values = _values(points, name)
     if name == "arch":
         return {value: arch_curve(value) for value in values}
-    return dict(zip(values, curves_named([_text(value) for value in values]), strict=True))
+    return dict(zip(values, curves_named([value_text(value) for value in values]), strict=True))
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:
@@ -167,10 +167,6 @@ def _number(value: Any) -> float:
 
 def _is(entry: Entry, name: str | None, value: Any) -> bool:
     return name is None or entry[name] == value
-
-
-def _text(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:

@@ -42,7 +42,7 @@ class Gain:
     @property
     def told_apart(self) -> bool:
         """Whether the paired interval leaves 0 out; never from one replication."""
-        return told_apart(self.relative)
+        return self.relative.n > 1 and abs(self.relative.mean) > self.relative.half_width
 
     @property
     def text(self) -> str:
@@ -50,11 +50,6 @@ class Gain:
         ratio = self.relative.mean + 1
         percent = f"{100 * self.relative.mean:+.1f}%".replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0")
         return (f"{ratio:,.0f}×" if ratio >= MANY_FOLD else percent) + ("†" if self.grew else "")
-
-
-def told_apart(difference: Interval) -> bool:
-    """Whether a confidence interval leaves 0 out; never from one replication."""
-    return difference.n > 1 and abs(difference.mean) > difference.half_width
 
 
 def cells(results: Results, metric: str, against: str) -> list[Gain]:

@@ -7,9 +7,9 @@ forbids loading anything.
 from __future__ import annotations
 
 import base64
-import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +36,15 @@ class Sheet:
         """The page."""
         style = files("pdvsim.view.report").joinpath("page.css").read_text(encoding="utf-8")
         drawn = [
-            f'<section><h2>{_safe(name)}</h2><div class="scroll">{image(figure, name)}</div></section>'
+            f'<section><h2>{escape(name)}</h2><div class="scroll">{image(figure, name)}</div></section>'
             for name, figure in self.pictures.items()
         ]
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="data:,">\n'
-            f"<title>{_safe(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-            f'<header>\n<h1>{_safe(self.title)}</h1>\n<p id="lead">{_safe(self.lead)}</p>\n</header>\n<main>\n'
+            f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
+            f'<header>\n<h1>{escape(self.title)}</h1>\n<p id="lead">{escape(self.lead)}</p>\n</header>\n<main>\n'
             f"{''.join(drawn)}\n<section><h2>Figures</h2>{printed(self.text)}</section>\n"
             f"<section><h2>Provenance</h2>{provenance(self.facts)}</section>\n</main>\n</body>\n</html>\n"
         )
@@ -53,7 +53,7 @@ class Sheet:
 def image(figure: Figure, name: str) -> str:
     """A figure as an image within the page."""
     data = base64.b64encode(picture(figure, "image.png", DPI)).decode()
-    return f'<img alt="{_safe(name)}" src="data:image/png;base64,{data}">'
+    return f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
 
 
 def printed(text: str) -> str:
@@ -65,21 +65,21 @@ def printed(text: str) -> str:
 
     def wrap() -> None:
         if any(loose):
-            pieces.append('<pre class="wrap">{}</pre>'.format(_safe("\n".join(loose).strip("\n"))))
+            pieces.append('<pre class="wrap">{}</pre>'.format(escape("\n".join(loose).strip("\n"))))
         loose.clear()
 
     while at < len(lines):
         line, under = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
         if line and set(under) == {"-"} and "  " not in line:
             wrap()
-            pieces.append(f"<h3>{_safe(line)}</h3>")
+            pieces.append(f"<h3>{escape(line)}</h3>")
             at += 2
         elif line and set(under) == {"-"}:
             wrap()
             end = at + 2
             while end < len(lines) and "  " in lines[end]:
                 end += 1
-            pieces.append("<pre>{}</pre>".format(_safe("\n".join(lines[at:end]))))
+            pieces.append("<pre>{}</pre>".format(escape("\n".join(lines[at:end]))))
             at = end
         else:
             loose.append(line)
@@ -106,14 +106,10 @@ def provenance(facts: Mapping[str, Any]) -> str:
     """Facts as a list, groups of them folded away."""
     plain = {name: value for name, value in facts.items() if not isinstance(value, Mapping)}
     groups = [(name, group) for name, group in facts.items() if isinstance(group, Mapping) and group]
-    folded = (f"<details><summary>{_safe(name)}</summary>{_facts(flat(group))}</details>" for name, group in groups)
+    folded = (f"<details><summary>{escape(name)}</summary>{_facts(flat(group))}</details>" for name, group in groups)
     return _facts(flat(plain)) + "".join(folded)
 
 
 def _facts(values: Mapping[str, str]) -> str:
-    rows = "".join(f"<dt>{_safe(name)}</dt><dd>{_safe(value)}</dd>" for name, value in values.items())
+    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in values.items())
     return f'<dl class="facts">{rows}</dl>'
-
-
-def _safe(text: str) -> str:
-    return html.escape(text, quote=True)
