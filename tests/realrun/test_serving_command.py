@@ -68,7 +68,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         ([*CPU, "--priority", "partition"], "partition needs a GPU"),
         ([*CPU, "--replicas", "2"], "one GPU"),
         ([*CPU, "--verify-gpu", "1"], "one GPU"),
-        ([*CPU, "--contention", "max"], "describe a simulated GPU"),
+        ([*CPU, "--contention", "max"], "are of a simulated GPU"),
         ([*CPU, "--launch-s", "1e-5"], "the host's costs are what they are"),
         ([*CPU, "--num-speculative-tokens", "16"], "at most 15 drafts, got 16"),
         ([*CPU, "--max-prompts-per-forward", "8"], "at most 4"),
