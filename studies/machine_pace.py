@@ -1,7 +1,7 @@
 """What `--machine` is worth: runs predicted without and with this machine's pace.
 
-`python studies/machine_pace.py OUT.json` needs a GPU of the profile's kind, and about five minutes. Every run is served once, after a warm-up of other requests
-from which the pace is taken, and simulated twice.
+`python studies/machine_pace.py OUT.json` needs a GPU of the profile's kind, and about five minutes. Every run is served
+once, after a warm-up from which the pace is taken, and simulated twice.
 """
 
 from __future__ import annotations

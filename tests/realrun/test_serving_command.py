@@ -71,7 +71,6 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         ([*CPU, "--contention", "max"], "are of a simulated GPU"),
         ([*CPU, "--launch-s", "1e-5"], "the host's costs are what they are"),
         ([*CPU, "--num-speculative-tokens", "16"], "at most 15 drafts, got 16"),
-        ([*CPU, "--max-prompts-per-forward", "8"], "at most 4"),
         (["--device", "cpu", "--input-len", "2048"], "request 0 has 20"),
         ([*CPU, "--verdict", "own", "--acceptance-rate", "0.9"], "need --verdict pinned"),
         ([*CPU, "--target-path", "x"], "--tiny excludes"),
