@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 from pdvsim.sim.core import DrafterKind, Pair, Seats
 from pdvsim.sim.hardware.cards import GPUS
@@ -23,6 +23,9 @@ from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import archs_where, file_of, kin, policy_of
 
+T = TypeVar("T")
+INTERNAL = "internal"
+Internal = Annotated[T, INTERNAL]  # a field that no option sets
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 ControllerName = Literal["fixed", "feedback", "goodput"]

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.realrun import RealCommand
+from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.options import parse
 from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, of_table, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from pdvsim.cli.commands import COMMANDS, module_of
@@ -32,13 +32,19 @@ def _dispatch(argv: list[str]) -> int:
     if first == "--version":
         print(f"pdvsim {__version__}")
         return 0
+    if first in ("--completion", "--complete"):
+        return _main("completion")(argv)
     if first is None or first not in COMMANDS:
         what = "no command" if first is None else f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
         close = difflib.get_close_matches(first or "", COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"
         raise ValueError(what + hint)
-    code: int = import_module(module_of(first)).main(argv[1:])
-    return code
+    return _main(first)(argv[1:])
+
+
+def _main(command: str) -> Callable[[list[str]], int]:
+    run: Callable[[list[str]], int] = import_module(module_of(command)).main
+    return run
 
 
 def help_text() -> str:
@@ -56,4 +62,5 @@ commands:
 options:
   -h, --help   this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
   --version    the version
+  --completion SHELL   a script that completes options and values: eval "$(pdvsim --completion bash)"; zsh, fish
 """

@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-import tyro
-
-from pdvsim.cli.args import parse
+from pdvsim.common.options import Placed, parse
 
 
 @dataclass(frozen=True)
 class CheckCommand:
     """Check that results are what was written; exit code 0 only if all are there and whole, 1 otherwise."""
 
-    results: tyro.conf.Positional[tuple[str, ...]]
+    results: Placed[tuple[str, ...]]
     """Sweep folders, or JSON files of single runs."""
     json: bool = False
     """Print one JSON document instead of lines."""

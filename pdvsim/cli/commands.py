@@ -21,8 +21,6 @@ COMMANDS = {  # name, that of a module of this package: one line of help
     "realrun": "one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
     "probe": "how fast this GPU is, beside a profile's: pdvsim probe",
     "profiles": "the GPUs, models, profiles and samples that come with pdvsim",
-    "completion": 'completion for a shell: eval "$(pdvsim completion bash)"',
-    "help": "the options of a command: pdvsim help run",
 }
 
 

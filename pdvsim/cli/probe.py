@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pdvsim.cli.args import parse
+from pdvsim.common.options import parse
 from pdvsim.sim.config import Hardware
 
 SHOWN = {  # rate: what it is of, unit, how many make one

@@ -3,17 +3,46 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdvsim.cli.args import ProfileCommand, parse
 from pdvsim.common.console import say
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
 from pdvsim.sim.hardware.models import model_or_shard, pair
+from pdvsim.sim.limits import Range, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
+
+
+@dataclass(frozen=True)
+class ProfileCommand:
+    """Measure models on this machine's GPU: forwards, drafts and prompts alone, pairs side by side, host costs."""
+
+    models: tuple[str, ...] = ()
+    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b; or shards of them, e.g. llama-3.1-70b/tp4."""
+    pairs: tuple[str, ...] = ()
+    """Pairs draft:target to measure side by side, with the host's costs."""
+    output: str = "results/profile"
+    """Folder for samples.parquet and header.json; a second run into it goes on where the first stopped."""
+    budget_s: float = 100.0
+    """Seconds a model may take; the points left out are named in the header."""
+    pair_budget_s: float = 60.0
+    """Seconds a pair may take."""
+    quick: bool = False
+    """Only the most important points, with few repeats."""
+    seed: int = 0
+    """Of weights, caches and the order of points."""
+    jobs: int = 8
+    """Processes that compile kernels ahead; 0: none."""
+
+    def __post_init__(self) -> None:
+        if not self.models and not self.pairs:
+            raise ValueError("nothing to measure: name --models or --pairs")
+        check_ranges(self, jobs=Range(0, 1024))
 
 
 def main(argv: list[str]) -> int:

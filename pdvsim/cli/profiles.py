@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pdvsim.cli.args import ProfilesCommand, parse
+from pdvsim.common.options import parse
 from pdvsim.sim.hardware.models import GPUS, PRESETS
+
+
+@dataclass(frozen=True)
+class ProfilesCommand:
+    """List the GPUs, models, profiles and measured samples that come with pdvsim."""
+
+    json: bool = False
+    """Print one JSON document instead of the table."""
 
 
 def main(argv: list[str]) -> int:

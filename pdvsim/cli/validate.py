@@ -8,13 +8,11 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
@@ -39,7 +37,7 @@ LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
 class ValidateCommand:
     """Compare real serving runs with the same experiments simulated, seed by seed."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    runs: Placed[tuple[str, ...]] = ()
     """Files of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
     run: str | None = None
     """Only one run, launch by launch: its number, or a result of realrun --save-detailed."""
@@ -59,12 +57,13 @@ class ValidateCommand:
     """Write predicted against measured to this file (PNG)."""
     html: str | None = None
     """Write the tables, the picture and where they come from to this file, as one page."""
-    jobs: Annotated[int | None, tyro.conf.arg(help="Runs simulated side by side; default: one per core.")] = None
+    jobs: int | None = None
+    """Concurrent simulations; default: one per core."""
     json: bool = False
     """Print one JSON document instead of the tables."""
     serve: str | None = None
     """Compare nothing: serve the runs that this file plans on this machine's GPU, and add them to --output."""
-    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = RUNS
+    output: str = RUNS
     """With --serve: the file of real runs. Runs that it holds are not served again."""
     minutes: float = math.inf
     """With --serve: start no run after so many minutes."""

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.cli.args import RunCommand, parse
+from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.commandline import command_line
+from pdvsim.common.options import parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.contest import contest

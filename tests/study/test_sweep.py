@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.cli.args import axes
+from pdvsim.cli.sweep import axes
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.study.stats import interval, over_replications, paired_differences, varied

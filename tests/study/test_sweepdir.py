@@ -129,7 +129,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
     used = ["pdvsim.cli.sweep", "pdvsim.sim.run", "pdvsim.study.folder", "pyarrow.parquet", "pdvsim.view.plots"]
-    forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg", "tyro"])
+    forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen, half_written = [], 0
     for number in range(12):
