@@ -250,7 +250,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "burst.csv": lambda path: datasets.read_burstgpt(str(path)),
     "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
-    "accepted.jsonl": lambda path: acceptance.read_trace(str(path), 4),
+    "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "runs.jsonl": read_runs,
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),

@@ -35,7 +35,6 @@ class LiveTraffic(Traffic):
 class LiveScoring(Scoring):
     """Service levels."""
 
-    percentile_metrics: Internal[tuple[str, ...]] = ("ttft", "tpot", "itl", "e2el")
     metric_percentiles: Internal[tuple[float, ...]] = (50.0, 95.0, 99.0)
     warmup_requests: Internal[int] = 0
     detailed: Internal[bool] = True
@@ -53,8 +52,8 @@ class LiveCommand:
     """Simulated seconds a second at the start: 1, 10, 100, or inf for as fast as it goes."""
     port: int = 5006
     """Of the page; 0: any that is free."""
-    host: str | None = None
-    """Address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
+    address: str | None = None
+    """Network address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
     token: str | None = None
     """The token, instead of one drawn at random."""
     browser: bool = True
@@ -63,7 +62,7 @@ class LiveCommand:
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
-    host_costs: Host = field(default_factory=Host)
+    host: Host = field(default_factory=Host)
     scoring: LiveScoring = field(default_factory=LiveScoring)
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
@@ -78,7 +77,7 @@ class LiveCommand:
         if not self.arch:
             raise ValueError("arch needs at least one value")
         traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
-        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host_costs, scoring)
+        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
         return Setup(self.arch, base)
 
 
@@ -91,7 +90,7 @@ def main(argv: list[str]) -> int:
         import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
-    page = PageServer(args.host, args.port, args.token)  # a port that is taken is refused before anything is made
+    page = PageServer(args.address, args.port, args.token)  # a port that is taken is refused before anything is made
     try:
         _serve(args, page)
     finally:

@@ -28,7 +28,7 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     from pdvsim.live.pace import Shown
 
-UNSAID = ("arch", "num_prompts", "percentile_metrics", "metric_percentiles")  # of a session's own
+UNSAID = ("arch", "num_prompts", "metric_percentiles")  # of a session's own
 
 
 def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:

@@ -266,7 +266,7 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
     if args.verbose:
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
-            print(table.serving_table(entry | load, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
+            print(table.serving_table(entry | load, scoring.metric_percentiles) + "\n")
     differences = differences if sweep.num_runs > 1 else []
     compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
     leads = [d for d in differences if d["metric"] == compared_by]

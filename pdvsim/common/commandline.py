@@ -6,12 +6,13 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from itertools import dropwhile
 from typing import Any, get_type_hints
 
 from pdvsim.common.options import build, flags_of, read
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import file_of, policy_of
+
+GONE = ("--acceptance-trace-k", "--percentile-metrics")  # of recorded runs: the trace says it, and all are given
 
 
 def command_line(program: str, experiment: Experiment) -> str:
@@ -25,8 +26,11 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 
     The command line comes from a file: it names no policy file, which would be run, unless `own_policies` are trusted.
     """
-    words = dropwhile(lambda word: not word.startswith("--"), shlex.split(command))
-    given = read(Experiment, list(words))
+    words, skipped = list[str](), True  # the program, and flags that are gone with their values
+    for word in shlex.split(command):
+        skipped = word in GONE if word.startswith("--") else skipped
+        words += [] if skipped else [word]
+    given = read(Experiment, words)
     check_trusted(given.get("arch", ""), own_policies)
     return build(Experiment, given)
 
@@ -37,6 +41,8 @@ def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> 
     if settings["server"].get("kv_cache", "") is None:  # an older result: the mode was left to the architecture
         mode = "paged" if policy_of(settings["arch"]).in_steps() else "reserved"
         settings = {**settings, "server": {**settings["server"], "kv_cache": mode}}
+    if settings["hardware"].get("verify_gpu"):  # an older result
+        settings = {**settings, "hardware": {**settings["hardware"], "place": ["prefill=1", "verify=1"]}}
     groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
     return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})
 

@@ -120,7 +120,12 @@ def options(command: type) -> dict[str, Option]:
             inner |= options(hint)  # type: ignore[arg-type]
         elif INTERNAL not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, PLACED in marks)
-    return own | {name: option for name, option in inner.items() if name not in hints}
+    return own | {name: option for name, option in inner.items() if name not in _own(hints)}
+
+
+def _own(hints: Mapping[str, tuple[Any, Any]]) -> set[str]:
+    """The fields that are no groups; a group and an option may have one name."""
+    return {name for name, (hint, _) in hints.items() if not is_dataclass(hint)}
 
 
 # from values ----------------------------------------------------------------------------------------------------------
@@ -152,8 +157,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:
     """Each value to the field of its name, an outer one before an inner one."""
     hints = _hints(command)  # type: ignore[arg-type]
-    given = {name: value for name, value in values.items() if name in hints}
-    rest = {name: value for name, value in values.items() if name not in hints}
+    given = {name: value for name, value in values.items() if name in _own(hints)}
+    rest = {name: value for name, value in values.items() if name not in given}
     for name, (hint, _) in hints.items():
         if is_dataclass(hint):
             given[name] = _filled(hint, {n: value for n, value in rest.items() if n in options(hint)})  # type: ignore[arg-type]

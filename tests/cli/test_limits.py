@@ -118,7 +118,6 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> 
     [
         (["run", "--num-prompts", "1" + "0" * 400], "num-prompts must be 1 to 10000000, got a number of 19 or more"),
         (["run", "--launch-s", "1e308"], "launch-s must be 0 to 1, got 1e+308"),
-        (["run", "--idle-poll-s", "1e-300"], "idle-poll-s must be 0, or at least 1e-09, got 1e-300"),
         (["run", "--replicas", "100000"], "replicas must be 1 to 1024, got 100000"),
         (["run", "--num-workers", "1000000000"], "num-workers must be 1 to 4096"),
         (["run", "--seed", "9" * 400], "seed must be 0 to"),
