@@ -279,7 +279,7 @@ class Hardware:
     """The GPU, how it is modelled, and how many there are."""
 
     gpu: str = "h200"
-    """Card, of those in `pdvsim profiles`, or a TOML file with one of your own (docs/cards.md)."""
+    """Card, of those in `pdvsim profile --list`, or a TOML file with one of your own (docs/cards.md)."""
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
     band: bool = True

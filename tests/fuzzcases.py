@@ -321,7 +321,6 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
 BARE = (
     "plot",
     "report",
-    "profiles",
     "validate",
     "calibrate",
     "reproduce",

@@ -313,4 +313,4 @@ def test_what_is_shown_must_come_out() -> None:
 def test_the_budget_is_a_ceiling() -> None:
     shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
     assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
-    assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
+    assert reduced(["pdvsim", "report"]) == ["pdvsim", "report"]

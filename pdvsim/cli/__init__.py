@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from pdvsim.cli.commands import COMMANDS, module_of
+from pdvsim.cli.commands import COMMANDS, GROUPS, module_of
 from pdvsim.common.console import guarded
 from pdvsim.common.version import __version__
 
@@ -50,17 +50,19 @@ def _main(command: str) -> Callable[[list[str]], int]:
 def help_text() -> str:
     """What `pdvsim --help` prints."""
     width = max(len(name) for name in COMMANDS) + 2  # `map` is a module of this package once it is loaded
-    lines = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
+    parts = (
+        [f"{group}:", *(f"  {name:<{width}}{line}" for name, line in own.items())] for group, own in GROUPS.items()
+    )
+    lines = "\n\n".join("\n".join(part) for part in parts)
     return f"""\
 usage: pdvsim COMMAND [OPTIONS]
 
 Which serving architecture for speculative decoding, on your GPU and load, and how sure.
 
-commands:
 {lines}
 
 options:
-  -h, --help   this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
-  --version    the version
-  --completion SHELL   a script that completes options and values: eval "$(pdvsim --completion bash)"; zsh, fish
+  -h, --help          this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
+  --version           the version
+  --completion SHELL  a script that completes options and values: eval "$(pdvsim --completion bash)"; zsh, fish
 """

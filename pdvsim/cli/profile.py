@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdvsim.cli.profiles import show_profiles
 from pdvsim.common.console import say
 from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
@@ -39,8 +40,15 @@ class ProfileCommand:
     jobs: int = 8
     """Processes that compile kernels ahead; 0: none."""
 
+    list_: bool = False
+    """Measure nothing: list the GPUs, models, profiles and samples that come with pdvsim."""
+    json: bool = False
+    """With --list: print one JSON document instead of the tables."""
+
     def __post_init__(self) -> None:
-        if not self.models and not self.pairs:
+        if self.json and not self.list_:
+            raise ValueError("--json goes with --list")
+        if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
         check_ranges(self, jobs=Range(0, 1024))
 
@@ -48,6 +56,8 @@ class ProfileCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
+    if args.list_:
+        return show_profiles(args.json)
 
     models = tuple(model_or_shard(name).name for name in args.models)
     pairs = tuple(pair(name).name for name in args.pairs)

@@ -1,28 +1,16 @@
-"""`pdvsim profiles`: what comes with pdvsim."""
+"""`pdvsim profile --list`: what comes with pdvsim."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pdvsim.common.options import parse
 from pdvsim.sim.hardware.models import GPUS, PRESETS
 
 
-@dataclass(frozen=True)
-class ProfilesCommand:
-    """List the GPUs, models, profiles and measured samples that come with pdvsim."""
-
-    json: bool = False
-    """Print one JSON document instead of the table."""
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ProfilesCommand, argv, "pdvsim profiles")
-
+def show_profiles(json: bool) -> int:
+    """List the GPUs, models, profiles and measured samples that come with pdvsim; returns the exit code."""
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
@@ -60,7 +48,7 @@ def main(argv: list[str]) -> int:
         ],
     }
     document["samples"] = shipped(Path(str(files("pdvsim.calibration"))) / "data")
-    print(output.dumps(document) if args.json else table.profiles_table(document))
+    print(output.dumps(document) if json else table.profiles_table(document))
     return 0
 
 

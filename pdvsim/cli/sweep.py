@@ -100,6 +100,9 @@ class SweepCommand:
     """Record a point that fails, with the reason, in failed/ and go on with the others."""
     save_detailed: bool = False
     """Also write each point's requests, launches and deliveries as parquet, to details/."""
+    check: tuple[str, ...] = ()
+    """Run nothing: check that these results, sweep folders or JSON files of runs, are what was written. The exit code
+    is 0 only if all are there and whole, 1 otherwise."""
     dry_run: bool = False
     """List the points and estimate the time; write nothing."""
     json: bool = False
@@ -161,10 +164,13 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code: 1 where some points failed and the others are there."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
+    from pdvsim.cli.check import check
     from pdvsim.study import output
     from pdvsim.study.folder import SweepDir
     from pdvsim.study.sweepcheck import read_config
 
+    if args.check:
+        return check(args.check, args.json)
     date = output.now()
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
+from pdvsim.cli.probe import show_probe
 from pdvsim.common.console import say
 from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
@@ -68,17 +69,23 @@ class ValidateCommand:
     minutes: float = math.inf
     """With --serve: start no run after so many minutes."""
     tiny: bool = False
-    """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
+    """With --serve: a pair of tiny models and short requests on the CPU, to try the command. With --probe: the CPU."""
+    probe: bool = False
+    """Compare nothing: measure in a few seconds how fast this machine's GPU reads, multiplies and starts kernels."""
+    gpu: str = Hardware.gpu
+    """With --probe: card whose built-in profile it is compared with."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.serve is None and (self.output, self.minutes, self.tiny) != (RUNS, math.inf, False):
+        given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if self.serve is None and given & {"output", "minutes", "tiny"} - ({"tiny"} if self.probe else set()):
             raise ValueError("--output, --minutes and --tiny go with --serve")
-        own = ("own_policies", "serve", "output", "minutes", "tiny")
-        if self.serve is not None and any(
-            getattr(self, field.name) != field.default for field in fields(self) if field.name not in own
-        ):
+        if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
             raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
+        if self.probe and given - {"probe", "gpu", "profile", "tiny", "json"}:
+            raise ValueError("--probe goes with --gpu, --profile, --tiny and --json alone")
+        if "gpu" in given and not self.probe:
+            raise ValueError("--gpu goes with --probe")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs, not of one")
         if self.write and (self.run is not None or self.contention != "fluid"):
@@ -90,6 +97,8 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
     if args.serve is not None:
         return _serve(args, args.serve)
+    if args.probe:
+        return show_probe(args.gpu, args.profile, "cpu" if args.tiny else "cuda", args.json)
 
     from pdvsim.calibration.validate import compare
 

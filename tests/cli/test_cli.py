@@ -65,7 +65,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["sweep", "--arch", "pdv,baseline", "--controller", "feedback"], "which baseline does not have"),
         (["sweep", "--num-runs", "0"], "num-runs must be 1 to 10000, got 0"),
         (["sweep", "--jobs", "0"], "jobs must be 1 to 1024, got 0"),
-        (["profiles", "--all"], "unknown option --all"),
+        (["profile", "--all"], "unknown option --all"),
     ],
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
@@ -146,9 +146,9 @@ def one_document(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 
 def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
-    document = one_document(capsys, "profiles", "--json")
+    document = one_document(capsys, "profile", "--list", "--json")
     assert {"gpus", "profiles", "models", "samples"} == set(document)
-    assert main(["profiles"]) == 0
+    assert main(["profile", "--list"]) == 0
     assert document["profiles"][0]["foundation"] in capsys.readouterr().out
 
 

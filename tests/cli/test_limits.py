@@ -233,11 +233,11 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_closed_full_and_plain_standard_output(tmp_path: Path) -> None:
     """A closed output leads nowhere, a full one is one line, and what it cannot encode is replaced."""
-    closed = shell("pdvsim profiles >&-")
+    closed = shell("pdvsim profile --list >&-")
     assert (closed.returncode, closed.stderr) == (0, "")
     silent = shell("pdvsim run --num-prompts 0 2>&-")
     assert (silent.returncode, silent.stdout) == (2, "")
-    full = shell("pdvsim profiles >/dev/full")
+    full = shell("pdvsim profile --list >/dev/full")
     assert (full.returncode, full.stderr) == (2, "pdvsim: error: No space left on device\n")
     config = tmp_path / "é.toml"
     config.write_text('gpu = "é"')

@@ -55,7 +55,7 @@ READERS: dict[str, Callable[[], int]] = {
     "validate one": lambda: main(["validate", "--run", "run.json"]),
     "report": lambda: main(["report", "run.json", "sweep"]),
     "plot": lambda: main(["plot", "run.json", "--var-y", "mean_ttft_ms", "-o", "plots"]),
-    "check": lambda: main(["check", "run.json", "sweep"]),
+    "check": lambda: main(["sweep", "--check", "run.json", "sweep"]),
     "resume": lambda: main(
         ["sweep", "--arch", "pdv", "--request-rate", "8", *SMALL, "--jobs", "1", "-o", "sweep", "--resume"]
     ),
