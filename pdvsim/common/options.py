@@ -17,7 +17,7 @@ import sys
 import textwrap
 import types
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache, partial
 from numbers import Integral, Real
 from shutil import get_terminal_size
@@ -75,9 +75,8 @@ class Option:
     @property
     def text(self) -> str:
         """The text below the field."""
-        return next(
-            (text for cls in self.owner.__mro__ if (text := _texts(cls.__module__).get((cls.__name__, self.name)))), ""
-        )
+        texts = (_texts(cls.__module__).get((cls.__name__, self.name)) for cls in self.owner.__mro__)
+        return next(filter(None, texts), "")
 
 
 def _one(hint: Any) -> Any:
@@ -135,16 +134,16 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     """The dataclass with these options, as texts or as values; a ValueError of one line names what is wrong."""
     known = options(command)  # type: ignore[arg-type]
     chosen = _known(given, known, "unknown option")
-    return _filled(
-        command, {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
-    )
+    values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
+    return _filled(command, values)
 
 
-def _known(given: Mapping[str, Any], known: Iterable[str], unknown: str) -> dict[str, Any]:
+def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
     """Values by the names of options; a ValueError that begins with `unknown` and has the nearest name if need be."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
-    for name in spelt.keys() - set(known):
-        raise ValueError(f"{unknown} {name}{nearest(name, known)}")
+    for name in spelt:
+        if name not in known:
+            raise ValueError(f"{unknown} {name}{nearest(name, known)}")
     return spelt
 
 
@@ -255,10 +254,12 @@ def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]
         settings = read_toml(path)
     except (OSError, ValueError) as error:
         raise ValueError(f"cannot read {path}: {said(error)}") from None
-    for arch in map(str, _listed(settings.get("arch", ()))) if "arch" not in given else ():
-        if file_of(arch) is not None:
-            raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
-    return _known(settings, set(options(command)) - {"config"}, f"{path}: unknown key")
+    known = options(command)
+    if "arch" in settings and "arch" in known and "arch" not in given:
+        for arch in converted(replace(known["arch"], hint=tuple[str, ...]), settings["arch"]):
+            if file_of(arch) is not None:
+                raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
+    return _known(settings, set(known) - {"config"}, f"{path}: unknown key")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -283,7 +284,7 @@ def _parser(command: type) -> _Parser:
 
 
 def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
-    """The flags by which a configuration differs from another of its kind."""
+    """The flags by which a configuration differs from another of its kind; what no option sets is left out."""
     for name, (_, marks) in _hints(type(config)).items():  # type: ignore[arg-type]
         value, usual = getattr(config, name), getattr(default, name)
         if is_dataclass(value):
@@ -309,14 +310,8 @@ def _help(command: type, prog: str, everything: bool) -> str:
     width = min(WIDEST, get_terminal_size().columns)
     layout = partial(_Layout, max_help_position=INDENT, width=width)
     about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
-    parser = argparse.ArgumentParser(
-        prog,
-        f"{prog} [OPTIONS]{places}",
-        about,
-        add_help=False,
-        argument_default=argparse.SUPPRESS,
-        formatter_class=layout,
-    )
+    usage = f"{prog} [OPTIONS]{places}"
+    parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
     usual = [found[name] for name in MOST_USED if name in found]
     groups = {"arguments": placed} if everything else {"arguments": placed, "most used": usual}
     for option in found.values():
