@@ -14,7 +14,7 @@ Keywords are the flags of the command of the same name, with underscores.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.version import __version__
 from pdvsim.view.run import Run
@@ -26,14 +26,6 @@ if TYPE_CHECKING:
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
     from pdvsim.decide.winners import WinnerMap
-    from pdvsim.options import (
-        AdviseKeywords,
-        CapacityKeywords,
-        DraftTableKeywords,
-        MapKeywords,
-        RunKeywords,
-        SweepKeywords,
-    )
     from pdvsim.whatif import Explorer
 
 __all__ = [
@@ -49,9 +41,9 @@ __all__ = [
 ]
 
 
-def run(**options: Unpack[RunKeywords]) -> Run:
+def run(**options: Any) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
-    from pdvsim.cli.build import build
+    from pdvsim.common.options import build
     from pdvsim.sim.config import Experiment
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends
@@ -61,23 +53,23 @@ def run(**options: Unpack[RunKeywords]) -> Run:
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
-def sweep(**options: Unpack[SweepKeywords]) -> pd.DataFrame:
+def sweep(**options: Any) -> pd.DataFrame:
     """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
 
     `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
     """
-    from pdvsim.cli.args import SweepOptions
-    from pdvsim.cli.build import build
+    from pdvsim.cli.sweep import SweepOptions
+    from pdvsim.common.options import build
     from pdvsim.study.sweep import run_sweep
 
     chosen = build(SweepOptions, options)
     return run_sweep(chosen.sweep().points(), backend=chosen.where())
 
 
-def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
+def capacity(**options: Any) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
-    from pdvsim.cli.build import build
     from pdvsim.cli.capacity import CapacityOptions
+    from pdvsim.common.options import build
     from pdvsim.decide.capacity_search import find_capacities
     from pdvsim.decide.runs import Bench
 
@@ -85,13 +77,13 @@ def capacity(**options: Unpack[CapacityKeywords]) -> Capacities:
     return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
 
 
-def advise(**options: Unpack[AdviseKeywords]) -> Advice:
+def advise(**options: Any) -> Advice:
     """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice.
 
     With `gpus` it is how to use them.
     """
     from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.cli.build import build
+    from pdvsim.common.options import build
     from pdvsim.decide.advise import advise as answer
     from pdvsim.decide.runs import Bench
 
@@ -99,10 +91,10 @@ def advise(**options: Unpack[AdviseKeywords]) -> Advice:
     return answer(chosen.question(), Bench(chosen.jobs))
 
 
-def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
+def draft_table(**options: Any) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
-    from pdvsim.cli.build import build
     from pdvsim.cli.draft_table import DraftTableOptions
+    from pdvsim.common.options import build
     from pdvsim.decide.draft_lengths import find_table
     from pdvsim.decide.runs import Bench
 
@@ -110,10 +102,10 @@ def draft_table(**options: Unpack[DraftTableKeywords]) -> DraftTable:
     return find_table(chosen.question(), Bench(chosen.jobs))
 
 
-def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
+def winner_map(**options: Any) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
-    from pdvsim.cli.build import build
     from pdvsim.cli.map import MapOptions
+    from pdvsim.common.options import build
     from pdvsim.decide.map_search import draw_map
     from pdvsim.decide.runs import Bench
 
@@ -121,7 +113,7 @@ def winner_map(**options: Unpack[MapKeywords]) -> WinnerMap:
     return draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
 
 
-def explore(**options: Unpack[SweepKeywords]) -> Explorer:
+def explore(**options: Any) -> Explorer:
     """Sliders for load, acceptance, draft length and chunk, in a notebook; keywords are the flags of `pdvsim sweep`.
 
     The first load is where the slider starts. Needs ipywidgets: pip install 'pdvsim[notebook]'.

@@ -13,8 +13,8 @@ from typing import Any
 
 import ipywidgets as widgets
 
-from pdvsim.cli.args import SweepOptions
-from pdvsim.cli.build import build
+from pdvsim.cli.sweep import SweepOptions
+from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.policies import named
 from pdvsim.study.sweep import run_point

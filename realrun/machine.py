@@ -44,9 +44,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.gpus > 1:
-        raise ValueError(
-            "realrun has one GPU: --replicas, --tensor-parallel-size, --verify-gpu and --place do not apply"
-        )
+        raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     ahead = experiment.kin == "pdv-ahead"
@@ -58,11 +56,11 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
         raise ValueError("--contention, --band, --padding and --machine are of a simulated GPU; realrun has a real one")
     if experiment.host != Host():
-        raise ValueError("the host's costs are what they are: --launch-s and its like are for pdvsim run")
+        raise ValueError("the host's costs are what they are: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
     if server.priority == "dynamic" or server.lane_weights:
-        raise ValueError("a CUDA stream keeps one priority: --priority dynamic and --lane-weights are for pdvsim run")
+        raise ValueError("a CUDA stream keeps one priority: --priority dynamic is for pdvsim run")
     if experiment.longest_draft > MAX_DRAFT - ahead:
         most = f"{MAX_DRAFT - ahead} drafts{' behind a guess' if ahead else ''}"
         raise ValueError(f"the GPU kernels take at most {most}, got {experiment.longest_draft}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, TypeVar
 
 from pdvsim.sim.core import DrafterKind, Pair, Seats
 from pdvsim.sim.hardware.cards import GPUS
@@ -23,6 +23,9 @@ from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import archs_where, file_of, kin, policy_of
 
+T = TypeVar("T")
+INTERNAL = "internal"
+Internal = Annotated[T, INTERNAL]  # a field that no option sets
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 ControllerName = Literal["fixed", "feedback", "goodput"]
@@ -30,7 +33,13 @@ Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random"]
 KvPolicy = Literal["paged", "reserved"]
+HostKind = Literal["measured", "polling", "python-threads"]
 
+HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
+    "measured": {},
+    "polling": {"idle_poll_s": 1e-3},
+    "python-threads": {"notify_s": 50e-6},
+}
 RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
 ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
@@ -115,9 +124,8 @@ class Acceptance:
     acceptance_model: str | None = None
     """As measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, each with -eagle3 or -ngram behind it."""
     acceptance_trace: str | None = None
-    """JSONL of recorded rounds: one list of accepted counts a line, cycled over the requests."""
-    acceptance_trace_k: int = 4
-    """Draft length the trace was recorded at."""
+    """JSONL of recorded rounds: one list of accepted counts per line, cycled over the requests. The largest count is
+    the draft length it was recorded at."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -169,8 +177,7 @@ class Server:
     """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
     """Most prompts that one forward reads together; default: no limit, as in vLLM."""
-    pad_drafts: bool = False
-    """ngram: rows of a verify are padded to its longest draft, as in realrun's engine; default: packed, as in vLLM."""
+    pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
     async_scheduling: bool = False
     """Launch the next draft before the last verdict is read, so that the host works while the GPU does."""
     kv_cache: KvPolicy = "paged"
@@ -189,19 +196,15 @@ class Server:
     ahead_fan: int | None = None
     """pdv-ahead: tokens guessed behind each number of accepted drafts; 0: go on as if all were accepted; default: the
     latency model chooses, for each batch."""
-    ahead_miss: Literal["auto", "draft", "plain"] = "auto"
-    """pdv-ahead: a request whose verdict was not guessed is drafted for anew, or goes on without drafts for a round;
-    auto: the latency model chooses."""
-    ahead_exponent: float = 1.0
-    """pdv-ahead: the target's token, where it is not the drafter's first choice, is none of the next n with a chance of
-    (1 + n)^-this; assumed, the form is from arXiv 2603.03251."""
+    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = (
+        "auto"  # unforeseen verdict: draft anew, or verify plainly
+    )
+    ahead_exponent: Internal[float] = 1.0  # a target's token is none of the drafter's next n: (1 + n)^-this; assumed
     priority: Priority = "stream"
     """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
     preemptive (ideal), partition (SM split; realrun alone)."""
-    lane_weights: tuple[str, ...] = ()
-    """A lane's share of the GPU beside others, as lane=weight, e.g. decode=3,verify=2,prefill=1; without: 1 each."""
-    partition: tuple[float, ...] = (0.4, 0.4, 0.2)
-    """partition: SM share of decode, verify, prefill."""
+    lane_weights: Internal[tuple[str, ...]] = ()  # shares of the GPU, as decode=3; those not named have 1
+    partition: Internal[tuple[float, ...]] = (0.4, 0.4, 0.2)  # priority partition: SM share of decode, verify, prefill
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -278,7 +281,7 @@ class Hardware:
     """The GPU, how it is modelled, and how many there are."""
 
     gpu: str = "h200"
-    """Card, of those in `pdvsim profiles`, or a TOML file with one of your own (docs/cards.md)."""
+    """Card, of those in `pdvsim profile --list`, or a TOML file with one of your own (docs/cards.md)."""
     profile: str | None = None
     """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
     machine: str | None = None
@@ -301,24 +304,19 @@ class Hardware:
     draft_tensor_parallel_size: int | None = None
     """GPUs that the drafter is sharded over: 1 or as many as the target; default: as the target, and 1 where the
     drafter is apart from it."""
-    verify_gpu: int = 0
-    """1 places the target model, with its verify and prefill streams, on a second GPU: short for --place prefill=1
-    decode=0 verify=1."""
     place: tuple[str, ...] = ()
-    """Lanes on GPUs as lane=number, e.g. prefill=0 decode=1; those not named are on 0. prefill=0+1 reads prompts on two
-    GPUs, decode=0+1 drafts on two (pdv and its like). The drafter reads prompts where decode is; KV moves from prefill
-    to where the target decodes."""
+    """Lanes on GPUs as lane=number; those not named are on 0. prefill=1 verify=1 leaves GPU 0 to the drafter;
+    prefill=0+1 prefills on two GPUs, decode=0+1 drafts on two (pdv and its like). KV moves from prefill to where the
+    target decodes."""
     cards: tuple[str, ...] = ()
-    """Card of each GPU where --place or --verify-gpu makes several, e.g. l4 h200; default: all are --gpu."""
+    """Card of each GPU where --place makes several, e.g. l4 h200; default: all are --gpu."""
     link: LinkName = "nvlink4"
     """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
-    link_latency_s: float | None = None
-    """Latency of a transfer, instead of the link's."""
-    link_bytes_per_s: float | None = None
-    """Bandwidth each way, instead of the link's."""
-    draft_probs: DraftProbs = "none"
-    """What goes with each draft token to another GPU: none (greedy verification), or the drafter's distribution over
-    the vocabulary, which rejection sampling needs, in bf16 or fp32."""
+    link_latency_s: Internal[float | None] = None  # instead of the link's
+    link_bytes_per_s: Internal[float | None] = None  # each way, instead of the link's
+    draft_probs: Internal[DraftProbs] = (
+        "none"  # what goes with a draft token to another GPU: rejection sampling needs it
+    )
     replicas: int = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
@@ -337,8 +335,6 @@ class Hardware:
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
             )
         self.placed()
-        if self.place and self.verify_gpu:
-            raise ValueError("--place says where each lane is: leave out --verify-gpu")
 
     def placed(self) -> dict[str, tuple[int, ...]]:
         """GPUs of each lane that --place names."""
@@ -362,20 +358,22 @@ class Hardware:
 class Host:
     """What the one host thread costs. None takes the profile's figure."""
 
+    host: HostKind = "measured"
+    """How an idle lane learns of work: measured (as realrun's event loop, immediately), polling (it looks every 1 ms),
+    python-threads (a thread that wakes in 50 µs; assumed)."""
     launch_s: float | None = None
-    """Host time to launch one work."""
+    """Host time per launch."""
     completion_s: float | None = None
     """Host time to notice a completion and read its result back."""
     handoff_s: float | None = None
     """Host time to pass requests from one lane to another."""
-    idle_poll_s: float = 0.0
-    """Period at which an idle lane looks for work: 10e-6 spin, 1e-3 sleep, 0.1 time-out of a wait; 0: it is told."""
-    idle_poll_cost_s: float = 1e-6
-    """Host time of one such look, which every idle lane takes from the others."""
-    notify_s: float = 0.0
-    """Time until an idle lane that is told of work is awake: 0 one event loop, 50e-6 a thread behind a condition."""
+    idle_poll_s: Internal[float] = 0.0  # period at which an idle lane looks for work; 0: it is told
+    idle_poll_cost_s: Internal[float] = 1e-6  # host time of one such look, which every idle lane takes from the others
+    notify_s: Internal[float] = 0.0  # time until an idle lane that is told of work is awake
 
     def __post_init__(self) -> None:
+        for name, value in HOSTS[self.host].items():
+            object.__setattr__(self, name, value)
         check_ranges(self)
         if 0 < self.idle_poll_s < 1e-9:
             raise ValueError(f"idle-poll-s must be 0, or at least 1e-09, got {self.idle_poll_s}")
@@ -387,10 +385,8 @@ class Scoring:
 
     goodput: tuple[str, ...] = ()
     """Service levels as metric:milliseconds, e.g. ttft:500 tpot:50 (ttft, tpot, e2el)."""
-    percentile_metrics: tuple[str, ...] = ("ttft", "tpot", "itl")
-    """Metrics to give percentiles of: ttft, tpot, itl, e2el."""
     metric_percentiles: tuple[float, ...] = (99.0,)
-    """Percentiles to give."""
+    """Percentiles to give, of TTFT, TPOT, ITL and E2EL."""
     warmup_requests: int = 0
     """Measure behind the first N requests: latencies leave them out, rates count what is delivered from then on.
 
@@ -401,9 +397,6 @@ class Scoring:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name in self.percentile_metrics:
-            if name not in ("ttft", "tpot", "itl", "e2el"):
-                raise ValueError(f"percentile-metrics: unknown metric {name!r}; known: ttft, tpot, itl, e2el")
         self.slo()
 
     def slo(self) -> dict[str, float]:
@@ -454,8 +447,6 @@ class Experiment:
     @cached_property
     def seats(self) -> Seats:
         """Which GPU of a server each part is on."""
-        if self.hardware.verify_gpu:
-            return Seats(prefill=(1,), draft=(0,), verify=1)
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
         return Seats(placed.get("prefill", (0,)), draft, draft[0] if self.kin == "pd" else verify[0])
@@ -525,13 +516,8 @@ class Experiment:
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
             raise ValueError(f"pdv-ahead drafts ahead of verdicts with a model of its own: --drafter {drafter} cannot")
         if self.seats.gpus > 1 and drafter in (*HEADS, "ngram"):
-            raise ValueError(
-                f"--drafter {drafter} drafts beside its target, on one GPU: leave out --place, --verify-gpu"
-            )
+            raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
         policy = policy_of(self.arch)
-        if hardware.verify_gpu and not (policy.placeable() and policy.verify_lane != policy.draft_lane):
-            fitting = archs_where(lambda other: other.placeable() and other.verify_lane != other.draft_lane)
-            raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(fitting)}), not {self.arch}")
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())
             raise ValueError(f"--place needs lanes with workers of their own ({', '.join(fitting)}), not {self.arch}")
@@ -548,4 +534,4 @@ class Experiment:
             if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
                 raise ValueError("--cards: the GPUs of one lane are of one card")
         if hardware.cards and self.seats.gpus == 1:
-            raise ValueError("--cards is for several GPUs a server, by --place or --verify-gpu: the one is --gpu")
+            raise ValueError("--cards is for several GPUs per server, by --place: the one is --gpu")

@@ -71,7 +71,6 @@ RANGES: dict[str, Range] = {
     "acceptance_rate": _SHARE,
     "acceptance_concentration": Range(0.001, 1e9),
     "synthetic_acceptance_rates": _SHARE,
-    "acceptance_trace_k": Range(1, 255),
     # server
     "num_speculative_tokens": Range(0, MAX_DRAFT),
     "min_speculative_tokens": Range(0, MAX_DRAFT),
@@ -93,7 +92,6 @@ RANGES: dict[str, Range] = {
     "kv_capacity_tokens": Range(1, 10**12),
     "tensor_parallel_size": Range(1, 8),
     "draft_tensor_parallel_size": Range(1, 8),
-    "verify_gpu": Range(0, 1),
     "link_latency_s": _COST_S,
     "link_bytes_per_s": Range(1e3, 1e14),
     "replicas": Range(1, 1024),

@@ -3,8 +3,8 @@
 A command that runs several architectures or loads with one set of options sets each aside where it does not act, and
 refuses it only if it acts in none of them.
 
-Left out: --verify-gpu, --place, --cards and --tensor-parallel-size, which are refused wherever an architecture cannot
-have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
+Left out: fields that no option sets; --place, --cards and --tensor-parallel-size, which are refused wherever an
+architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _STREAMS: tuple[Rule, str] = (
 
 _SEVERAL: tuple[Rule, str] = (
     lambda e: e.gpus > 1,
-    "several GPUs a server, by --tensor-parallel-size, --place or --verify-gpu",
+    "several GPUs a server, by --tensor-parallel-size or --place",
 )
 
 
@@ -73,11 +73,6 @@ def _rate_acts(e: Experiment) -> bool:
 def _priority_acts(e: Experiment) -> bool:
     contention, priority = e.hardware.contention, e.server.priority
     return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
-
-
-def _weights_act(e: Experiment) -> bool:
-    shared = e.server.priority in ("none", "stream", "dynamic")
-    return _STREAMS[0](e) and e.hardware.contention == "fluid" and shared
 
 
 def _open_loop(e: Experiment) -> bool:
@@ -97,7 +92,6 @@ NEEDS: tuple[Need, ...] = (
     Need("acceptance.synthetic_acceptance_rates", *_DRAFTS),
     Need("acceptance.acceptance_model", *_DRAFTS),
     Need("acceptance.acceptance_trace", *_DRAFTS),
-    Need("acceptance.acceptance_trace_k", lambda e: e.acceptance.acceptance_trace is not None, "--acceptance-trace"),
     Need("server.num_speculative_tokens", *_DRAFTS),
     Need("server.controller", *_DRAFTS),
     Need("server.min_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
@@ -106,7 +100,6 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_verify_batch", *_STREAMS),
     Need("server.max_prompts_per_forward", lambda e: not policy_of(e.arch).one_prompt,
          "an architecture that prefills several prompts per forward"),
-    Need("server.pad_drafts", lambda e: e.has_drafter and e.server.drafted_by == "ngram", "--drafter ngram"),
     Need("server.async_scheduling",
          lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram",
          "--arch colocated or pd, and drafts that the GPU makes"),
@@ -116,26 +109,14 @@ NEEDS: tuple[Need, ...] = (
     _own("admission_factor"),
     _own("hybrid_threshold"),
     _own("ahead_fan"),
-    _own("ahead_miss"),
-    Need("server.ahead_exponent",
-         lambda e: "ahead_exponent" in policy_of(e.arch).options and e.server.ahead_fan != 0,
-         "--arch pdv-ahead and --ahead-fan other than 0"),
     Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
-    Need("server.lane_weights", _weights_act, 
-         f"{_STREAMS[1]}, --contention fluid and --priority none, stream or dynamic"),
-    Need("server.partition", lambda e: e.server.priority == "partition", "--priority partition"),
     Need("hardware.contention", *_STREAMS),
     Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
          "the KV cache to be what memory leaves, without --kv-capacity-tokens"),
     Need("hardware.draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
     Need("hardware.link", *_SEVERAL),
-    Need("hardware.link_latency_s", *_SEVERAL),
-    Need("hardware.link_bytes_per_s", *_SEVERAL),
-    Need("hardware.draft_probs", lambda e: e.seats.apart, "drafter and target on different GPUs"),
     Need("hardware.router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
-    Need("host.idle_poll_cost_s", lambda e: e.host.idle_poll_s > 0, "--idle-poll-s"),
-    Need("host.notify_s", lambda e: not e.host.idle_poll_s, "lanes that are told of work, without --idle-poll-s"),
 )  # fmt: skip
 
 

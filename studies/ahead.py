@@ -1,7 +1,7 @@
 """How much drafting ahead rests on what is assumed of its guesses: `python studies/ahead.py PICTURE.png`.
 
 A drafter with a GPU of its own against two servers of colocated batches, over the requests at once, for a chain and for
-several exponents of `--ahead-exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
+several values of `Server.ahead_exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ def main(picture: str) -> None:
     two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in AT_ONCE}
     caption = (
         f"{PAIR}, two H200s, {TOKENS} in, {TOKENS} out ±{SPREAD:.0%}, acceptance {RATE}, "
-        f"best k of {LENGTHS[0]} to {LENGTHS[-1]}. r: --ahead-exponent, of which 1 is assumed. One seed. Simulated."
+        f"best k of {LENGTHS[0]} to {LENGTHS[-1]}. r: the exponent, of which 1 is assumed. One seed. Simulated."
     )
     with styled():
         figure = new_figure(8, 4.6, caption)
         axes = figure.subplots()
         for (name, way), shade in zip(WAYS.items(), (None, *SHADES), strict=True):
-            apart = Hardware(verify_gpu=1, band=False)
+            apart = Hardware(place=("prefill=1", "verify=1"), band=False)
             gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in AT_ONCE]
             print(name, " ".join(f"{gain:.2f}" for gain in gains))
             colour = GREY if shade is None else paler(COLOUR, shade)

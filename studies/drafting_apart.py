@@ -157,7 +157,7 @@ def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
     return OverlapSource(
         "SSD, Saguaro (arXiv 2603.03251; settings of github.com/tanishqkumar/ssd, README)",
         "Llama-3.2-1B on one H100, Llama-3.1-70B on four, batch 1, k = 7 and fan 3 against k = 6, 512 tokens",
-        f"{said}, as it is not stated; --ahead-exponent 1",
+        f"{said}, as it is not stated; exponent r = 1",
         "",
         (
             OverlapCell(f"over drafting and verifying in turn, {said}", 2.0, True, min(over), max(over)),

@@ -89,7 +89,7 @@ def points(published: Published, levels: tuple[int, ...]) -> Iterator[Point]:
         base = Experiment(
             acceptance=Acceptance(acceptance(published, label)),
             server=Server(pair, num_speculative_tokens=K),
-            scoring=Scoring(percentile_metrics=("ttft", "e2el"), metric_percentiles=(99.0,)),
+            scoring=Scoring(metric_percentiles=(99.0,)),
         )
         for kind in KINDS:
             for level in levels:

@@ -229,7 +229,11 @@ def table(document: Row) -> str:
         line = f"{row['name']:56} {row['tokens_per_s']:8.0f}"
         if row["name"] in ORDER:
             experiment = closed_loop(row["name"], row["tokens"] // TOKENS)
-            ideal = replace(experiment, hardware=Hardware(profile="roofline"), host=Host(0.0, 0.0, 0.0))
+            ideal = replace(
+                experiment,
+                hardware=Hardware(profile="roofline"),
+                host=Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0),
+            )
             ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
             reached = row["tokens_per_s"] / ceiling
             line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {reached:8.0%} {idle:10.1%}"

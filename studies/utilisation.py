@@ -63,7 +63,7 @@ def planned(folder: Path) -> Iterator[ServedRun]:
 
 def _planned(arch: str, at_once: int, count: int, server: Server, folder: Path) -> ServedRun:
     traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=at_once)
-    scoring = Scoring(percentile_metrics=("ttft", "tpot", "e2el"))
+    scoring = Scoring()
     experiment = suited(Experiment(arch, traffic, server=server, scoring=scoring))
     return ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder)
 

@@ -47,7 +47,7 @@ KV_BYTES = 80e9  # that the longest requests of a full server may take
 ARCHS = ("autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b",
          "tinyllama-1.1b:codellama-34b")  # fmt: skip
-SCORING = Scoring(percentile_metrics=("ttft", "tpot", "itl", "e2el"), metric_percentiles=(90.0, 95.0, 99.0))
+SCORING = Scoring(metric_percentiles=(90.0, 95.0, 99.0))
 DATASETS = {"sharegpt": 4, "azure-conv": 3, "azure-code": 2, "long": 2, "longest": 2, "chat": 3}  # cards of the deck
 LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "at once": 1, "trace": 1}
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -204,7 +204,7 @@ def _traffic(decks: Decks, context: int) -> Traffic:
 def _acceptance(decks: Decks, server: Server) -> Acceptance:
     form = decks.acceptances.deal()
     if form == "recorded":
-        return Acceptance(acceptance_trace=f"{TRAFFIC}/eagle3-sharegpt.jsonl", acceptance_trace_k=8)
+        return Acceptance(acceptance_trace=f"{TRAFFIC}/eagle3-sharegpt.jsonl")
     if form == "by position":
         return Acceptance(synthetic_acceptance_rates=BY_POSITION[: server.longest_draft])
     return Acceptance(acceptance_rate=form)

@@ -26,11 +26,13 @@ from pdvsim import cli
 from pdvsim.calibration.fit import vidur
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.advise import AdviseCommand
-from pdvsim.cli.args import RunCommand, SweepCommand, flags
 from pdvsim.cli.capacity import CapacityCommand
 from pdvsim.cli.draft_table import DraftTableCommand
 from pdvsim.cli.map import MapCommand
+from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.files import SEAL, sealed
+from pdvsim.common.options import options
 from pdvsim.profiler import parts, samples
 from pdvsim.sim.hardware.cards import card_file
 from pdvsim.sim.hardware.models import GPUS, model_or_config
@@ -248,7 +250,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "burst.csv": lambda path: datasets.read_burstgpt(str(path)),
     "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
-    "accepted.jsonl": lambda path: acceptance.read_trace(str(path), 4),
+    "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "runs.jsonl": read_runs,
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
@@ -319,7 +321,6 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
 BARE = (
     "plot",
     "report",
-    "profiles",
     "validate",
     "calibrate",
     "reproduce",
@@ -342,7 +343,7 @@ def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...
             words.append(f"--{flag}={rng.choice(['-1', 'nan', ''])}")
         return (name, *words) if name else ()
     name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["map"] * 2 + ["capacity", "advise", "draft-table"])
-    known = flags(COMMANDS[name])
+    known = {option.flag[2:]: option.hint for option in options(COMMANDS[name]).values()}
     chosen = rng.sample(sorted(known), rng.randrange(1, 3))
     argv: list[str] = [name, *ALWAYS[name]]
     if name not in ("run", "sweep"):

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.realrun import RealCommand
+from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.options import parse
 from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
@@ -151,7 +152,7 @@ def test_lanes_are_not_translated(arch: str) -> None:
 
 
 def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None:
-    second = replace(COLOCATED, arch="pdv", hardware=Hardware(verify_gpu=1))
+    second = replace(COLOCATED, arch="pdv", hardware=Hardware(place=("prefill=1", "verify=1")))
     assert "with its lanes on several GPUs" in deployment(second, COLOCATED)[0].notes[0]
     file = tmp_path / "mine.py"
     file.write_text("from pdvsim.sim.policies.colocated import Colocated\n\n\nclass Mine(Colocated): ...\n", "utf-8")
@@ -195,7 +196,7 @@ def test_our_own_lines_run_just_this(arch: str) -> None:
 
 def test_what_realrun_cannot_do_it_says() -> None:
     block = deployment(replace(COLOCATED, hardware=Hardware(replicas=2)))[-1]
-    refusal = "realrun has one GPU: --replicas, --tensor-parallel-size, --verify-gpu and --place do not apply"
+    refusal = "realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply"
     assert (block.text, block.notes) == ("", (refusal,))
 
 

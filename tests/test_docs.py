@@ -17,7 +17,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -25,10 +25,10 @@ from markdown_it import MarkdownIt
 
 import pdvsim
 from pdvsim.cli import COMMANDS, main
-from pdvsim.cli.args import flags, parse
 from pdvsim.cli.completion import command_class
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.realrun import main as realrun
+from pdvsim.common.options import options, parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -91,14 +91,12 @@ def command_of(argv: list[str]) -> type:
 
 def names(command: type) -> set[str]:
     """Every spelling of its flags."""
-    given = [part for hint in get_type_hints(command, include_extras=True).values() for part in _metadata(hint)]
-    aliases = {alias for part in given for alias in getattr(part, "aliases", None) or ()}
-    known = flags(command)
-    return {f"--{name}" for name in known} | {f"--no-{name}" for name in known if known[name] is bool} | aliases
+    known = options(command).values()
+    return {flag for option in known for flag in option.flags} | {f"--no-{option.flag[2:]}" for option in known}
 
 
-def _metadata(hint: Any) -> tuple[Any, ...]:
-    return getattr(hint, "__metadata__", ())
+def flags(command: type) -> set[str]:
+    return {option.flag[2:] for option in options(command).values()}
 
 
 def reduced(argv: list[str]) -> list[str]:
@@ -283,7 +281,7 @@ def test_commands_in_the_text_exist(page: Path) -> None:
         assert (ROOT / study).exists(), study
     for code in inline(text, "code_inline"):
         argv = code.content.split()
-        if code.content.startswith(PROGRAMS) and argv[1:] and not argv[1].isupper() and argv[1] != "--help":
+        if code.content.startswith(PROGRAMS) and argv[1:] and not argv[1].isupper() and argv[1][0] != "-":
             assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
             known = names(command_of(argv))
             assert {token.partition("=")[0] for token in argv if token.startswith("--")} <= known, code.content
@@ -315,4 +313,4 @@ def test_what_is_shown_must_come_out() -> None:
 def test_the_budget_is_a_ceiling() -> None:
     shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
     assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
-    assert reduced(["pdvsim", "profiles"]) == ["pdvsim", "profiles"]
+    assert reduced(["pdvsim", "report"]) == ["pdvsim", "report"]

@@ -267,7 +267,7 @@ def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
 
 def test_a_trace_says_what_it_recorded(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text("[2, 2, 2]\n", encoding="utf-8")
-    given = Acceptance(acceptance_trace=str(tmp_path / "trace.jsonl"), acceptance_trace_k=2)
+    given = Acceptance(acceptance_trace=str(tmp_path / "trace.jsonl"))
     found = find_table(DraftQuestion(replace(question().base, acceptance=given), max_k=2))
     assert set(found.best) == {2}
     assert all(tier.acceptance is None for tier in found.tiers)
@@ -364,7 +364,7 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--arch", "autoregressive"], "drafts nothing"),
         (["--arch", "baseline"], "batch 1"),
         (["--arch", "pdv", "--engine", "vllm"], "not pdv"),
-        (["--arch", "pdv", "--verify-gpu", "1"], "of one GPU"),
+        (["--arch", "pdv", "--place", "prefill=1", "verify=1"], "of one GPU"),
         (["--against", "5", "--max-k", "3"], "--against 5 is beyond --max-k 3"),
         (["--max-num-seqs", "5000"], "max-num-seqs must be 1 to 4096, got 5000"),
         (["--max-k", "0"], "max-k must be 1 to 32"),
@@ -388,9 +388,9 @@ def test_bad_input_is_one_line(argv: list[str], says: str, capsys: pytest.Captur
 
 
 def test_an_option_that_the_table_chooses_is_refused() -> None:
-    with pytest.raises(ValueError, match="controller is not for a draft table"):
+    with pytest.raises(ValueError, match="unknown option controller"):
         pdvsim.draft_table(controller="goodput")
-    with pytest.raises(ValueError, match="request_rate is not for a draft table"):
+    with pytest.raises(ValueError, match="unknown option request_rate"):
         pdvsim.draft_table(request_rate=8.0)
 
 

@@ -27,7 +27,7 @@ FLOORS = (  # from the ground: an import goes down, or stays within its room
 )
 HEAVY = {  # what takes long to import, or may not be there
     "bokeh", "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
-    "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton", "tyro",
+    "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton",
 }  # fmt: skip
 
 

@@ -119,7 +119,7 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
         document = read_json(path)
         beside = path.with_name(f"{path.stem}.launches.parquet")
         if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
-            raise ValueError("it is not what was written; `pdvsim check` says more")
+            raise ValueError("it is not what was written; `pdvsim sweep --check` says more")
         experiment = as_served(experiment_from(document["config"], own_policies))
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from pdvsim.cli.commands import COMMANDS, module_of
+from pdvsim.cli.commands import COMMANDS, GROUPS, module_of
 from pdvsim.common.console import guarded
 from pdvsim.common.version import __version__
 
@@ -32,28 +32,37 @@ def _dispatch(argv: list[str]) -> int:
     if first == "--version":
         print(f"pdvsim {__version__}")
         return 0
+    if first in ("--completion", "--complete"):
+        return _main("completion")(argv)
     if first is None or first not in COMMANDS:
         what = "no command" if first is None else f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
         close = difflib.get_close_matches(first or "", COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"
         raise ValueError(what + hint)
-    code: int = import_module(module_of(first)).main(argv[1:])
-    return code
+    return _main(first)(argv[1:])
+
+
+def _main(command: str) -> Callable[[list[str]], int]:
+    run: Callable[[list[str]], int] = import_module(module_of(command)).main
+    return run
 
 
 def help_text() -> str:
     """What `pdvsim --help` prints."""
     width = max(len(name) for name in COMMANDS) + 2  # `map` is a module of this package once it is loaded
-    lines = "\n".join(f"  {name:<{width}}{line}" for name, line in COMMANDS.items())
+    parts = (
+        [f"{group}:", *(f"  {name:<{width}}{line}" for name, line in own.items())] for group, own in GROUPS.items()
+    )
+    lines = "\n\n".join("\n".join(part) for part in parts)
     return f"""\
 usage: pdvsim COMMAND [OPTIONS]
 
 Which serving architecture for speculative decoding, on your GPU and load, and how sure.
 
-commands:
 {lines}
 
 options:
-  -h, --help   this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
-  --version    the version
+  -h, --help          this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
+  --version           the version
+  --completion SHELL  a script that completes options and values: eval "$(pdvsim --completion bash)"; zsh, fish
 """

@@ -5,12 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.cli.page import deliver, page_file
+from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Question
 from pdvsim.decide.advise import advise
@@ -26,7 +23,6 @@ from pdvsim.decide.options import (
     TrimmedScoring,
     TunedServer,
     forewarn_few,
-    plain,
 )
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, Space
@@ -146,8 +142,8 @@ class AdviseOptions:
 class AdviseCommand:
     """Say which architecture, batch sizes, draft length and controller to run, how sure that is, and where it flips."""
 
-    options: Annotated[AdviseOptions, tyro.conf.arg(name="")] = field(default_factory=AdviseOptions)
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    options: AdviseOptions = field(default_factory=AdviseOptions)
+    output: str | None = None
     """Folder for advice.json and advice.png; without it nothing is saved."""
     html: str | None = None
     """Also write the answer to this file, as one page with its picture and provenance."""

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
+from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.sim.hardware.models import gpu, pair
 
@@ -24,10 +22,10 @@ if TYPE_CHECKING:
 class CalibrateCommand:
     """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
 
-    samples: tyro.conf.Positional[str | None] = None
+    samples: Placed[str | None] = None
     """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet; with --from
     vidur a folder of Vidur's mlp.csv, and attention.csv where there are some."""
-    source: Annotated[Literal["samples", "vidur"], tyro.conf.arg(aliases=["--from"])] = "samples"
+    from_: Literal["samples", "vidur"] = "samples"
     """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of a card named by --gpu."""
     gpu: tuple[str, ...] = ()
     """With --from-vllm and --from vidur: the card, e.g. a100-80gb, or a card.toml; vidur: several for errors alone."""
@@ -37,7 +35,7 @@ class CalibrateCommand:
     """Only with --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
     pair: str | None = None
     """Only with --from-vllm: the models it served, as draft:target."""
-    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "profile.json"
+    output: str = "profile.json"
     """Profile to write, for --profile of `pdvsim run`."""
     name: str | None = None
     """The card's name in the profile; default: the profile's file name."""
@@ -49,15 +47,14 @@ class CalibrateCommand:
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
-    spelt = [arg.replace("--from", "--source", 1) if arg.partition("=")[0] == "--from" else arg for arg in argv]
-    args = parse(CalibrateCommand, spelt, "pdvsim calibrate")
+    args = parse(CalibrateCommand, argv, "pdvsim calibrate")
     if args.from_vllm:
         return _engine(args)
     if args.bench or args.pair:
         raise ValueError("--bench and --pair go with --from-vllm")
     if args.samples is None:
         raise ValueError("give a folder of samples, or logs of your engine with --from-vllm")
-    if args.source == "vidur":
+    if args.from_ == "vidur":
         return _vidur(args, args.samples)
     if args.gpu:
         raise ValueError("--gpu goes with --from vidur; samples know their card")
@@ -88,7 +85,7 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.study import output
     from pdvsim.view.table import cell, grid
 
-    if args.samples or args.source != "samples" or args.plots:
+    if args.samples or args.from_ != "samples" or args.plots:
         raise ValueError("--from-vllm takes the place of samples, --from and --plots")
     if args.pair is None or len(args.gpu) != 1:
         raise ValueError("--from-vllm needs --pair, the models it served, and --gpu, the card")

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import inf
-from typing import Annotated
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.cli.page import deliver, page_file
+from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
+from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
@@ -29,7 +26,7 @@ from pdvsim.study.estimate import forewarn
 class ServerHardware(Hardware):
     """The GPU and how it is modelled; how many is for --gpus to say."""
 
-    replicas: tyro.conf.Suppress[int] = 1
+    replicas: Internal[int] = 1
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,8 @@ class CapacityOptions:
 class CapacityCommand:
     """Find the highest request rate each architecture holds within its service levels, with intervals over seeds."""
 
-    options: Annotated[CapacityOptions, tyro.conf.arg(name="")] = field(default_factory=CapacityOptions)
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    options: CapacityOptions = field(default_factory=CapacityOptions)
+    output: str | None = None
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
     html: str | None = None
     """Also write the answer to this file, as one page with its picture and provenance."""

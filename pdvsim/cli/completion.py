@@ -1,50 +1,49 @@
-"""`pdvsim completion SHELL`: a script that completes commands, options and their values, for bash, zsh and fish."""
+"""What the shell completes: `pdvsim --completion SHELL` prints a script, which asks `pdvsim --complete WORD ...`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from inspect import isclass
-from typing import Literal
+from pathlib import Path
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.cli.commands import COMMANDS, module_of
-from pdvsim.cli.help import Option, options
+from pdvsim.common.options import options
 from pdvsim.sim.doubts import same_vocabulary
 from pdvsim.sim.hardware.models import GPUS, PRESETS
 from pdvsim.sim.policies import ARCHS
 
-PROGRAMS = ("pdvsim", "realrun")
+BASH = """\
+_pdvsim() {
+    local IFS=$'\\n'
+    COMPREPLY=( $(pdvsim --complete "${COMP_WORDS[@]:0:COMP_CWORD+1}" 2>/dev/null) )
+}
+complete -o default -F _pdvsim pdvsim realrun
+"""
+SCRIPTS = {
+    "bash": BASH,
+    "zsh": f"autoload -U +X bashcompinit && bashcompinit\n{BASH}",
+    "fish": "".join(
+        f"complete -c {program} -a '(pdvsim --complete (commandline -opc) (commandline -ct))'\n"
+        for program in ("pdvsim", "realrun")
+    ),
+}
 PAIRS = [
     f"{draft.name}:{target.name}"
     for draft in PRESETS.values()
     for target in PRESETS.values()
     if draft.params < target.params and same_vocabulary(draft, target)
 ]
-
-
-@dataclass(frozen=True)
-class CompletionCommand:
-    """Print a script that completes commands, options and values.
-
-    bash: eval "$(pdvsim completion bash)" in ~/.bashrc. zsh: the same with zsh, in ~/.zshrc, behind compinit.
-    fish: pdvsim completion fish > ~/.config/fish/completions/pdvsim.fish
-    """
-
-    shell: tyro.conf.Positional[Literal["bash", "zsh", "fish"]]
-    """Which shell the script is for."""
+NAMES = {"arch": ARCHS, "gpu": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": PRESETS}  # of options that take a text
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    shell = parse(CompletionCommand, argv, "pdvsim completion").shell
-    print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell]({name: _flags(name) for name in COMMANDS}), end="")
+    """Print the script for a shell, or what a command line may go on with; returns the exit code."""
+    first, *words = argv
+    if first == "--completion" and " ".join(words) not in SCRIPTS:
+        raise ValueError(f"--completion takes one of {', '.join(SCRIPTS)}, got {' '.join(words)!r}")
+    print(SCRIPTS[words[0]] if first == "--completion" else "\n".join(completed(words)))
     return 0
-
-
-Flags = dict[str, tuple[str, ...]]  # the values that may be listed, by flag
 
 
 def command_class(name: str) -> type:
@@ -54,109 +53,22 @@ def command_class(name: str) -> type:
     return next((value for value in found if value.__module__ == module.__name__), found[0])
 
 
-def _flags(command: str) -> Flags:
-    found: Flags = {"--help": (), "--help-all": ()}
-    if command == "help":
-        return {}
-    for option in options(command_class(command)):
-        if option.placed:
-            continue
-        for flag in (option.flag, *option.aliases):
-            found[flag] = _values(option)
-        if option.is_switch:
-            found[f"--no-{option.flag[2:]}"] = ()
-    return found
+def completed(words: Sequence[str]) -> list[str]:
+    """What the last word of a command line may become."""
+    program, *before, typed = words
+    before = ["realrun", *before] if Path(program).name == "realrun" else before
+    head, comma, tail = typed.rpartition(",")
+    return [head + comma + word for word in _offered(before, typed) if word.startswith(tail)]
 
 
-def _values(option: Option) -> tuple[str, ...]:
-    named = {"arch": ARCHS, "archs": ARCHS, "gpu": GPUS, "gpus": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": PRESETS}
-    return tuple(named.get(option.name, ())) if option.is_text else option.values
-
-
-def _bash(commands: dict[str, Flags]) -> str:
-    parts = []
-    for name, flags in commands.items():
-        listed = {flag: " ".join(values) for flag, values in flags.items() if values}
-        parts += [f'        {name}\\ {flag}) words="{values}" ;;\n' for flag, values in listed.items()]
-        parts.append(f'        {name}\\ *) words="{" ".join(flags)}" ;;\n')
-    return f"""\
-# completion of pdvsim for bash: eval "$(pdvsim completion bash)"
-_pdvsim() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" previous="${{COMP_WORDS[COMP_CWORD-1]}}" first=1 words=""
-    local command="${{COMP_WORDS[1]}}"
-    if [[ "${{COMP_WORDS[0]##*/}}" == realrun ]]; then
-        command=realrun first=0
-    fi
-    if (( COMP_CWORD == 1 && first )); then
-        words="{" ".join(commands)} --help --version"
-    elif [[ "$command" == help ]]; then
-        words="{" ".join(commands)}"
-    else
-        case "$command $previous" in
-{"".join(parts)}        esac
-        case "$words" in
-            -*) [[ "$current" == -* ]] || words="" ;;
-        esac
-    fi
-    COMPREPLY=( $(compgen -W "$words" -- "${{current##*,}}") )
-    if [[ "$current" == *,* ]]; then
-        COMPREPLY=( "${{COMPREPLY[@]/#/${{current%,*}},}}" )
-    fi
-    if (( ${{#COMPREPLY[@]}} == 0 )); then
-        compopt -o default 2>/dev/null
-    fi
-}}
-complete -F _pdvsim {" ".join(PROGRAMS)}
-"""
-
-
-def _zsh(commands: dict[str, Flags]) -> str:
-    parts = []
-    for name, flags in commands.items():
-        listed = {flag: " ".join(values) for flag, values in flags.items() if values}
-        parts += [f'        ("{name} {flag}") found=({values}) ;;\n' for flag, values in listed.items()]
-        parts.append(f'        ("{name} "*) found=({" ".join(flags)}) ;;\n')
-    return f"""\
-# completion of pdvsim for zsh: eval "$(pdvsim completion zsh)"
-_pdvsim() {{
-    local command="$words[2]" previous="$words[CURRENT-1]"
-    local -a found
-    if [[ "$service" == realrun ]]; then
-        command=realrun
-    elif (( CURRENT == 2 )); then
-        compadd -- {" ".join(commands)} --help --version
-        return
-    elif [[ "$command" == help ]]; then
-        compadd -- {" ".join(commands)}
-        return
-    fi
-    case "$command $previous" in
-{"".join(parts)}    esac
-    if [[ "$found[1]" == -* && "$words[CURRENT]" != -* ]]; then
-        _files
-    else
-        compset -P '*,'
-        compadd -- $found
-    fi
-}}
-compdef _pdvsim {" ".join(PROGRAMS)}
-"""
-
-
-def _fish(commands: dict[str, Flags]) -> str:
-    lines = ["# completion of pdvsim for fish: pdvsim completion fish > ~/.config/fish/completions/pdvsim.fish"]
-    for name, text in COMMANDS.items():
-        lines.append(f"complete -c pdvsim -n __fish_use_subcommand -f -a {name} -d {_quoted(text)}")
-    lines.append(f"complete -c pdvsim -n '__fish_seen_subcommand_from help' -f -a {_quoted(' '.join(commands))}")
-    for name, flags in commands.items():
-        for flag, values in flags.items():
-            spelt = f"-l {flag[2:]}" if flag.startswith("--") else f"-s {flag[1:]}"
-            taken = f" -x -a {_quoted(' '.join(values))}" if values else ""
-            lines.append(f"complete -c pdvsim -n '__fish_seen_subcommand_from {name}' {spelt}{taken}")
-            if name == "realrun":
-                lines.append(f"complete -c realrun {spelt}{taken}")
-    return "\n".join(lines) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
+def _offered(before: Sequence[str], typed: str) -> Iterable[str]:
+    if not before or before[0] == "help":
+        return [*COMMANDS, "help", "--help", "--version"]
+    if before[0] not in COMMANDS:
+        return []
+    known = {flag: option for option in options(command_class(before[0])).values() for flag in option.flags}
+    if typed.startswith("-"):
+        switches = (f"--no-{flag[2:]}" for flag, option in known.items() if option.hint is bool)
+        return [*known, *switches, "--help", "--help-all"]
+    last = known.get(next((word for word in reversed(before) if word.startswith("-")), ""))
+    return (last.values or NAMES.get(last.name, ())) if last is not None else ()

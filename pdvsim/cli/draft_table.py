@@ -4,30 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.cli.page import deliver
+from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
-from pdvsim.decide.options import OpenTraffic, plain
+from pdvsim.decide.options import OpenTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Server
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Internal, Server
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
-
-CHOSEN = (  # what the table tries itself
-    ("traffic", "request_rate"),
-    ("traffic", "max_concurrency"),
-    ("traffic", "use_trace_timestamps"),
-    ("server", "num_speculative_tokens"),
-    ("server", "controller"),
-    ("hardware", "padding"),
-)
 
 
 @dataclass(frozen=True)
@@ -36,17 +24,17 @@ class TableTraffic(OpenTraffic):
 
     num_prompts: int = 60
     """Requests of a simulation; at least three times the batch."""
-    burstiness: tyro.conf.Suppress[float] = 1.0
+    burstiness: Internal[float] = 1.0
 
 
 @dataclass(frozen=True)
 class TableServer(Server):
     """The models and their limits; draft lengths are what is looked for."""
 
-    num_speculative_tokens: tyro.conf.Suppress[int] = 4
-    controller: tyro.conf.Suppress[ControllerName] = "fixed"
-    min_speculative_tokens: tyro.conf.Suppress[int | None] = None
-    max_speculative_tokens: tyro.conf.Suppress[int] = 8
+    num_speculative_tokens: Internal[int] = 4
+    controller: Internal[ControllerName] = "fixed"
+    min_speculative_tokens: Internal[int | None] = None
+    max_speculative_tokens: Internal[int] = 8
     max_num_seqs: int = 256
     """The largest batch of the table."""
 
@@ -55,8 +43,8 @@ class TableServer(Server):
 class TableHardware(Hardware):
     """The GPU and how it is modelled."""
 
-    band: tyro.conf.Suppress[bool] = True
-    padding: tyro.conf.Suppress[Padding] = "profile"
+    band: Internal[bool] = True
+    padding: Internal[Padding] = "profile"
 
 
 @dataclass(frozen=True)
@@ -91,10 +79,6 @@ class DraftTableOptions:
 
     def question(self) -> DraftQuestion:
         """What these options ask; a ValueError names what is wrong."""
-        for group, name in CHOSEN:
-            given = getattr(self, group)
-            if getattr(given, name) != getattr(type(given), name):
-                raise ValueError(f"{name} is not for a draft table, which tries every draft length and batch size")
         base = Experiment(
             self.arch,
             self.traffic.asked(plain(Server, self.server)),
@@ -112,8 +96,8 @@ class DraftTableOptions:
 class DraftTableCommand:
     """Find the best draft length for each batch size by simulation, with its gain, ready for vLLM or TensorRT-LLM."""
 
-    options: Annotated[DraftTableOptions, tyro.conf.arg(name="")] = field(default_factory=DraftTableOptions)
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    options: DraftTableOptions = field(default_factory=DraftTableOptions)
+    output: str | None = None
     """Write the table to this file, as JSON."""
     json: bool = False
     """Print one JSON document instead of the table."""

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import webbrowser
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.options import parse, plain
 from pdvsim.live.knobs import Setup
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
@@ -29,18 +27,17 @@ class LiveTraffic(Traffic):
 
     request_rate: float = 8.0
     """Requests per second."""
-    num_prompts: tyro.conf.Suppress[int] = 1000  # of no account: a session goes on
-    use_trace_timestamps: tyro.conf.Suppress[bool] = False
+    num_prompts: Internal[int] = 1000  # of no account: a session goes on
+    use_trace_timestamps: Internal[bool] = False
 
 
 @dataclass(frozen=True)
 class LiveScoring(Scoring):
     """Service levels."""
 
-    percentile_metrics: tyro.conf.Suppress[tuple[str, ...]] = ("ttft", "tpot", "itl", "e2el")
-    metric_percentiles: tyro.conf.Suppress[tuple[float, ...]] = (50.0, 95.0, 99.0)
-    warmup_requests: tyro.conf.Suppress[int] = 0
-    detailed: tyro.conf.Suppress[bool] = True
+    metric_percentiles: Internal[tuple[float, ...]] = (50.0, 95.0, 99.0)
+    warmup_requests: Internal[int] = 0
+    detailed: Internal[bool] = True
 
 
 @dataclass(frozen=True)
@@ -55,8 +52,8 @@ class LiveCommand:
     """Simulated seconds a second at the start: 1, 10, 100, or inf for as fast as it goes."""
     port: int = 5006
     """Of the page; 0: any that is free."""
-    host: str | None = None
-    """Address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
+    address: str | None = None
+    """Network address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
     token: str | None = None
     """The token, instead of one drawn at random."""
     browser: bool = True
@@ -65,7 +62,7 @@ class LiveCommand:
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
-    host_costs: Annotated[Host, tyro.conf.arg(name="")] = field(default_factory=Host)
+    host: Host = field(default_factory=Host)
     scoring: LiveScoring = field(default_factory=LiveScoring)
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
@@ -79,12 +76,9 @@ class LiveCommand:
         """The session these options describe."""
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        given: tuple[tuple[type[Any], Any], ...] = (
-            (Traffic, self.traffic), (Acceptance, self.acceptance), (Server, self.server), (Hardware, self.hardware),
-            (Host, self.host_costs), (Scoring, self.scoring),
-        )  # fmt: skip
-        plain = [kind(**{f.name: getattr(part, f.name) for f in fields(kind)}) for kind, part in given]
-        return Setup(self.arch, Experiment(self.arch[0], *plain))
+        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
+        return Setup(self.arch, base)
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +90,7 @@ def main(argv: list[str]) -> int:
         import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
-    page = PageServer(args.host, args.port, args.token)  # a port that is taken is refused before anything is made
+    page = PageServer(args.address, args.port, args.token)  # a port that is taken is refused before anything is made
     try:
         _serve(args, page)
     finally:

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
-from pdvsim.common.commandline import command_line, flags_of
+from pdvsim.common.commandline import command_line
 from pdvsim.common.files import whole, write_whole
+from pdvsim.common.options import flags_of
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import TAIL_S, replay
 from pdvsim.sim.config import Experiment
@@ -27,16 +28,23 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     from pdvsim.live.pace import Shown
 
-UNSAID = ("num_prompts", "percentile_metrics", "metric_percentiles")  # of a session's own
+UNSAID = ("arch", "num_prompts", "metric_percentiles")  # of a session's own
 
 
 def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
     """What repeats a session, and what of it no command line can."""
-    begun = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(setup.base, UNSAID)]
+    live = ["pdvsim", "live", "--arch", ",".join(setup.archs)]
+    begun = [*live, *flags_of(setup.base, Experiment(), UNSAID)]
     if not tape:
         runs = [command_line("pdvsim run", e) for e in made]
         return "\n".join(["Nothing was turned. The same again:", shlex.join(begun), *runs])
-    present = ["pdvsim", "live", "--arch", ",".join(setup.archs), *flags_of(knobs.turned(setup.base), UNSAID)]
+    present = [
+        "pdvsim",
+        "live",
+        "--arch",
+        ",".join(setup.archs),
+        *flags_of(knobs.turned(setup.base), Experiment(), UNSAID),
+    ]
     lines = ["As it began:", shlex.join(begun), "As it stood at the end:", shlex.join(present)]
     lines.append(f"What no command line repeats, up to {now_s:.2f} s (session.json has it to the last digit):")
     before = Knobs.of(setup.base)

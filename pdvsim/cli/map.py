@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Annotated
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.cli.page import deliver, page_file
+from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, plain
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
@@ -39,8 +36,8 @@ BORDER_STEPS = 3  # of bisection in a row, more or less
 class MapTraffic(CountedTraffic):
     """Who asks what."""
 
-    max_concurrency: tyro.conf.Suppress[int | None] = None
-    use_trace_timestamps: tyro.conf.Suppress[bool] = False
+    max_concurrency: Internal[int | None] = None
+    use_trace_timestamps: Internal[bool] = False
     num_prompts: int | None = None
     """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
 
@@ -151,8 +148,8 @@ class MapOptions:
 class MapCommand:
     """Draw which architecture is best over load and acceptance (or model sizes), masked where that is not sure."""
 
-    options: Annotated[MapOptions, tyro.conf.arg(name="")] = field(default_factory=MapOptions)
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    options: MapOptions = field(default_factory=MapOptions)
+    output: str | None = None
     """Folder for table, JSON and pictures; default: results/map-DATE-TIME."""
     html: str | None = None
     """Also write the answer to this file, as one page with its picture and provenance."""

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.common.console import say
+from pdvsim.common.options import Placed, parse
 from pdvsim.view.figure import DPI
 
 
@@ -17,9 +15,9 @@ from pdvsim.view.figure import DPI
 class PlotCommand:
     """Draw throughput, latency, GPU use by lane, acceptance and the improvement heatmap; or a picture of your own."""
 
-    results: tyro.conf.Positional[tuple[str, ...]]
+    results: Placed[tuple[str, ...]]
     """Sweep folders, or JSON files of single runs."""
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: str | None = None
     """Folder for the pictures; default: plots, in the first sweep's folder or beside the first run."""
     format: Literal["png", "svg"] = "png"
     """Kind of file."""

@@ -1,12 +1,8 @@
-"""`pdvsim probe`: how fast this machine's card is, beside the one that a profile was measured on."""
+"""`pdvsim validate --probe`: how fast this machine's card is, compared with the one that a profile was measured on."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
-
-from pdvsim.cli.args import parse
-from pdvsim.sim.config import Hardware
 
 SHOWN = {  # rate: what it is of, unit, how many make one
     "bytes_per_s": ("reading and writing memory", "TB/s", 1e12),
@@ -15,40 +11,25 @@ SHOWN = {  # rate: what it is of, unit, how many make one
 }
 
 
-@dataclass(frozen=True)
-class ProbeCommand:
-    """Measure in a few seconds how fast this machine's GPU reads, multiplies and starts kernels."""
-
-    gpu: str = Hardware.gpu
-    """Card whose built-in profile it is compared with."""
-    profile: str | None = None
-    """A profile file (JSON) to compare with instead."""
-    device: Literal["cuda", "cpu"] = "cuda"
-    """cuda, or cpu to try the command."""
-    json: bool = False
-    """Print one JSON document instead of the table."""
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ProbeCommand, argv, "pdvsim probe")
+def show_probe(gpu: str, profile: str | None, device: Literal["cuda", "cpu"], json: bool) -> int:
+    """Measure how fast this machine's GPU reads, multiplies and starts kernels, and print it; returns the exit code."""
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise ValueError(f"probe needs {error.name}: pip install 'pdvsim[gpu]'") from None
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device here; --device cpu tries the command")
+        raise ValueError(f"--probe needs {error.name}: pip install 'pdvsim[gpu]'") from None
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("no CUDA device here; --tiny tries the command on the CPU")
 
     from pdvsim.calibration.validate.cards import probed_reference, slower
     from pdvsim.profiler.probe import probe
     from pdvsim.study.output import dumps
     from pdvsim.view.table import grid
 
-    reference = probed_reference(args.profile, args.gpu)
-    found = probe(args.device)
+    reference = probed_reference(profile, gpu)
+    found = probe(device)
     than = slower(found, reference)
     times = dict(zip(SHOWN, than, strict=True)) if than else {}
-    if args.json:
+    if json:
         print(dumps(found | {"speed": {name: 1 / ratio for name, ratio in times.items()} or None}))
         return 0
     rows = [

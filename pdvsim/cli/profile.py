@@ -3,22 +3,61 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdvsim.cli.args import ProfileCommand, parse
+from pdvsim.cli.profiles import show_profiles
 from pdvsim.common.console import say
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
 from pdvsim.sim.hardware.models import model_or_shard, pair
+from pdvsim.sim.limits import Range, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
 
 
+@dataclass(frozen=True)
+class ProfileCommand:
+    """Measure models on this machine's GPU: forwards, drafts and prompts alone, pairs side by side, host costs."""
+
+    models: tuple[str, ...] = ()
+    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b; or shards of them, e.g. llama-3.1-70b/tp4."""
+    pairs: tuple[str, ...] = ()
+    """Pairs draft:target to measure side by side, with the host's costs."""
+    output: str = "results/profile"
+    """Folder for samples.parquet and header.json; a second run into it goes on where the first stopped."""
+    budget_s: float = 100.0
+    """Seconds a model may take; the points left out are named in the header."""
+    pair_budget_s: float = 60.0
+    """Seconds a pair may take."""
+    quick: bool = False
+    """Only the most important points, with few repeats."""
+    seed: int = 0
+    """Of weights, caches and the order of points."""
+    jobs: int = 8
+    """Processes that compile kernels ahead; 0: none."""
+
+    list_: bool = False
+    """Measure nothing: list the GPUs, models, profiles and samples that come with pdvsim."""
+    json: bool = False
+    """With --list: print one JSON document instead of the tables."""
+
+    def __post_init__(self) -> None:
+        if self.json and not self.list_:
+            raise ValueError("--json goes with --list")
+        if not self.models and not self.pairs and not self.list_:
+            raise ValueError("nothing to measure: name --models or --pairs")
+        check_ranges(self, jobs=Range(0, 1024))
+
+
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
+    if args.list_:
+        return show_profiles(args.json)
 
     models = tuple(model_or_shard(name).name for name in args.models)
     pairs = tuple(pair(name).name for name in args.pairs)

@@ -1,4 +1,4 @@
-"""`pdvsim profiles`: what comes with pdvsim."""
+"""`pdvsim profile --list`: what comes with pdvsim."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from pdvsim.cli.args import ProfilesCommand, parse
 from pdvsim.sim.hardware.models import GPUS, PRESETS
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ProfilesCommand, argv, "pdvsim profiles")
-
+def show_profiles(json: bool) -> int:
+    """List the GPUs, models, profiles and measured samples that come with pdvsim; returns the exit code."""
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
@@ -51,7 +48,7 @@ def main(argv: list[str]) -> int:
         ],
     }
     document["samples"] = shipped(Path(str(files("pdvsim.calibration"))) / "data")
-    print(output.dumps(document) if args.json else table.profiles_table(document))
+    print(output.dumps(document) if json else table.profiles_table(document))
     return 0
 
 

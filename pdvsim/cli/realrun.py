@@ -9,13 +9,12 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import tyro
-
-from pdvsim.cli.args import RunCommand, parse
+from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
+from pdvsim.common.options import parse
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.doubts import vet
@@ -27,7 +26,7 @@ from pdvsim.view.run import Run
 class RealCommand(RunCommand):
     """Run one experiment on this machine's GPU and print its table, in the style of `vllm bench serve`."""
 
-    machine: Annotated[Machine, tyro.conf.arg(name="")] = field(default_factory=Machine)
+    machine: Machine = field(default_factory=Machine)
     iteration_log: str | None = None
     """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"

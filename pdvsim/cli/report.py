@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
+from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.view.report import page
 
@@ -19,9 +16,9 @@ from pdvsim.view.report import page
 class ReportCommand:
     """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
 
-    results: tyro.conf.Positional[tuple[str, ...]]
+    results: Placed[tuple[str, ...]]
     """Sweep folders, or JSON files of single runs."""
-    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = "report.html"
+    output: str = "report.html"
     """The page to write."""
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import tyro
-
-from pdvsim.cli.args import parse
+from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.sim.hardware.models import gpu
@@ -26,7 +24,7 @@ FAIR_RUNS = 4
 class ReproduceCommand:
     """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
 
-    table: tyro.conf.Positional[Literal["three-way", "poisson-30s", "model-comparison"]]
+    table: Placed[Literal["three-way", "poisson-30s", "model-comparison"]]
     """The published table; model-comparison: the three-way programs on three pairs."""
     num_runs: int | None = None
     """Replications (three-way and model-comparison: orders of the requests; poisson-30s: draws of what is accepted);
@@ -39,7 +37,7 @@ class ReproduceCommand:
     """Card of pdvsim's own policies, with --fair; default h200."""
     all_metrics: bool = False
     """Print every metric, not only the main ones; --json always has all."""
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: str | None = None
     """Folder for cells.parquet, reproduce.json and the plots; default: results/reproduce-TABLE-DATE-TIME."""
     json: bool = False
     """Print one JSON document instead of the tables."""

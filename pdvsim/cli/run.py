@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from pdvsim.cli.args import RunCommand, parse
+from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.console import say
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.inputs import checked

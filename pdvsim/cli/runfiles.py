@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdvsim.cli.args import RunCommand
+from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.files import in_place, sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace

@@ -2,37 +2,175 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from functools import partial
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.cli.args import SweepCommand, parse
 from pdvsim.common.console import say
+from pdvsim.common.options import Option, converted, nearest, options, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
-from pdvsim.study.backends import check_reachable
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
+from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.study.backends import Backend, BackendName, check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
 from pdvsim.study.stats import headline, over_replications, paired_differences, varied
+from pdvsim.study.sweep import DEFAULT_RATES, Sweep
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.study.folder import SweepDir
-    from pdvsim.study.sweep import Sweep
 
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
+
+
+@dataclass(frozen=True)
+class SweepTraffic(Traffic):
+    """Who asks what, and when."""
+
+    request_rate: Internal[float] = math.inf  # the sweep has its own, a list
+
+
+@dataclass(frozen=True)
+class SweepOptions:
+    """Architectures, loads and replications, and the experiment they vary."""
+
+    arch: tuple[Arch, ...] = USUAL_ARCHS
+    """Serving architectures to compare."""
+    concurrency: tuple[int, ...] = ()
+    """Loads as requests outstanding at once (closed loop), e.g. 1,2,4,8."""
+    request_rate: tuple[float, ...] = ()
+    """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32,64."""
+    num_runs: int = 1
+    """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
+    vary: tuple[str, ...] = ()
+    """Any other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d; one that takes a list as 0.8+0.6."""
+    jobs: int | None = None
+    """Points run side by side on this machine; default: one per core."""
+    backend: BackendName = "loky"
+    """Who runs the points: this machine's cores (loky), or an existing Dask or Ray cluster."""
+    scheduler: str | None = None
+    """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray finds the one of its machine without."""
+    traffic: SweepTraffic = field(default_factory=SweepTraffic)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        self.where()
+        _ = self._sweep
+
+    def where(self) -> Backend:
+        """Who runs the points."""
+        return Backend(self.backend, self.jobs, self.scheduler)
+
+    def sweep(self) -> Sweep:
+        """The sweep these options describe."""
+        return self._sweep
+
+    @cached_property
+    def _sweep(self) -> Sweep:
+        if not self.arch:
+            raise ValueError("arch needs at least one value")
+        traffic = plain(Traffic, self.traffic)
+        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
+        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, axes(self.vary))
+
+
+@dataclass(frozen=True)
+class SweepCommand:
+    """Run loads x architectures x whatever is varied x replications on all cores; print tables, save rows and a plot.
+
+    The folder holds each finished point in a file of its own: after a crash, --resume goes on with what is missing.
+    """
+
+    options: SweepOptions = field(default_factory=SweepOptions)
+    output: str | None = None
+    """Folder for sweep.json, parts/, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
+    resume: bool = False
+    """Go on with the sweep in the folder, if there is one: what is done is kept, what is missing or failed is run."""
+    continue_on_error: bool = False
+    """Record a point that fails, with the reason, in failed/ and go on with the others."""
+    save_detailed: bool = False
+    """Also write each point's requests, launches and deliveries as parquet, to details/."""
+    check: tuple[str, ...] = ()
+    """Run nothing: check that these results, sweep folders or JSON files of runs, are what was written. The exit code
+    is 0 only if all are there and whole, 1 otherwise."""
+    dry_run: bool = False
+    """List the points and estimate the time; write nothing."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    verbose: bool = False
+    """Also print every point in the style of `vllm bench serve`, and the differences from the first architecture."""
+    config: str | None = None
+    """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
+
+    def __post_init__(self) -> None:
+        if self.save_detailed and not self.options.scoring.detailed:
+            raise ValueError("--no-detailed keeps no records: --save-detailed needs them")
+
+
+assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
+OWN_LISTS = {
+    "arch": "--arch",
+    "request_rate": "--request-rate",
+    "max_concurrency": "--concurrency",
+    "seed": "--num-runs",
+}
+
+
+def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
+    """Flags to vary and their values, from "flag=value", "value", …; a ValueError as for the flag itself."""
+    known = options(Experiment)
+    texts: dict[str, list[str]] = {}
+    last: list[str] | None = None
+    for token in tokens:
+        flag, equals, value = token.partition("=")
+        if equals:
+            name = flag.lstrip("-").replace("-", "_")
+            if name not in known:
+                raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
+            if name in OWN_LISTS:
+                raise ValueError(f"vary: {flag} has an option of its own, {OWN_LISTS[name]}")
+            if name in texts:
+                raise ValueError(f"vary names {flag} twice")
+            last = texts[name] = []
+        elif last is None:
+            raise ValueError(f"vary takes flag=value,value, got {token!r}")
+        else:
+            value = token
+        last += [value] if value else []
+    for name, values in texts.items():
+        if not values:
+            raise ValueError(f"vary: {name.replace('_', '-')} needs a value")
+    return {name: tuple(_varied(known[name], value) for value in values) for name, values in texts.items()}
+
+
+def _varied(option: Option, text: str) -> Any:
+    """One value of a flag, read as the command line reads it."""
+    if option.one is bool:
+        return converted(option, {"true": True, "false": False}.get(text.lower(), text))
+    return converted(option, text.split("+") if option.is_list else text)
 
 
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code: 1 where some points failed and the others are there."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
+    from pdvsim.cli.check import check
     from pdvsim.study import output
     from pdvsim.study.folder import SweepDir
     from pdvsim.study.sweepcheck import read_config
 
+    if args.check:
+        return check(args.check, args.json)
     date = output.now()
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
@@ -134,7 +272,7 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
     if args.verbose:
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
-            print(table.serving_table(entry | load, scoring.percentile_metrics, scoring.metric_percentiles) + "\n")
+            print(table.serving_table(entry | load, scoring.metric_percentiles) + "\n")
     differences = differences if sweep.num_runs > 1 else []
     compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
     leads = [d for d in differences if d["metric"] == compared_by]

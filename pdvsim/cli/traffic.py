@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import tyro
-
-from pdvsim.cli.args import parse
 from pdvsim.common.files import in_place
+from pdvsim.common.options import Placed, parse
 from pdvsim.view.figure import DPI
 
 
@@ -17,13 +15,13 @@ from pdvsim.view.figure import DPI
 class TrafficCommand:
     """Say what is in a trace: rates over time, burstiness, lengths, acceptance and sessions; and draw it."""
 
-    file: tyro.conf.Positional[str]
+    file: Placed[str]
     """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
     dataset_name: Literal["custom", "azure", "burstgpt", "mooncake"] | None = None
     """What kind of trace it is; default: by its columns."""
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
-    output: Annotated[str | None, tyro.conf.arg(aliases=["-o"])] = None
+    output: str | None = None
     """Also draw it, to this file (PNG or SVG)."""
     overwrite: bool = False
     """Replace the picture if it is there already."""

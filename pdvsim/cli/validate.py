@@ -8,13 +8,12 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-import tyro
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.cli.args import parse
+from pdvsim.cli.probe import show_probe
 from pdvsim.common.console import say
+from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
@@ -39,7 +38,7 @@ LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
 class ValidateCommand:
     """Compare real serving runs with the same experiments simulated, seed by seed."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]] = ()
+    runs: Placed[tuple[str, ...]] = ()
     """Files of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
     run: str | None = None
     """Only one run, launch by launch: its number, or a result of realrun --save-detailed."""
@@ -59,27 +58,34 @@ class ValidateCommand:
     """Write predicted against measured to this file (PNG)."""
     html: str | None = None
     """Write the tables, the picture and where they come from to this file, as one page."""
-    jobs: Annotated[int | None, tyro.conf.arg(help="Runs simulated side by side; default: one per core.")] = None
+    jobs: int | None = None
+    """Concurrent simulations; default: one per core."""
     json: bool = False
     """Print one JSON document instead of the tables."""
     serve: str | None = None
     """Compare nothing: serve the runs that this file plans on this machine's GPU, and add them to --output."""
-    output: Annotated[str, tyro.conf.arg(aliases=["-o"])] = RUNS
+    output: str = RUNS
     """With --serve: the file of real runs. Runs that it holds are not served again."""
     minutes: float = math.inf
     """With --serve: start no run after so many minutes."""
     tiny: bool = False
-    """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
+    """With --serve: a pair of tiny models and short requests on the CPU, to try the command. With --probe: the CPU."""
+    probe: bool = False
+    """Compare nothing: measure in a few seconds how fast this machine's GPU reads, multiplies and starts kernels."""
+    gpu: str = Hardware.gpu
+    """With --probe: card whose built-in profile it is compared with."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.serve is None and (self.output, self.minutes, self.tiny) != (RUNS, math.inf, False):
+        given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        if self.serve is None and given & {"output", "minutes", "tiny"} - ({"tiny"} if self.probe else set()):
             raise ValueError("--output, --minutes and --tiny go with --serve")
-        own = ("own_policies", "serve", "output", "minutes", "tiny")
-        if self.serve is not None and any(
-            getattr(self, field.name) != field.default for field in fields(self) if field.name not in own
-        ):
+        if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
             raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
+        if self.probe and given - {"probe", "gpu", "profile", "tiny", "json"}:
+            raise ValueError("--probe goes with --gpu, --profile, --tiny and --json alone")
+        if "gpu" in given and not self.probe:
+            raise ValueError("--gpu goes with --probe")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs, not of one")
         if self.write and (self.run is not None or self.contention != "fluid"):
@@ -91,6 +97,8 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
     if args.serve is not None:
         return _serve(args, args.serve)
+    if args.probe:
+        return show_probe(args.gpu, args.profile, "cpu" if args.tiny else "cuda", args.json)
 
     from pdvsim.calibration.validate import compare
 

@@ -93,7 +93,7 @@ class DraftQuestion:
         if self.compared < self.facts.lowest_k:
             raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
         if self.base.seats.gpus > 1:
-            raise ValueError("a draft table is of one GPU: --verify-gpu and --place do not apply")
+            raise ValueError("a draft table is of one GPU: --place does not apply")
         checked(self.drafting(self.max_k))
         for context in self.contexts:
             checked(self.at_context(context).drafting(self.max_k))

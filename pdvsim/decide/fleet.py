@@ -79,10 +79,9 @@ def fleets(
     given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2 for fleets to differ, got {gpus}")
-    if given.place or given.verify_gpu or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
+    if given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
         raise ValueError(
-            "--gpus places lanes itself: leave out --place, --verify-gpu, --cards, --replicas and "
-            "--tensor-parallel-size"
+            "--gpus places lanes itself: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
     if given.profile and drafter_card is not None and given.profile != "roofline":
         raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")

@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
-
-import tyro
 
 from pdvsim.common.console import say
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Scoring, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Internal, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.workload.requests import Workload
 
@@ -20,8 +17,6 @@ BUDGET = 1500  # simulations of an answer of `advise`
 WARMUP_SHARE = 0.2  # the server starts empty
 SPREAD = 0.3  # of lengths that are given: from there on, leads no longer depend on it
 PROMPTS, LOOP_PROMPTS = 500, 200  # requests of a run: at a request rate they scatter more than in a closed loop
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -63,16 +58,16 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
 class OpenTraffic(VariedTraffic):
     """Who asks what; when is for the command to choose."""
 
-    request_rate: tyro.conf.Suppress[float] = math.inf
-    max_concurrency: tyro.conf.Suppress[int | None] = None
-    use_trace_timestamps: tyro.conf.Suppress[bool] = False
+    request_rate: Internal[float] = math.inf
+    max_concurrency: Internal[int | None] = None
+    use_trace_timestamps: Internal[bool] = False
 
 
 @dataclass(frozen=True)
 class TrimmedScoring(Scoring):
     """How a run is summarised; the warm-up is a share of the requests."""
 
-    warmup_requests: tyro.conf.Suppress[int] = 0
+    warmup_requests: Internal[int] = 0
 
 
 @dataclass(frozen=True)
@@ -120,7 +115,7 @@ class TunedServer(Server):
 class CountedTraffic(VariedTraffic):
     """Who asks what, and when; how often is for the command to choose."""
 
-    request_rate: tyro.conf.Suppress[float] = math.inf
+    request_rate: Internal[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]
     """Requests of a run; default: 500 at a request rate, 200 in a closed loop, or all of a trace that is replayed."""
 
@@ -138,8 +133,3 @@ def forewarn_few(num_runs: int, contenders: int) -> None:
             "pdvsim",
             f"{num_runs} {runs} per point: no difference can be significant, --num-runs {LEAST_SEEDS} is the least",
         )
-
-
-def plain(cls: type[T], given: T) -> T:
-    """A subclass made for the command line as the dataclass it extends, equal to one made by hand."""
-    return cls(**{f.name: getattr(given, f.name) for f in fields(cls)})  # type: ignore[arg-type]

@@ -149,7 +149,7 @@ def _modern(table: TableName, arch: Arch, arrivals: list[float], coin: float, se
         Acceptance(coin),
         Server(MODERN_PAIRS[table]),
         Hardware(gpu),
-        scoring=Scoring(percentile_metrics=("e2el",), metric_percentiles=(95.0,)),
+        scoring=Scoring(metric_percentiles=(95.0,)),
     )
     requests = make_requests(experiment.traffic, experiment.acceptance)
     for request, arrival_s in zip(requests, arrivals, strict=True):

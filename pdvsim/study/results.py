@@ -248,7 +248,9 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     if not path.exists():
         raise ValueError(f"{path}: No such file: the sweep has not saved any point")
     if header.made and digest(path) != header.made.files.get(path.name):
-        raise ValueError(f"{path}: is not what was written; `pdvsim check {folder}` says more, --resume makes it again")
+        raise ValueError(
+            f"{path}: is not what was written; `pdvsim sweep --check {folder}` says more, --resume makes it again"
+        )
     table = read_frame(path)
     vary = tuple(str(name).replace("-", "_") for name in header.sweep.vary or {})
     for name in (*NEEDED, *vary):

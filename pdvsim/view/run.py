@@ -75,7 +75,7 @@ class Run:
         from pdvsim.view.table import serving_table
 
         scoring = self.result.experiment.scoring
-        return serving_table(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+        return serving_table(self.values, scoring.metric_percentiles)
 
     def figure(self) -> Figure:
         """Latencies, requests over time and where their time goes, as one small picture."""
@@ -110,7 +110,7 @@ class Run:
         from pdvsim.view.table import serving_html
 
         scoring = self.result.experiment.scoring
-        table = serving_html(self.values, scoring.percentile_metrics, scoring.metric_percentiles)
+        table = serving_html(self.values, scoring.metric_percentiles)
         return table if self.result.streamed is not None else table + image(self.figure(), self.setting)
 
     def __repr__(self) -> str:

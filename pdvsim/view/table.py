@@ -58,21 +58,19 @@ SPECULATION = (
 PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
 
 
-def serving_table(
-    values: Mapping[str, Any], metrics: Iterable[str] = ("ttft", "tpot", "itl"), percentiles: Iterable[float] = (99.0,)
-) -> str:
+def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:
     """One load point as `vllm bench serve` prints it, with the lanes and the requests' time behind."""
     lines: list[str] = []
-    for title, rows in sections(values, metrics, percentiles):
+    for title, rows in sections(values, percentiles):
         lines.append(f"{title:=^{WIDTH}}" if not lines else f"{title:-^{WIDTH}}")
         lines += [f"{label:<40} {text:<10}".rstrip() for label, text in rows]
     return "\n".join([*lines, "=" * WIDTH])
 
 
-def serving_html(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> str:
+def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
     """The same as HTML, for a notebook: a table up to the latencies, the rest folded away."""
     tables = []
-    found = sections(values, metrics, percentiles)
+    found = sections(values, percentiles)
     first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in found)
     for part in (found[:first], found[first:]):
         rows = []
@@ -83,11 +81,10 @@ def serving_html(values: Mapping[str, Any], metrics: Iterable[str], percentiles:
     return f"{tables[0]}<details><summary>speculation, batches, lanes</summary>{tables[1]}</details>"
 
 
-def sections(values: Mapping[str, Any], metrics: Iterable[str], percentiles: Iterable[float]) -> list[Section]:
+def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:
     """The parts of a serving table: titles, labels and formatted values. Absent values have no line."""
     found: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
-    for name in metrics:
-        short, title = LATENCIES[name]
+    for name, (short, title) in LATENCIES.items():
         marks = [("Mean", "mean"), ("Median", "median")]
         marks += [(percentile_name(p).upper(), percentile_name(p)) for p in percentiles]
         found.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))

@@ -113,7 +113,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if experiment.host != Host():
         return "the host's costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:
-        return "no real run had this --priority or --lane-weights"
+        return "no real run had this --priority"
     if server.async_scheduling:
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":
@@ -123,7 +123,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
         return f"no real run drafted with {server.drafted_by}"
     if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
-        return "real runs padded their n-gram drafts (--pad-drafts)"
+        return "real runs padded their n-gram drafts"
     if errors.rule(experiment) is None:
         return f"real runs prefilled up to {errors.prompts_per_forward} prompts per forward, this one fewer"
     far = beyond(metrics, errors.reached)

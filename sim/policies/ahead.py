@@ -43,7 +43,7 @@ class Ahead(PDV):
 
     plain_rounds = True
     least_gpus = 2
-    options: OwnOptions = (*PDV.options, "ahead_fan", "ahead_miss", "ahead_exponent")
+    options: OwnOptions = (*PDV.options, "ahead_fan")
     tuned: Tuned = ("verify_gather", ("auto", "never"))
     beyond = "drafts while it verifies, from what the verdict may be"
 

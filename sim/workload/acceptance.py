@@ -159,7 +159,7 @@ class Streams:
         self._acceptance, self._coins, self._rates = acceptance, coins, rates
         self._drawn = 0
         trace = acceptance.acceptance_trace
-        self._lines = None if trace is None else read_trace(trace, acceptance.acceptance_trace_k)
+        self._lines = None if trace is None else read_trace(trace)
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
         """`Request.runs` for each of the next requests; `own` are their own rates, in place of the acceptance's."""
@@ -168,7 +168,7 @@ class Streams:
         first = self._drawn % len(self._lines)
         self._drawn += len(output_tokens)
         lines = self._lines[first:] + self._lines[:first]
-        return replay(lines, self._acceptance.acceptance_trace_k, output_tokens)
+        return replay(lines, max(1, *map(max, lines)), output_tokens)
 
 
 def _drawn(
@@ -216,12 +216,12 @@ def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) ->
     return rng.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
 
 
-def read_trace(path: str, k: int) -> list[list[int]]:
-    """Recorded rounds: one JSON list of accepted counts, each from 0 to `k`, per line.
+def read_trace(path: str) -> list[list[int]]:
+    """Recorded rounds: one JSON list of accepted counts per line; the largest is the draft length they had.
 
     Or vLLM's responses, one a line, of a server with --per-request-spec-decode-metrics detailed.
     """
-    accepted = f"one JSON list of accepted counts from 0 to {k} on each line, e.g. [{k}, 0, {min(k, 2)}]"
+    accepted = f"one JSON list of accepted counts from 0 to {LONGEST_RUN} on each line, e.g. [4, 0, 2]"
     lines = []
     for number, counts in json_lines(path, accepted):
         if isinstance(counts, dict):
@@ -229,7 +229,7 @@ def read_trace(path: str, k: int) -> list[list[int]]:
         if type(counts) is not list or not counts:
             raise bad(path, f"line {number}", "holds no list of counts", accepted)
         for at, count in enumerate(counts):
-            if type(count) is not int or not 0 <= count <= k:
+            if type(count) is not int or not 0 <= count <= LONGEST_RUN:
                 raise bad(path, f"line {number}", f"item {at} is {quoted(count)}", accepted)
         lines.append(counts)
     if not lines:

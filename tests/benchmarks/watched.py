@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.cli.args import parse
 from pdvsim.cli.realrun import RealCommand
+from pdvsim.common.options import parse
 from pdvsim.live.pace import TICK_S, WINDOW_S, Beside
 from pdvsim.live.wire import Broadcast, socket_path
 from pdvsim.sim.workload.requests import make_requests

@@ -11,13 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.cli import COMMANDS, args, main
-from pdvsim.cli.args import flags
+from pdvsim.cli import COMMANDS, main
 from pdvsim.cli.completion import command_class
-from pdvsim.cli.help import options
-from pdvsim.sim.config import Experiment
-
-OWN = [name for name in COMMANDS if name != "help"]
+from pdvsim.cli.sweep import SweepCommand
+from pdvsim.common import options as layer
+from pdvsim.common.options import options
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
@@ -28,7 +26,7 @@ def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return captured.out
 
 
-@pytest.mark.parametrize("command", OWN)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_fits_a_screen_or_two_and_help_all_has_every_flag(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str
 ) -> None:
@@ -38,25 +36,9 @@ def test_help_fits_a_screen_or_two_and_help_all_has_every_flag(
     assert whole == printed(capsys, "help", command, "--help-all")
     assert short.count("\n") <= 70
     assert all(len(line) <= 100 for line in (short + whole).splitlines())
-    for option in options(command_class(command)):
+    for option in options(command_class(command)).values():
         assert option.text, option.name
-        if not option.placed:
-            assert option.flag in whole or f"--no-{option.flag[2:]}" in whole
-
-
-@pytest.mark.parametrize("command", OWN)
-def test_help_lists_what_the_parser_takes(command: str) -> None:
-    known = flags(command_class(command))
-    assert {option.flag[2:] for option in options(command_class(command)) if not option.placed} <= set(known)
-
-
-def test_options_are_those_of_the_dataclass() -> None:
-    found = {option.name: option for option in options(Experiment)}
-    assert {name.replace("-", "_") for name in flags(Experiment)} == set(found)
-    assert found["band"].shown() == "--no-band"
-    assert found["goodput"].shown() == "--goodput TEXT,..."
-    assert found["priority"].values == ("none", "stream", "dynamic", "preemptive", "partition")
-    assert found["seed"].described().endswith("(default: 0)")
+        assert option.placed or option.flag in whole or f"--no-{option.flag[2:]}" in whole
 
 
 def test_python_m_pdvsim(capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,36 +61,28 @@ COMPLETED = [
     ("run --priority p", ["preemptive", "partition"]),
     ("run --request-", ["--request-rate"]),
     ("draft-table --max-k", ["--max-k"]),
-    ("completion --he", ["--help", "--help-all"]),
+    ("report --he", ["--help", "--help-all"]),
 ]
 
 
 @pytest.mark.parametrize(("typed", "offered"), COMPLETED)
-def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: str, offered: list[str]) -> None:
+def test_completion(capsys: pytest.CaptureFixture[str], typed: str, offered: list[str]) -> None:
+    assert printed(capsys, "--complete", "pdvsim", *typed.split()).split() == offered
+
+
+def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "completion.bash"
-    script.write_text(printed(capsys, "completion", "bash"))
-    words = ["pdvsim", *typed.split()]
-    listed = " ".join(f"'{word}'" for word in words)
-    at = f"COMP_WORDS=({listed}); COMP_CWORD={len(words) - 1}"
-    code = f'source {script}; {at}; _pdvsim; printf "%s\\n" "${{COMPREPLY[@]}}"'
+    script.write_text(printed(capsys, "--completion", "bash"))
+    at = "COMP_WORDS=(realrun --arch pdv-h); COMP_CWORD=2"
+    program = f'pdvsim() {{ {sys.executable} -m pdvsim "$@"; }}'
+    code = f'{program}; source {script}; {at}; _pdvsim; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == offered
-
-
-def test_the_other_shells_have_every_command_and_flag(capsys: pytest.CaptureFixture[str]) -> None:
-    zsh, fish = printed(capsys, "completion", "zsh"), printed(capsys, "completion", "fish")
-    assert "compdef _pdvsim pdvsim realrun" in zsh
-    for command in OWN:
-        assert f"-a {command} " in fish
-        for option in options(command_class(command)):
-            if not option.placed:
-                assert f"seen_subcommand_from {command}' -l {option.flag[2:]}" in fish
-                assert option.flag in zsh
+    assert done.stdout.split() == ["pdv-hybrid"]
 
 
 def test_a_command_line_reads_the_types_of_its_options_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for every flag, which took longer than everything else together."""
     count = itertools.count()
-    monkeypatch.setattr(args, "get_type_hints", lambda *a, **k: (next(count), typing.get_type_hints(*a, **k))[1])
-    args.parse(args.SweepCommand, ["--arch", "pdv"])
+    monkeypatch.setattr(layer, "get_type_hints", lambda *a, **k: (next(count), typing.get_type_hints(*a, **k))[1])
+    layer.parse(SweepCommand, ["--arch", "pdv"])
     assert next(count) < 60

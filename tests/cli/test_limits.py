@@ -34,7 +34,7 @@ from pdvsim.study.estimate import cost, forewarning
 from pdvsim.study.sweep import Sweep
 
 ROOT = Path(cli.__file__).parents[2]
-CONFIGS = ("pdvsim.cli.args", "pdvsim.sim.config", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
+CONFIGS = ("pdvsim.cli.runcommand", "pdvsim.sim.config", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
@@ -118,7 +118,6 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> 
     [
         (["run", "--num-prompts", "1" + "0" * 400], "num-prompts must be 1 to 10000000, got a number of 19 or more"),
         (["run", "--launch-s", "1e308"], "launch-s must be 0 to 1, got 1e+308"),
-        (["run", "--idle-poll-s", "1e-300"], "idle-poll-s must be 0, or at least 1e-09, got 1e-300"),
         (["run", "--replicas", "100000"], "replicas must be 1 to 1024, got 100000"),
         (["run", "--num-workers", "1000000000"], "num-workers must be 1 to 4096"),
         (["run", "--seed", "9" * 400], "seed must be 0 to"),
@@ -234,11 +233,11 @@ def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 def test_closed_full_and_plain_standard_output(tmp_path: Path) -> None:
     """A closed output leads nowhere, a full one is one line, and what it cannot encode is replaced."""
-    closed = shell("pdvsim profiles >&-")
+    closed = shell("pdvsim profile --list >&-")
     assert (closed.returncode, closed.stderr) == (0, "")
     silent = shell("pdvsim run --num-prompts 0 2>&-")
     assert (silent.returncode, silent.stdout) == (2, "")
-    full = shell("pdvsim profiles >/dev/full")
+    full = shell("pdvsim profile --list >/dev/full")
     assert (full.returncode, full.stderr) == (2, "pdvsim: error: No space left on device\n")
     config = tmp_path / "é.toml"
     config.write_text('gpu = "é"')

@@ -55,7 +55,7 @@ READERS: dict[str, Callable[[], int]] = {
     "validate one": lambda: main(["validate", "--run", "run.json"]),
     "report": lambda: main(["report", "run.json", "sweep"]),
     "plot": lambda: main(["plot", "run.json", "--var-y", "mean_ttft_ms", "-o", "plots"]),
-    "check": lambda: main(["check", "run.json", "sweep"]),
+    "check": lambda: main(["sweep", "--check", "run.json", "sweep"]),
     "resume": lambda: main(
         ["sweep", "--arch", "pdv", "--request-rate", "8", *SMALL, "--jobs", "1", "-o", "sweep", "--resume"]
     ),
@@ -89,3 +89,12 @@ def test_a_flag_allows_it() -> None:
 def test_the_command_line_allows_it_beside_a_file_of_flags() -> None:
     assert main(["run", "--config", "flags.toml", "--arch", ARCH]) == 0
     assert Path("executed").exists()
+
+
+def test_a_file_of_flags_names_no_policy_in_any_form(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("evil=a.py").write_text(POLICY)
+    for arch in ('{evil = "a.py:PDV"}', '"pdv,evil.py:PDV"', '[["evil.py:PDV"]]'):
+        Path("flags.toml").write_text(f"arch = {arch}\n")
+        assert main(["sweep", "--config", "flags.toml", "--dry-run"]) == 2
+        assert not Path("executed").exists()
+    assert capsys.readouterr().err.count("is a policy file") == 2

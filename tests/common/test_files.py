@@ -147,16 +147,18 @@ def test_a_label_stays_in_its_folder(capsys: pytest.CaptureFixture[str], tmp_pat
 def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     assert main([*RUN, "-o", str(path), "--save-detailed"]) == 0
-    assert main(["check", str(path)]) == 0
+    assert main(["sweep", "--check", str(path)]) == 0
     assert "the document is whole, and 3 of 3 files of records" in capsys.readouterr().out
     launches = tmp_path / "r.launches.parquet"
     launches.write_bytes(launches.read_bytes()[:-1])
-    assert main(["check", str(path)]) == 1
+    assert main(["sweep", "--check", str(path)]) == 1
     assert "damaged or missing: r.launches.parquet" in capsys.readouterr().out
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
-    assert main(["check", str(path), "--json"]) == 1
+    assert main(["sweep", "--check", str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)[str(path)]["whole"] is False
-    assert "neither a sweep's folder nor a run's JSON file" in refused(capsys, "check", str(tmp_path / "none"))
+    assert "neither a sweep's folder nor a run's JSON file" in refused(
+        capsys, "sweep", "--check", str(tmp_path / "none")
+    )
 
 
 @pytest.mark.parametrize("name", ["capacity", "map"])

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.cli.args import RunCommand, parse
+from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.commandline import command_line
+from pdvsim.common.options import parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.contest import contest
@@ -257,7 +258,7 @@ def test_ctrl_c_tells_what_is_known(
         ([], "give --request-rate"),
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
-        (["--request-rate", "3", "--arch", "pd", "--verify-gpu", "1"], "needs a verify lane"),
+        (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),
         (["--request-rate", "3", "--max-num-seqs", "8", "--try-max-num-seqs", "4,8"], "--try-max-num-seqs has nothing"),
         (["--request-rate", "3", "--num-speculative-tokens", "3", "--try-controllers", "goodput"], "--try-controllers"),
     ],

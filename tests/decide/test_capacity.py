@@ -338,7 +338,7 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     [
         ([], "give --goodput"),
         (["--goodput", "ttft:0"], "cannot be met"),
-        (["--goodput", "ttft:9", "--gpus", "1", "--verify-gpu", "1", "--arch", "pdv"], "multiple of 2"),
+        (["--goodput", "ttft:9", "--gpus", "1", "--place", "prefill=1", "verify=1", "--arch", "pdv"], "multiple of 2"),
         (["--goodput", "ttft:9", "--request-rate", "3"], "unknown option --request-rate"),
         (["--goodput", "ttft:9", "--arch", "pd,pd"], "arch names a value twice"),
     ],

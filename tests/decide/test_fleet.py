@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from pdvsim.cli.advise import AdviseOptions, AskedTraffic
-from pdvsim.cli.args import RunCommand, parse
 from pdvsim.cli.map import MapOptions, MapTraffic
+from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.options import parse
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error

@@ -9,9 +9,9 @@ import pytest
 
 import pdvsim
 from pdvsim.cli.advise import AdviseOptions
-from pdvsim.cli.build import build
 from pdvsim.cli.capacity import CapacityOptions
 from pdvsim.cli.map import MapOptions
+from pdvsim.common.options import build
 from pdvsim.sim.config import Server
 
 LEVELS: dict[str, Any] = {

@@ -300,7 +300,7 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
 
 
 def test_architectures_that_refuse_an_option_are_left_out() -> None:
-    base = Experiment(arch="pdv", hardware=Hardware(verify_gpu=1))
+    base = Experiment(arch="pdv", hardware=Hardware(place=("prefill=1", "verify=1")))
     assert [candidate.arch for candidate in Space().starts(base)] == ["pdv", "pdv-hybrid", "adaptive"]
     ways = Space().drafts(replace(base, arch="baseline", hardware=Hardware()))
     assert {way.server.controller for way in ways} == {"fixed", "goodput"}

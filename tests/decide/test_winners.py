@@ -12,8 +12,8 @@ import pytest
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.cli.build import build
 from pdvsim.cli.map import MapOptions
+from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error

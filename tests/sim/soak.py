@@ -171,7 +171,6 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
         "hardware.kv_capacity_tokens": rng.choice([need, 2 * need, 10**6]),
         "hardware.tensor_parallel_size": rng.choice([1, 1, 2, 8]),
         "hardware.draft_tensor_parallel_size": rng.choice([None, 1]),
-        "hardware.verify_gpu": rng.choice([0, 0, 1]),
         "hardware.place": rng.choice(PLACES),
         "hardware.link": rng.choice(["nvlink4", "100gbe"]),
         "hardware.draft_probs": rng.choice(["none", "fp32"]),

@@ -167,7 +167,7 @@ def test_a_trace_is_replayed_exactly(data: st.DataObject, k: int) -> None:
 def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text("[4, 0, 2]\n\n[1]\n")
-    runs = draw(Acceptance(acceptance_trace=str(path), acceptance_trace_k=4), [20, 6, 20])
+    runs = draw(Acceptance(acceptance_trace=str(path)), [20, 6, 20])
     assert walk(runs[0], 4, start=1)[:5] == [4, 0, 2, 4, 0]
     assert walk(runs[1], 4, start=1) == [1, 1, 1]
     assert runs[2] == runs[0]
@@ -177,7 +177,7 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("", "holds no round"),
-        ("[1, 2]\n[5]\n", "line 2: item 0 is 5"),
+        ("[1, 2]\n[256]\n", "line 2: item 0 is 256"),
         ("[1, -1]", "line 1: item 1 is -1"),
         ("[]", "line 1: holds no list"),
         ("[true]", "item 0 is True"),
@@ -190,8 +190,8 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
 def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text(text)
-    with pytest.raises(ValueError, match="accepted: one JSON list of accepted counts from 0 to 4") as error:
-        acc.read_trace(str(path), 4)
+    with pytest.raises(ValueError, match="accepted: one JSON list of accepted counts from 0 to 255") as error:
+        acc.read_trace(str(path))
     assert message in str(error.value)
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
@@ -203,7 +203,7 @@ def test_any_json_is_a_trace_or_a_one_line_error(tmp_path_factory: pytest.TempPa
     path.write_text(json.dumps(value))
     refused = ""
     try:
-        read = acc.read_trace(str(path), 4)
+        read = acc.read_trace(str(path))
     except ValueError as error:
         refused = str(error)
     assert "\n" not in refused
@@ -219,7 +219,7 @@ def test_responses_of_vllm_are_traces(tmp_path: Path) -> None:
     }  # fmt: skip
     response = {"id": "x", "choices": [], "metrics": {"speculative_decoding": drafts}}
     path.write_text(json.dumps(response) + "\n[3, 1]\n", encoding="utf-8")
-    assert acc.read_trace(str(path), 3) == [[2, 0, 1], [3, 1]]
+    assert acc.read_trace(str(path)) == [[2, 0, 1], [3, 1]]
     path.write_text(json.dumps({"metrics": {"speculative_decoding": None}}) + "\n", encoding="utf-8")
     with pytest.raises(ValueError, match="holds no list of counts"):
-        acc.read_trace(str(path), 3)
+        acc.read_trace(str(path))

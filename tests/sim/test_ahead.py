@@ -18,7 +18,7 @@ from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rat
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import LOADS, check_books, check_streams
 
-TWO = Hardware(verify_gpu=1)
+TWO = Hardware(place=("prefill=1", "verify=1"))
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 
 
@@ -45,7 +45,7 @@ def speed(arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: 
         Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=2000, max_concurrency=at_once),
         Acceptance(0.8),
         Server(num_speculative_tokens=4, **server),
-        Hardware(verify_gpu=gpus - 1, **({"link_latency_s": 0.0} if gpus > 1 else {})),
+        Hardware(**({"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0} if gpus > 1 else {})),
         host,
     )
     return float(summarise(simulate(experiment))["output_throughput"])
@@ -54,7 +54,7 @@ def speed(arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: 
 @pytest.mark.parametrize("fan", [0, 2, 8])
 def test_one_request_with_drafts_ahead(fan: int) -> None:
     """A round takes the longer of verify and draft ahead; one that was not guessed has its draft before it, or none."""
-    hardware = Hardware(verify_gpu=1, link_latency_s=0.0)
+    hardware = Hardware(place=("prefill=1", "verify=1"), link_latency_s=0.0)
     experiment = Experiment("pdv-ahead", server=Server(num_speculative_tokens=4), hardware=hardware)
     planner = make_planner(experiment, covering_profile(experiment))
     k, context, rate = 4, 1016, 0.8
@@ -99,7 +99,9 @@ def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int
     """On two GPUs: tokens drafted ahead are verified or dropped, and those verified are all there are."""
     base = LOADS[load]
     server = replace(base.server, ahead_fan=fan, ahead_miss=miss)
-    experiment = suited(replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, verify_gpu=1)))
+    experiment = suited(
+        replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, place=("prefill=1", "verify=1")))
+    )
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
     check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])

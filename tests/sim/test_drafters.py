@@ -106,7 +106,7 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
         ({"pair": "ngram:llama-2-7b", "drafter": "model"}, "--drafter model needs a draft model"),
         ({"pair": "eagle3-llama-2-7b:llama-3.1-8b"}, "is no head of llama-3.1-8b"),
         ({"drafter": "eagle3", "arch": "pdv-ahead"}, "--drafter eagle3 cannot"),
-        ({"drafter": "eagle3", "verify_gpu": 1}, "on one GPU"),
+        ({"drafter": "eagle3", "place": ("prefill=1", "verify=1")}, "on one GPU"),
         ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens does nothing here"),
     ],
 )

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
-import pdvsim
+from pdvsim.common.options import build
 from pdvsim.sim.config import Arch, Experiment, Host, Traffic
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 
@@ -60,8 +62,8 @@ def test_one_more_worker_that_polls_is_no_cliff() -> None:
     options = {"dataset_name": "random", "input_len": 128, "output_len": 128, "num_prompts": 1}
 
     def run_s(workers: int) -> float:
-        run = pdvsim.run(arch="baseline", num_workers=workers, idle_poll_s=P, **options)
-        return float(run.metrics["duration"])
+        experiment = build(Experiment, {"arch": "baseline", "num_workers": workers, **options})
+        return float(summarise(simulate(replace(experiment, host=Host(idle_poll_s=P))))["duration"])
 
     taken = [run_s(workers) for workers in (1, 6, 10, 11, 12, 13, 24)]
     assert taken == sorted(taken)
@@ -83,7 +85,8 @@ def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
     """Unlike a wait with a time-out of 100 ms, which nobody cuts short, waking takes its own time and no more."""
     options = {"arch": "pdv", "dataset_name": "random", "input_len": 64, "output_len": 32, "num_prompts": 4}
     told, woken, timed_out = (
-        pdvsim.run(**options, **how).metrics["duration"] for how in ({}, {"notify_s": 50e-6}, {"idle_poll_s": 0.1})
+        summarise(simulate(replace(build(Experiment, options), host=host)))["duration"]
+        for host in (Host(), Host(host="python-threads"), Host(idle_poll_s=0.1))
     )
     hand_overs = 4 * 32 * 2
     assert told < woken < told + hand_overs * 50e-6

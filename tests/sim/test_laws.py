@@ -134,7 +134,6 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "server.priority": draw(st.sampled_from(["none", "stream", "preemptive"])),
         "hardware.contention": draw(st.sampled_from(["fluid", "fluid", "serial", "max"])),
         "hardware.kv_capacity_tokens": draw(st.sampled_from([need, need + 48, 2 * need, 10**6])),
-        "hardware.verify_gpu": draw(st.sampled_from([0, 0, 1])),
         "hardware.place": draw(st.sampled_from(PLACES)),
         "hardware.link": draw(st.sampled_from(["nvlink4", "100gbe"])),
         "hardware.draft_probs": draw(st.sampled_from(["none", "fp32"])),
@@ -463,11 +462,11 @@ def test_a_block_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> 
         assert_same(scenario.run(), scenario.run(blocks=False))
 
 
-@pytest.mark.parametrize("verify_gpu", [0, 1])
+@pytest.mark.parametrize("place", [(), ("prefill=1", "verify=1")])
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"pdv-ahead"}))
-def test_a_verify_waits_for_its_draft(arch: Arch, verify_gpu: int) -> None:
+def test_a_verify_waits_for_its_draft(arch: Arch, place: tuple[str, ...]) -> None:
     """Of one request alone, each work after the first token starts when the one before has ended, wherever it runs."""
-    options = {"traffic.max_concurrency": 1, "hardware.verify_gpu": verify_gpu}
+    options = {"traffic.max_concurrency": 1, "hardware.place": place}
     result = Scenario(_settled(arch, options), Workload((0.0,), (100,), (60,))).run()
     works = {
         name: column[result.launches["kind"] != KINDS.index("prefill")] for name, column in result.launches.items()
@@ -615,7 +614,7 @@ def served(scenario: Scenario) -> tuple[Site, list[Request]]:
 SCARCE: list[dict[str, Any]] = [
     {},
     {"server.controller": "goodput", "server.max_num_batched_tokens": 64, "server.num_workers": 8},
-    {"server.controller": "feedback", "server.verify_gather": "always", "hardware.verify_gpu": 1},
+    {"server.controller": "feedback", "server.verify_gather": "always", "hardware.place": ("prefill=1", "verify=1")},
     {"hardware.place": ("decode=1",), "hardware.link": "100gbe"},
     {"hardware.replicas": 2, "host.launch_s": 0.0, "host.completion_s": 0.0, "host.handoff_s": 0.0},
     {"server.max_decode_queue": 1, "server.verify_gather": "never", "server.hybrid_threshold": 0},

@@ -114,7 +114,7 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
             traffic,
             Acceptance(0.8),
             Server(GEMMA, 8, verify_gather=gather),
-            Hardware(verify_gpu=1),
+            Hardware(place=("prefill=1", "verify=1")),
         )
         profile = covering_profile(experiment)
         run = simulate(experiment, profile=replace(profile, power=None) if rested else profile)
@@ -127,7 +127,9 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
 def test_the_planner_counts_transfers_and_no_contention() -> None:
     """Apart, a draft beside a verify takes as long as the longer of the two with what it is sent."""
     together = placed("pdv", server={"pair": GEMMA, "num_speculative_tokens": 8})
-    apart = replace(together, hardware=replace(together.hardware, verify_gpu=1, draft_probs="fp32", link="pcie4"))
+    apart = replace(
+        together, hardware=replace(together.hardware, place=("prefill=1", "verify=1"), draft_probs="fp32", link="pcie4")
+    )
     profile = covering_profile(together)
     one, two = make_planner(together, profile), make_planner(apart, profile)
     link, gigabyte = LINKS["pcie4"], 64 * 8 * (4 + 4 * 256_000)
@@ -168,7 +170,7 @@ def test_each_card_has_its_own_profile() -> None:
 def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
     traffic = Traffic("random", num_prompts=30, input_len=64, output_len=64, max_concurrency=8)
-    hardware = Hardware(verify_gpu=1, cards=("l4", "h200"), band=False)
+    hardware = Hardware(place=("prefill=1", "verify=1"), cards=("l4", "h200"), band=False)
     kept = simulate(Experiment("pdv", traffic, hardware=hardware))
     run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=Scoring(detailed=detailed)))
     lanes, launches = summarise(run)["lanes"], kept.launches
@@ -191,7 +193,6 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
         ("pdv", {"place": ("main=1",)}, "must be lane=GPU"),
         ("pdv", {"place": ("decode=9",)}, "must be lane=GPU"),
         ("pdv", {"place": ("decode=1", "decode=0")}, "twice"),
-        ("pdv", {"place": ("decode=1",), "verify_gpu": 1}, "leave out --verify-gpu"),
         ("pdv", {"place": ("decode=1",), "cards": ("h200",)}, "names 1 cards"),
         ("pdv", {"cards": ("h200",)}, "several GPUs"),
         ("pdv", {"place": ("verify=0+1",)}, "verifies on one GPU"),

@@ -14,7 +14,7 @@ from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import NEEDS, refuse_idle, suited
@@ -40,13 +40,9 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
         "--admission-factor 2",
         "--hybrid-threshold 3",
         "--arch colocated --verify-gather never",
-        "--partition 0.5,0.3,0.2",
         "--router random",
-        "--idle-poll-cost-s 2e-6",
-        "--notify-s 1e-4 --idle-poll-s 1e-3",
         "--burstiness 2",
         "--tokenizer x",
-        "--acceptance-trace-k 3",
         "--min-speculative-tokens 2",
         "--max-speculative-tokens 6",
         "--arch autoregressive --num-speculative-tokens 2",
@@ -76,18 +72,17 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
     values: dict[str, Any] = {
         "tokenizer": "x", "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
         "acceptance_concentration": 4.0, "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
-        "acceptance_model": "cnn-ngram", "acceptance_trace_k": 3,
+        "acceptance_model": "cnn-ngram",
         "num_speculative_tokens": 2,
         "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
         "max_prompts_per_forward": 1, "num_workers": 1,
-        "pad_drafts": True, "async_scheduling": True,
-        "max_draft_batch": 1, "max_verify_batch": 1, "lane_weights": ("decode=5",), "max_decode_queue": 1,
+        "async_scheduling": True,
+        "max_draft_batch": 1, "max_verify_batch": 1, "max_decode_queue": 1,
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
-        "ahead_fan": 2, "ahead_miss": "draft", "ahead_exponent": 0.5,
-        "priority": "none", "partition": (0.2, 0.2, 0.6), "contention": "serial", "gpu_memory_utilization": 0.5,
+        "ahead_fan": 2,
+        "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
         "link": "pcie4", "draft_tensor_parallel_size": 1,
-        "link_latency_s": 1.0, "link_bytes_per_s": 1e6, "draft_probs": "fp32", "router": "random",
-            "idle_poll_cost_s": 1e-3, "notify_s": 1e-3,
+        "router": "random",
     }  # fmt: skip
     group, _, name = need.option.partition(".")
     return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})
@@ -173,11 +168,6 @@ def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
     Plan(routed, ("pd",), (1, 2), 1, goal)
     with pytest.raises(ValueError, match="--router does nothing here"):
         Plan(routed, ("pd",), (1,), 1, goal)
-
-
-def test_polls_cost_nothing_where_nobody_polls() -> None:
-    with pytest.raises(ValueError, match="--idle-poll-cost-s does nothing here: it needs --idle-poll-s"):
-        refuse_idle([Experiment(host=Host(idle_poll_cost_s=1e-3))])
 
 
 # doubts -----------------------------------------------------------------------------------------------------------

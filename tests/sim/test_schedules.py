@@ -1355,7 +1355,7 @@ def test_target_on_a_second_gpu(run: Run) -> None:
         "pdv",
         [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})],
         server={"verify_gather": "never", "priority": "none"},
-        hardware={"verify_gpu": 1, **LINK},
+        hardware={"place": ("prefill=1", "verify=1"), **LINK},
     )
     check(
         result,
@@ -1388,7 +1388,7 @@ def test_atomic_round_across_two_gpus(run: Run) -> None:
         "pdv-hybrid",
         [(0, 100, 5, {1: 2, 4: 0})],
         server={"priority": "none"},
-        hardware={"verify_gpu": 1, **LINK},
+        hardware={"place": ("prefill=1", "verify=1"), **LINK},
     )
     check(
         result,
@@ -1519,7 +1519,7 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
         "pdv-ahead",
         [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
         server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
-        hardware={"verify_gpu": 1, "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+        hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
     )
     check(
         result,
@@ -1551,7 +1551,7 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
         "pdv-ahead",
         [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
         server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
-        hardware={"verify_gpu": 1, "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+        hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
     )
     check(
         result,

@@ -192,9 +192,9 @@ def test_gpus_are_counted() -> None:
     assert over(4).gpus == 4
     assert over(4, replicas=2).gpus == 4
     assert simulate(over(4, replicas=2)).meta["gpus"] == 8
-    apart = over(2, "pdv", verify_gpu=1)
+    apart = over(2, "pdv", place=("prefill=1", "verify=1"))
     assert (apart.gpus, apart.pair.draft.shards, apart.pair.target.shards) == (3, 1, 2)
-    both = over(2, "pdv", verify_gpu=1, draft_tensor_parallel_size=2)
+    both = over(2, "pdv", place=("prefill=1", "verify=1"), draft_tensor_parallel_size=2)
     assert (both.gpus, both.pair.draft.shards) == (4, 2)
     lanes = over(2, "pd", place=("prefill=0", "decode=1"))
     assert lanes.gpus == 4

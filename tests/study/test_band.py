@@ -96,7 +96,7 @@ def test_long_prompts_have_bars_of_their_own() -> None:
         (replace(serving(), hardware=Hardware(contention="max")), "--contention max is an ablation"),
         (replace(serving(), hardware=Hardware(profile="roofline")), "a roofline is a bound, not a prediction"),
         (replace(serving(), host=Host(launch_s=1e-3)), "the host's costs are not the measured ones"),
-        (serving(priority="preemptive"), "no real run had this --priority or --lane-weights"),
+        (serving(priority="preemptive"), "no real run had this --priority"),
         (serving(max_prompts_per_forward=2), "real runs prefilled up to 4 prompts per forward, this one fewer"),
     ],
 )

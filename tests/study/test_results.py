@@ -12,9 +12,9 @@ import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
 from pdvsim.cli import main
-from pdvsim.cli.args import parse
 from pdvsim.cli.plot import PlotCommand
 from pdvsim.common.files import sealed
+from pdvsim.common.options import parse
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 from pdvsim.study.results import Results, label, load, records
@@ -86,7 +86,7 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
     folder = Path(shutil.copytree(detailed, tmp_path / "copy"))
     result, page = folder / name.split("/")[0].split(".")[0], str(tmp_path / "report.html")
     result = result if result.is_dir() else result.with_suffix(".json")
-    assert main(["check", str(result)]) == 0
+    assert main(["sweep", "--check", str(result)]) == 0
     assert main(["report", str(result), "-o", page]) == 0
     if DAMAGED[name] == "flipped":
         flipped(folder / name)
@@ -96,7 +96,7 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
         (folder / name).write_text(changed if changed != text else text.replace('"seed": 0', '"seed": 3'))
         assert (folder / name).read_text() != text
     capsys.readouterr()
-    assert main(["check", str(result)]) == 1
+    assert main(["sweep", "--check", str(result)]) == 1
     capsys.readouterr()
     assert main(["report", str(result), "-o", page]) == 2
     line = capsys.readouterr().err

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.cli.args import axes
+from pdvsim.cli.sweep import axes
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.study.stats import interval, over_replications, paired_differences, varied
@@ -133,7 +133,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
         (["acceptance-rate=nan"], "acceptance-rate must be 0 to 1, got nan"),
         (["controller=fixd"], "invalid choice 'fixd'"),
         (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
-        (["pad-drafts=yes"], "must be true or false"),
+        (["use-trace-timestamps=yes"], "must be true or false"),
         (["pair=a"], "must be written draft:target"),
         (["gpu=h9000"], "unknown gpu 'h9000'"),
     ],
@@ -149,9 +149,15 @@ def test_a_varied_flag_is_checked_as_the_flag_is(
 
 
 def test_varied_values_have_the_type_of_their_flag() -> None:
-    tokens = ["partition=0.5+0.3+0.2", "use-trace-timestamps=false", "kv-capacity-tokens=100", "acceptance-rate=0", "1"]
+    tokens = [
+        "synthetic-acceptance-rates=0.5+0.3+0.2",
+        "use-trace-timestamps=false",
+        "kv-capacity-tokens=100",
+        "acceptance-rate=0",
+        "1",
+    ]
     assert axes(tokens) == {
-        "partition": ((0.5, 0.3, 0.2),),
+        "synthetic_acceptance_rates": ((0.5, 0.3, 0.2),),
         "use_trace_timestamps": (False,),
         "kv_capacity_tokens": (100,),
         "acceptance_rate": (0.0, 1.0),

@@ -90,13 +90,13 @@ def test_what_is_no_file_in_a_files_place_is_damaged_and_replaced(
         else:
             path.symlink_to("/dev/zero" if what == "link to a device" else path.name)
     capsys.readouterr()
-    assert main(["check", str(folder)]) == 1
+    assert main(["sweep", "--check", str(folder)]) == 1
     checked = capsys.readouterr().out
     assert all(name in checked for name in spoilt)
     assert sweep(folder, *argv, "--resume") == 0
     assert content(folder) == before
     assert not any((folder / name).is_symlink() for name in spoilt)
-    assert main(["check", str(folder)]) == 0
+    assert main(["sweep", "--check", str(folder)]) == 0
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +129,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
     used = ["pdvsim.cli.sweep", "pdvsim.sim.run", "pdvsim.study.folder", "pyarrow.parquet", "pdvsim.view.plots"]
-    forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg", "tyro"])
+    forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen, half_written = [], 0
     for number in range(12):
@@ -374,7 +374,7 @@ def test_results_of_another_configuration_are_not_taken(capsys: pytest.CaptureFi
     assert "of another configuration, input or version: parts/00000.json, parts/00001.json" in capsys.readouterr().err
     assert sweep(tmp_path / "fresh", *loads, "--acceptance-rate", "0.9") == 0
     assert content(tmp_path / "d") == content(tmp_path / "fresh")
-    assert main(["check", str(tmp_path / "d")]) == 0
+    assert main(["sweep", "--check", str(tmp_path / "d")]) == 0
 
 
 def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
@@ -432,7 +432,7 @@ def test_what_is_damaged_is_named_and_run_again(
     assert sweep(tmp_path / "whole", *argv) == 0
     folder = tmp_path / "s"
     assert sweep(folder, *argv) == 0
-    assert main(["check", str(folder)]) == 0
+    assert main(["sweep", "--check", str(folder)]) == 0
     assert "4 of 4 points are whole" in capsys.readouterr().out
 
     part, records = folder / "parts" / "00001.json", folder / "details" / "00002.requests.parquet"
@@ -441,7 +441,7 @@ def test_what_is_damaged_is_named_and_run_again(
     (folder / "parts" / "00003.json").unlink()
     for name in ("99999.json", "abc.parquet", "0001.json"):
         (folder / "parts" / name).write_bytes(b"stranger")
-    assert main(["check", str(folder)]) == 1
+    assert main(["sweep", "--check", str(folder)]) == 1
     out = capsys.readouterr().out
     assert "1 of 4 points are whole" in out
     assert "damaged: parts/00001.json, details/00002.requests.parquet\n" in out
@@ -458,7 +458,7 @@ def test_what_is_damaged_is_named_and_run_again(
     for name in ("99999.json", "abc.parquet", "0001.json"):
         (folder / "parts" / name).unlink()
     assert content(folder) == content(tmp_path / "whole")
-    assert main(["check", str(folder)]) == 0
+    assert main(["sweep", "--check", str(folder)]) == 0
 
 
 def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -468,7 +468,7 @@ def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixtu
     summary.write_bytes(before.replace(b"closed loop", b"closed l00p"))
     assert summary.read_bytes() != before
     capsys.readouterr()
-    assert main(["check", str(tmp_path)]) == 1
+    assert main(["sweep", "--check", str(tmp_path)]) == 1
     assert "damaged: summary.parquet" in capsys.readouterr().out
     assert main(["plot", str(tmp_path)]) == 2
     assert f"{summary}: is not what was written" in said(capsys)
@@ -476,9 +476,9 @@ def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixtu
     assert summary.read_bytes() == before
     config = tmp_path / "sweep.json"
     config.write_text(config.read_text().replace('"date": "2', '"date": "3'))
-    assert main(["check", str(tmp_path)]) == 1
+    assert main(["sweep", "--check", str(tmp_path)]) == 1
     assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
-    assert main(["check", str(tmp_path)]) == 0
+    assert main(["sweep", "--check", str(tmp_path)]) == 0
 
 
 def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

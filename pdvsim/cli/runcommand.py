@@ -1,0 +1,40 @@
+"""The options of `pdvsim run`, which `realrun` has too."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from pdvsim.sim.config import Experiment
+
+
+@dataclass(frozen=True)
+class RunCommand:
+    """Simulate one experiment and print its table, in the style of `vllm bench serve`."""
+
+    experiment: Experiment = field(default_factory=Experiment)
+    output: str | None = None
+    """Write the result to this file, as JSON with vLLM's keys."""
+    save_result: bool = False
+    """Write the result to --result-dir, under a name made of label, load, architecture and date."""
+    result_dir: str = "."
+    """Folder for --save-result."""
+    label: str = "pdvsim"
+    """Prefix of the name of --save-result."""
+    save_detailed: bool = False
+    """Also write requests, launches and deliveries as parquet, next to the result."""
+    trace_out: str | None = None
+    """Write a timeline for ui.perfetto.dev to this file."""
+    html: str | None = None
+    """Write the table, its picture and where it comes from to this file, as one page."""
+    overwrite: bool = False
+    """Replace files that are there already; without it they are refused."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    config: str | None = None
+    """TOML file of flags (request_rate = 8); the command line wins."""
+
+    def __post_init__(self) -> None:
+        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
+            raise ValueError("--no-detailed keeps no records: --save-detailed, --trace-out and --html need them")
+        if any(c in "/\\" or not c.isprintable() for c in self.label):
+            raise ValueError(f"label is part of a file's name: it takes no slash and prints, got {self.label!r}")

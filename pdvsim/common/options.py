@@ -1,0 +1,361 @@
+"""Options: one set of dataclasses is the command line, the file of --config, the keywords of Python and the help.
+
+An option is a field: `request_rate` is `--request-rate` (or `--request_rate`) on the command line, and request_rate in
+TOML and in Python. A field that is a dataclass is a group of options, an outer option stands in for an inner one of
+its name, and a field marked `Internal` is none. The text below a field is its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import inspect
+import math
+import os
+import sys
+import textwrap
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache, partial
+from numbers import Integral, Real
+from shutil import get_terminal_size
+from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from pdvsim.sim.config import INTERNAL
+from pdvsim.sim.policies import file_of, named
+from pdvsim.sim.reading import read_toml, said
+
+T = TypeVar("T")
+PLACED = "placed"
+Placed = Annotated[T, PLACED]  # an argument that is given by place, not by name
+MOST_USED = (
+    "arch", "pair", "pairs", "gpu", "gpus", "request_rate", "concurrency", "max_concurrency", "num_prompts", "goodput",
+    "dataset_name", "dataset_path", "use_trace_timestamps", "input_len", "output_len", "num_speculative_tokens",
+    "acceptance_rate", "num_runs", "output", "json", "config",
+)  # fmt: skip
+WIDEST = 100
+INDENT = 30  # where the texts of a help begin
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, of the dataclass that has the field; `hint` is the field's type."""
+
+    owner: type
+    name: str
+    hint: Any
+    default: Any
+    placed: bool
+
+    @property
+    def flag(self) -> str:
+        """As the command line has it; a field named like a word of Python has an underscore at its end."""
+        return f"--{self.name.rstrip('_').replace('_', '-')}"
+
+    @property
+    def flags(self) -> list[str]:
+        return ["-o", self.flag] if self.name == "output" else [self.flag]
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.hint) is tuple
+
+    @property
+    def one(self) -> Any:
+        """The type of one value: of a list's items, of what may also be None."""
+        return _one(self.hint)
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The values it takes, where they can be listed."""
+        return tuple(map(str, get_args(self.one))) if get_origin(self.one) is Literal else ()
+
+    @property
+    def text(self) -> str:
+        """The text below the field."""
+        texts = (_texts(cls.__module__).get((cls.__name__, self.name)) for cls in self.owner.__mro__)
+        return next(filter(None, texts), "")
+
+
+def _one(hint: Any) -> Any:
+    if get_origin(hint) is tuple:
+        return get_args(hint)[0]
+    if get_origin(hint) in (Union, types.UnionType):
+        return next(part for part in get_args(hint) if part is not type(None))
+    return hint
+
+
+@cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    """The text below each field of each class of a module."""
+    found = {}
+    classes = ast.parse(inspect.getsource(sys.modules[module])).body if module != "builtins" else []
+    for cls in (node for node in classes if isinstance(node, ast.ClassDef)):
+        for line, below in zip(cls.body, cls.body[1:], strict=False):
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
+                text = ast.literal_eval(below.value)
+                found[cls.name, line.target.id] = " ".join(text.split("\n\n")[0].split())
+    return found
+
+
+@cache
+def _hints(command: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type of every field, and what it is marked with."""
+    plain, marked = get_type_hints(command), get_type_hints(command, include_extras=True)
+    return {f.name: (plain[f.name], getattr(marked[f.name], "__metadata__", ())) for f in fields(command)}
+
+
+@cache
+def options(command: type) -> dict[str, Option]:
+    """The options of a dataclass and of its groups, by name."""
+    hints = _hints(command)
+    own: dict[str, Option] = {}
+    inner: dict[str, Option] = {}
+    for field in fields(command):
+        hint, marks = hints[field.name]
+        if is_dataclass(hint):
+            inner |= options(hint)  # type: ignore[arg-type]
+        elif INTERNAL not in marks:
+            own[field.name] = Option(command, field.name, hint, field.default, PLACED in marks)
+    return own | {name: option for name, option in inner.items() if name not in _own(hints)}
+
+
+def _own(hints: Mapping[str, tuple[Any, Any]]) -> set[str]:
+    """The fields that are no groups; a group and an option may have one name."""
+    return {name for name, (hint, _) in hints.items() if not is_dataclass(hint)}
+
+
+# from values ----------------------------------------------------------------------------------------------------------
+
+
+def build(command: type[T], given: Mapping[str, Any]) -> T:
+    """The dataclass with these options, as texts or as values; a ValueError of one line names what is wrong."""
+    known = options(command)  # type: ignore[arg-type]
+    chosen = _known(given, known, "unknown option")
+    values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
+    return _filled(command, values)
+
+
+def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
+    """Values by the names of options; a ValueError that begins with `unknown` and has the nearest name if need be."""
+    spelt = {name.replace("-", "_"): value for name, value in given.items()}
+    for name in spelt:
+        if name not in known:
+            raise ValueError(f"{unknown} {name}{nearest(name, known)}")
+    return spelt
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question that has the known name that is most like `name`; nothing if none is."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def _filled(command: type[T], values: Mapping[str, Any]) -> T:
+    """Each value to the field of its name, an outer one before an inner one."""
+    hints = _hints(command)  # type: ignore[arg-type]
+    given = {name: value for name, value in values.items() if name in _own(hints)}
+    rest = {name: value for name, value in values.items() if name not in given}
+    for name, (hint, _) in hints.items():
+        if is_dataclass(hint):
+            given[name] = _filled(hint, {n: value for n, value in rest.items() if n in options(hint)})  # type: ignore[arg-type]
+    return command(**given)
+
+
+def converted(option: Option, value: Any) -> Any:
+    """A text or a value as the option's field keeps it; a ValueError of one line if it cannot be."""
+    if not option.is_list:
+        return _item(option, value)
+    if isinstance(value, Mapping):
+        value = [f"{name}={','.join(map(_joined, _listed(items)))}" for name, items in value.items()]
+    parts: list[Any] = []
+    for item in _listed(value):
+        parts += item.replace(",", " ").split() if isinstance(item, str) else [item]
+    return tuple(_item(option, part) for part in parts)
+
+
+def _joined(value: Any) -> str:
+    """A value in a text; one that is a list itself is written 0.8+0.6."""
+    return "+".join(map(str, _listed(value)))
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if not isinstance(value, str) and isinstance(value, Iterable) else [value]
+
+
+def _item(option: Option, value: Any) -> Any:
+    kind, choices = option.one, option.values
+    if isinstance(value, type):
+        value = named(value)
+    if not isinstance(value, str) and isinstance(value, Iterable):
+        raise ValueError(f"{option.flag} takes one value, got {value}")
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ValueError(f"{option.flag} must be true or false, got {value!r}")
+        return value
+    if kind in (int, float):
+        whole, wanted = kind is int, Integral if kind is int else Real
+        try:
+            if isinstance(value, bool) or not isinstance(value, str | wanted):
+                raise ValueError
+            return kind(value)
+        except ValueError:
+            what = "a whole number" if whole else "a number"
+            raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}") from None
+    if not isinstance(value, str | os.PathLike):
+        raise ValueError(f"{option.flag} must be text, got {value!r}")
+    if choices and value not in choices:
+        raise ValueError(f"{option.flag}: invalid choice {value!r}; one of {', '.join(choices)}")
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
+
+
+def plain(cls: type[T], given: T) -> T:
+    """A subclass made for the options of a command as the dataclass it extends, equal to one made by hand."""
+    return cls(**{f.name: getattr(given, f.name) for f in fields(cls)})  # type: ignore[arg-type]
+
+
+# from a command line, and back ----------------------------------------------------------------------------------------
+
+
+def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
+    """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
+    if {"-h", "--help", "--help-all"} & set(argv):
+        sys.stdout.write(_help(command, prog, "--help-all" in argv))
+        raise SystemExit(0)
+    given = read(command, argv)
+    if path := given.get("config"):
+        given = _of_file(path, command, given) | given
+    return build(command, given)
+
+
+def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
+    """The texts that a command line gives, by the names of options."""
+    known = {option.flag: option for option in options(command).values()}
+    words: list[str] = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if word.startswith("--") else flag
+        split = flag in known and known[flag].is_list and not value.startswith("-")
+        words += [flag, value] if equals and split else [flag + equals + value]
+    given, unknown = _parser(command).parse_known_intermixed_args(words)
+    for word in unknown:
+        if not word.startswith("-") or word == "-":
+            raise ValueError(f"unexpected argument {word!r}; options start with --")
+        flag = word.partition("=")[0]
+        raise ValueError(f"unknown option {flag}{nearest(flag, known)}")
+    return vars(given)
+
+
+def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
+    """What a file gives that the command line does not; it names no other file, and no policy, which would be run."""
+    try:
+        settings = read_toml(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {said(error)}") from None
+    known = options(command)
+    if "arch" in settings and "arch" in known and "arch" not in given:
+        for arch in converted(replace(known["arch"], hint=tuple[str, ...]), settings["arch"]):
+            if file_of(arch) is not None:
+                raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
+    return _known(settings, set(known) - {"config"}, f"{path}: unknown key")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@cache
+def _parser(command: type) -> _Parser:
+    """What splits a command line; values are checked by `converted`."""
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for option in options(command).values():
+        least_one = option.default is MISSING
+        if option.placed:
+            many = ("+" if least_one else "*") if option.is_list else (None if least_one else "?")
+            parser.add_argument(option.name, nargs=many)
+        elif option.hint is bool:
+            parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
+    return parser
+
+
+def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
+    """The flags by which a configuration differs from another of its kind; what no option sets is left out."""
+    for name, (_, marks) in _hints(type(config)).items():  # type: ignore[arg-type]
+        value, usual = getattr(config, name), getattr(default, name)
+        if is_dataclass(value):
+            yield from flags_of(value, usual, leave_out)
+        elif name not in leave_out and value != usual and INTERNAL not in marks:
+            yield f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
+            if not isinstance(value, bool):
+                yield from map(_text, value if isinstance(value, tuple) else (value,))
+
+
+def _text(value: Any) -> str:
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+# help -----------------------------------------------------------------------------------------------------------------
+
+
+def _help(command: type, prog: str, everything: bool) -> str:
+    """The help of a command: what is most used, and its own; or everything by group."""
+    found = options(command)
+    placed = [option for option in found.values() if option.placed]
+    places = "".join(f" {option.name.upper()}{' ...' if option.is_list else ''}" for option in placed)
+    width = min(WIDEST, get_terminal_size().columns)
+    layout = partial(_Layout, max_help_position=INDENT, width=width)
+    about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
+    usage = f"{prog} [OPTIONS]{places}"
+    parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
+    usual = [found[name] for name in MOST_USED if name in found]
+    groups = {"arguments": placed} if everything else {"arguments": placed, "most used": usual}
+    for option in found.values():
+        own = any(is_dataclass(hint) for hint, _ in _hints(option.owner).values()) or option.owner is command
+        if not option.placed and (everything or (own and option not in usual)):
+            title = "options of this command" if own else _sentence(option.owner).lower()
+            groups.setdefault(title, []).append(option)
+    for title, group in groups.items():
+        section = parser.add_argument_group(title)
+        for option in group:
+            text = _described(option).replace("%", "%%")
+            if option.placed:
+                section.add_argument(option.name, metavar=option.name.upper(), help=text)
+            elif option.hint is bool:  # the one that changes something
+                section.add_argument(f"--{'no-' * option.default}{option.flag[2:]}", action="store_true", help=text)
+            else:
+                section.add_argument(*option.flags, metavar=_takes(option), help=text)
+    left = len(found) - sum(map(len, groups.values()))
+    return parser.format_help() + (f"\n{left} more options: {prog} --help-all\n" if left else "")
+
+
+class _Layout(argparse.HelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _sentence(command: type) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(command) or "").split("\n")[0].rstrip(".")
+
+
+def _takes(option: Option) -> str:
+    if option.values:
+        return f"{{{','.join(option.values)}}}"
+    return {int: "N", float: "X"}.get(option.one, "TEXT") + ",..." * option.is_list
+
+
+def _described(option: Option) -> str:
+    """Its text with the default, unless the text or its being left out says that."""
+    value, text = option.default, option.text
+    if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):
+        return text
+    return f"{text} (default: {','.join(map(_plain, value)) if isinstance(value, tuple) else _plain(value)})"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
