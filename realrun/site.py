@@ -169,7 +169,7 @@ class RealSite:
         env.sources.append(self.device)
         policy = policy_of(experiment.arch)
         planner = Planner(
-            latency, sharing, peak, host_times(experiment, profile), policy.hands_over, None,
+            latency, sharing, peak, host_times(experiment, profile), policy.hands_over(), None,
             found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
         held = rig.needs.pages * PAGE

@@ -525,8 +525,8 @@ class Experiment:
                 f"--drafter {drafter} drafts beside its target, on one GPU: leave out --place, --verify-gpu"
             )
         policy = policy_of(self.arch)
-        if hardware.verify_gpu and not (policy.placeable() and policy.verify_lane != policy.draft_lane):
-            fitting = archs_where(lambda other: other.placeable() and other.verify_lane != other.draft_lane)
+        if hardware.verify_gpu and not policy.hands_over():
+            fitting = archs_where(lambda other: other.hands_over())
             raise ValueError(f"--verify-gpu 1 needs a verify lane ({', '.join(fitting)}), not {self.arch}")
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())

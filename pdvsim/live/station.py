@@ -44,15 +44,14 @@ class Station:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log.of_everything() if traced else Log()
-        self.site = Site(self.env, experiment, covering_profile(experiment), self.log)
+        # acceptance may fall and settings may change at any time: rounds never pass at once
+        self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
         self.client = Client(self.env, self._coming, experiment, Door(self.site, self.reader), None)
         self.dropped_until_s = -1.0
         for gpu in self.site.gpus:
             gpu.verdict = self._judge(gpu.verdict)
-        for policy in self.site.servers:
-            policy.foresees = False  # acceptance may fall and settings may change at any time
 
     def send(self, requests: Sequence[Request]) -> None:
         """Let copies of these arrive at their times."""
@@ -79,7 +78,7 @@ class Station:
             if any(getattr(old, name) != getattr(new, name) for name in drafts):
                 policy.controller = make_controller(new, policy.planner)
             policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
-            policy.open_door()
+            policy.look_again()
         self.experiment = turned
 
     def drop(self) -> None:
