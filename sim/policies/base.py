@@ -13,7 +13,6 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
 from pdvsim.sim.machine.batch import RunningBatch, context_of, drafted_for
 from pdvsim.sim.machine.books import book
@@ -23,6 +22,7 @@ from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.facts import Facts
+from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 

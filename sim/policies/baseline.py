@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.policies.base import Policy, Process
 from pdvsim.sim.policies.facts import OwnOptions, Tuned, Workers
+from pdvsim.sim.policies.options import Server
 
 
 class Baseline(Policy):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pdvsim.sim.config import Server
+from pdvsim.sim.policies.options import Server
 
 OwnOptions = tuple[str, ...]
 Tuned = tuple[str, tuple[Any, ...]] | None

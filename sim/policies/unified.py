@@ -11,10 +11,10 @@ from math import ceil
 
 from simpy.events import Event
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.policies.base import Policy, Process
 from pdvsim.sim.policies.facts import OwnOptions, Tuned, Workers
+from pdvsim.sim.policies.options import Server
 
 
 class Unified(Policy):

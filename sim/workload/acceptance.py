@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import Acceptance
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
 from pdvsim.sim.workload.measured import FOUND_REFUSED, draw_runs, measured
+from pdvsim.sim.workload.options import Acceptance
 
 Uniforms = NDArray[np.float32]
 
