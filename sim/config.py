@@ -110,7 +110,7 @@ class Experiment:
             return Seats(prefill=(1,), draft=(0,), verify=1)
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
-        return Seats(placed.get("prefill", (0,)), draft, draft[0] if self.kin == "pd" else verify[0])
+        return Seats(placed.get("prefill", (0,)), draft, verify[0] if policy_of(self.arch).hands_over() else draft[0])
 
     @cached_property
     def pair(self) -> Pair:
@@ -187,9 +187,9 @@ class Experiment:
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())
             raise ValueError(f"--place needs lanes with workers of their own ({', '.join(fitting)}), not {self.arch}")
-        if kind == "pd" and "verify" in hardware.placed():
+        if not policy.hands_over() and "verify" in hardware.placed():
             raise ValueError("--place verify: pd verifies in its decode lane")
-        if kind == "pd" and len(self.seats.draft) > 1:
+        if not policy.hands_over() and len(self.seats.draft) > 1:
             raise ValueError("--place decode: pd verifies there, on one GPU; --replicas makes more of it")
         empty = set(range(self.seats.gpus)).difference(self.seats.used)
         if empty:

@@ -11,7 +11,7 @@ from simpy.events import Event
 from pdvsim.live.arrivals import copied
 from pdvsim.live.knobs import DROP_S
 from pdvsim.sim.assembly import Site, covering_profile, make_controller
-from pdvsim.sim.client import Client, Door
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
@@ -48,7 +48,7 @@ class Station:
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
-        self.client = Client(self.env, self._coming, experiment, Door(self.site, self.reader), None)
+        self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
         self.dropped_until_s = -1.0
         for gpu in self.site.gpus:
             gpu.verdict = self._judge(gpu.verdict)
