@@ -45,14 +45,6 @@ def dropped_tokens(alpha: float, k: int) -> float:
     return sum([i * alpha**i for i in range(1, k + 1)]) / expected_tokens(alpha, k)
 
 
-def walltime_improvement(alpha: float, k: int, cost: float) -> float:
-    """Speed-up over plain decoding, (1 - alpha^(k+1)) / ((1 - alpha)(k cost + 1)) (Leviathan, theorem 3.8).
-
-    `cost` is the time of one draft step over that of one target step; verifying is taken to cost one target step.
-    """
-    return expected_tokens(alpha, k) / (k * cost + 1)
-
-
 def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
     """Mean tokens of a round of `k` drafts, and mean rounds of an answer, by going through the answers' own rounds."""
     flat = np.frombuffer(b"".join(runs), np.uint8).astype(np.int64)
