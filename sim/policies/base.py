@@ -127,7 +127,7 @@ class Policy(Facts):
         inside, most = self.in_flight, self._most_prompts()
         for request in [request for request in self.prefilling if request.reader == self.reader]:
             tokens = min(budget, request.to_read - request.prefilled)
-            if not tokens or len(chunks) == most:
+            if tokens <= 0 or len(chunks) == most:
                 break
             if request in self.kv and self._make_room(request, request.prefilled + tokens):
                 chunks.append(Chunk(request, request.prefilled, tokens))
@@ -383,7 +383,7 @@ class Policy(Facts):
 
     def backlog(self, lane: str) -> int:
         """Requests waiting in front of a lane, when a work is launched on it."""
-        return len(self.queues[lane])
+        return len(self.queues.get(lane, ()))
 
     def priority(self, lane: str, requests: Sequence[Request]) -> int:
         """Of a work that is launched now for these requests: the lane's own, or, if it is dynamic, by queues and ages.
