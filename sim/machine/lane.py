@@ -83,26 +83,18 @@ class Lane:
 
     def take(self, limit: int) -> list[Request]:
         """The first `limit` requests."""
-        taken = self._take(limit)
+        queue, batch = self._queue, self._batch
+        if batch is not None and len(queue) <= limit and batch.takes(others := self.groups()[1]):
+            self._batch = None
+            batch += others
+            taken: list[Request] = batch.in_order(list(queue))
+            queue.clear()
+        else:
+            self.dissolve()
+            taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
         if self.timed:
             _note_wait(taken, self.env.now)
         return taken
-
-    def _take(self, limit: int) -> list[Request]:
-        queue, batch = self._queue, self._batch
-        if batch is not None:
-            _, others = self.groups()
-            if len(queue) <= limit and batch.takes(others):
-                self._batch, order = None, list(queue)
-                queue.clear()
-                batch += others
-                return batch.in_order(order)
-            self.dissolve()
-        if len(queue) <= limit:
-            taken = list(queue)
-            queue.clear()
-            return taken
-        return [queue.popleft() for _ in range(limit)]
 
     def wait(self, at_most_s: float | None = None) -> Event:
         """Happens when the consumer should look again, after `at_most_s` seconds at the latest."""
