@@ -176,7 +176,7 @@ class Needs:
         server, arch = experiment.server, experiment.kin
         policy, asked = policy_of(arch), experiment.traffic.max_concurrency or len(requests)
         slots = min(policy_of(experiment.arch).most_in_flight(server), len(requests), asked)
-        rows = 1 if policy.one_by_one else min(server.max_num_seqs, slots)
+        rows = 1 if policy.workers == "requests" else min(server.max_num_seqs, slots)
         if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
         elif server.controller == "fixed":
@@ -195,7 +195,7 @@ class Needs:
         most = least = server.max_num_batched_tokens
         if policy.in_steps():
             least = max(1, most - rows * (max(lengths) + 1))
-        together = 1 if policy.one_prompt else min(server.max_prompts_per_forward or slots, slots)
+        together = 1 if policy.workers != "lanes" else min(server.max_prompts_per_forward or slots, slots)
         splits = together * max(prompts) > least
         return cls(
             arch=arch,

@@ -172,7 +172,7 @@ class RealSite:
         env.sources.append(self.device)
         policy = policy_of(experiment.arch)
         planner = Planner(
-            latency, sharing, peak, host_times(experiment, profile), policy.hands_over, None,
+            latency, sharing, peak, host_times(experiment, profile), policy.hands_over(), None,
             found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
         held = rig.needs.pages * PAGE
@@ -298,7 +298,7 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         parts.append(served)
         begin_s = float(served["end_s"].max()) + 1.0
     launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
-    rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over)
+    rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over())
 
 
 def serve(

@@ -146,7 +146,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
     policy = policy_of(experiment.arch)
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
-        policy.hands_over, apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.hands_over(), apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
 

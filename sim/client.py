@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from simpy.core import EmptySchedule
 from simpy.events import Event
 
-from pdvsim.sim.assembly import Site
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
@@ -17,23 +16,6 @@ from pdvsim.sim.records import Reader
 from pdvsim.sim.workload.requests import Workload
 
 STUCK_SHOWN = 10  # requests named when nothing moves any more
-
-
-class Door:
-    """In front of a site: whoever reads its log learns of the requests that go in and out."""
-
-    def __init__(self, site: Site, reader: Reader) -> None:
-        self.on_finish: Callable[[Request], None] = lambda request: None
-        self._site, self._reader, self.servers = site, reader, site.servers
-        site.on_finish = self._finished
-
-    def route(self, request: Request) -> Policy:
-        self._reader.arrived(request)
-        return self._site.route(request)
-
-    def _finished(self, request: Request) -> None:
-        self._reader.finished(request)
-        self.on_finish(request)
 
 
 class Servers(Protocol):
@@ -46,7 +28,10 @@ class Servers(Protocol):
 
 
 class Client:
-    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in."""
+    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in.
+
+    `reader` takes what happened to them out of the log.
+    """
 
     def __init__(
         self,
@@ -55,10 +40,12 @@ class Client:
         experiment: Experiment,
         site: Servers,
         progress: Callable[[int], None] | None,
+        reader: Reader | None = None,
     ) -> None:
         self.env = env
         self.site = site
         self.progress = progress
+        self.reader = reader
         self.limit = experiment.traffic.max_concurrency
         self.left = len(requests)
         self.total = len(requests)
@@ -106,9 +93,13 @@ class Client:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
         self.inside[request.id] = request
         request.arrival_s = self.env.now
+        if self.reader is not None:
+            self.reader.arrived(request)
         self.site.route(request).submit(request)
 
     def finished(self, request: Request) -> None:
+        if self.reader is not None:
+            self.reader.finished(request)
         del self.inside[request.id]
         self.left -= 1
         if self.held is not None:

@@ -160,8 +160,34 @@ class Pair:
         return f"{self.draft.name}:{self.target.name}"
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
+class RequestAccount:
+    """What the records tell of a request: columns of `records.REQUEST_DTYPES`."""
+
+    replica: int = 0
+    rounds: int = 0  # forwards of the target after the prompt
+    drafts: int = 0  # of these, those that had draft tokens to verify
+    drafted: int = 0  # draft tokens verified
+    accepted: int = 0
+    refused: int = 0  # at most one per round: what follows the first refused token is not judged
+    bare: int = 0  # rounds that had no drafts, in a verify beside others that had some
+    ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
+    ahead_used: int = 0  # of these, those that were verified; the others were dropped
+    preemptions: int = 0
+    resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
+    recomputed_tokens: int = 0  # that left the KV cache with a preemption
+    admitted_s: float = -1.0
+    first_token_s: float = -1.0
+    finish_s: float = -1.0
+    # where its time went
+    prefill_s: float = 0.0
+    draft_s: float = 0.0
+    wait_s: float = 0.0
+    verify_s: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
-class Request:
+class Request(RequestAccount):
     """One request: what was asked, its acceptance stream, and where it stands.
 
     `runs[p]` is the number of consecutive drafts the target would accept from output position `p` on, so a round of
@@ -181,32 +207,12 @@ class Request:
     # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
     # accepted drafts again, with the target's hidden states
     owed: int = 0
-    rounds: int = 0  # forwards of the target after the prompt
-    drafts: int = 0  # of these, those that had draft tokens to verify
-    drafted: int = 0  # draft tokens verified
-    accepted: int = 0
-    refused: int = 0  # at most one per round: what follows the first refused token is not judged
-    bare: int = 0  # rounds that had no drafts, in a verify beside others that had some
-    ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
-    ahead_used: int = 0  # of these, those that were verified; the others were dropped
-    preemptions: int = 0
-    resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
-    recomputed_tokens: int = 0  # that left the KV cache with a preemption
     held_tokens: int = 0  # of the KV cache
     pinned: bool = False  # a work of it is under way: it keeps what it holds
-    replica: int = 0
     reader: int = 0  # of the workers that read prompts, the one that reads its
     drafter: int = -1  # of several GPUs that draft, the one that drafts for it
-    admitted_s: float = -1.0
-    first_token_s: float = -1.0
-    finish_s: float = -1.0
     ready_s: float = -1.0  # when its current wait or stage began
     turn_s: float = -1.0  # when its tokens of the last round were delivered
-    # where its time went
-    prefill_s: float = 0.0
-    draft_s: float = 0.0
-    wait_s: float = 0.0
-    verify_s: float = 0.0
 
     @property
     def to_read(self) -> int:

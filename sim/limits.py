@@ -11,7 +11,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Any
+from typing import Annotated, Any, TypeVar
+
+T = TypeVar("T")
+INTERNAL = "internal"
+Internal = Annotated[T, INTERNAL]  # a field that no option sets
 
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 MAX_REQUESTS = 10_000_000

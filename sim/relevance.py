@@ -98,7 +98,7 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
     Need("server.max_draft_batch", *_STREAMS),
     Need("server.max_verify_batch", *_STREAMS),
-    Need("server.max_prompts_per_forward", lambda e: not policy_of(e.arch).one_prompt,
+    Need("server.max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
          "an architecture that prefills several prompts per forward"),
     Need("server.async_scheduling",
          lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram",

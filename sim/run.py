@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from pdvsim.sim.assembly import Site, bandwidths, covering_profile
-from pdvsim.sim.client import Client, Door
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.profile import Profile
@@ -49,7 +49,7 @@ def simulate(
     if not experiment.scoring.detailed:
         reaches = profile.reaches(site.pair)
         tally = Tally(experiment, len(requests), bandwidths(experiment, profile), log, site.settled_s, reaches)
-    client = Client(env, requests, experiment, Door(site, tally or keeper), progress)
+    client = Client(env, requests, experiment, site, progress, tally or keeper)
     with own_errors(experiment.arch), no_collector():
         client.run()
     metrics = None if tally is None else tally.close()

@@ -25,6 +25,17 @@ FLOORS = (  # from the ground: an import goes down, or stays within its room
     ("cli",),
     ("",),  # the Python API
 )
+SIM_FLOORS = (  # the same inside sim, by folder or file
+    ("core", "limits", "reading"),
+    ("records",),
+    ("hardware",),
+    ("workload",),
+    ("machine",),
+    ("policies",),
+    ("config", "relevance"),
+    ("metrics",),
+    ("assembly", "client", "doubts", "run", "trust"),
+)
 HEAVY = {  # what takes long to import, or may not be there
     "bokeh", "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
     "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton",
@@ -122,6 +133,14 @@ def test_imports_go_down() -> None:
     for module in modules():
         for target in ours(module):
             assert floor_of(target) < floor_of(module) or room_of(target) == room_of(module), f"{module} -> {target}"
+
+
+def test_imports_inside_sim_go_down() -> None:
+    floors = {part: number for number, parts in enumerate(SIM_FLOORS) for part in parts}
+    for module in under("sim"):
+        for target in ours(module) & set(under("sim")):
+            source_part, target_part = (name.split(".")[2] for name in (module, target))
+            assert floors[target_part] <= floors[source_part], f"{module} -> {target}"
 
 
 def test_there_is_no_circle() -> None:

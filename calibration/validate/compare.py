@@ -33,10 +33,10 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.pace import Pace, pace_in
 from pdvsim.sim.hardware.reach import TELLING
-from pdvsim.sim.hardware.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

@@ -18,9 +18,9 @@ from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Contention, Experiment, Hardware
-from pdvsim.sim.hardware.trust import ANY, Errors, as_text, errors_path
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import cell, grid

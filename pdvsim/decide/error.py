@@ -16,7 +16,7 @@ from collections.abc import Container
 from pdvsim.sim.assembly import bar_of, covering_profile, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.profile import covering
-from pdvsim.sim.hardware.trust import errors_of
+from pdvsim.sim.trust import errors_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 

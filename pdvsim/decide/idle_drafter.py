@@ -15,4 +15,6 @@ class IdleDrafter(Colocated):
         return super().draft(rows, k)
 
     def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
+        for row in rows:
+            row.k = 0
         return super().verify(rows, 0, drafted)

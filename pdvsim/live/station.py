@@ -11,7 +11,7 @@ from simpy.events import Event
 from pdvsim.live.arrivals import copied
 from pdvsim.live.knobs import DROP_S
 from pdvsim.sim.assembly import Site, covering_profile, make_controller
-from pdvsim.sim.client import Client, Door
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
@@ -44,15 +44,14 @@ class Station:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log.of_everything() if traced else Log()
-        self.site = Site(self.env, experiment, covering_profile(experiment), self.log)
+        # acceptance may fall and settings may change at any time: rounds never pass at once
+        self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
-        self.client = Client(self.env, self._coming, experiment, Door(self.site, self.reader), None)
+        self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
         self.dropped_until_s = -1.0
         for gpu in self.site.gpus:
             gpu.verdict = self._judge(gpu.verdict)
-        for policy in self.site.servers:
-            policy.foresees = False  # acceptance may fall and settings may change at any time
 
     def send(self, requests: Sequence[Request]) -> None:
         """Let copies of these arrive at their times."""
@@ -79,7 +78,7 @@ class Station:
             if any(getattr(old, name) != getattr(new, name) for name in drafts):
                 policy.controller = make_controller(new, policy.planner)
             policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
-            policy.open_door()
+            policy.look_again()
         self.experiment = turned
 
     def drop(self) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 from pdvsim.sim.assembly import bar_of, covering_profile
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
 
 Metrics = dict[str, Any]
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import exp
 
-from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.hardware.latency import Load
+from pdvsim.sim.hardware.options import Contention, Priority
 from pdvsim.sim.hardware.profile import ContentionFit
 
 _FULL = 1e-12

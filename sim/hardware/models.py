@@ -16,31 +16,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelFamily, ModelSpec, Pair
-from pdvsim.sim.hardware.cards import GPUS, gpu
+from pdvsim.sim.hardware.cards import GPUS as GPUS
+from pdvsim.sim.hardware.cards import gpu as gpu
 from pdvsim.sim.hardware.names import model_name, unknown
 from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.reading import printable, quoted, read_json, said
-
-__all__ = [
-    "FAMILIES",
-    "GPUS",
-    "HEADS",
-    "MODELS",
-    "PRESETS",
-    "UNMEASURED",
-    "drafted_by",
-    "drafter_kind",
-    "from_config",
-    "gpu",
-    "is_config",
-    "model",
-    "model_or_config",
-    "model_or_shard",
-    "pair",
-    "pair_name",
-    "read_config",
-    "shard",
-]
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...

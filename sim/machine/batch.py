@@ -13,23 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
 from operator import add
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
 ROUNDS = 4096  # after so many a batch starts its arrays again
-
-
-class Way(NamedTuple):
-    """How a round goes: the lanes of its draft and its verify, and what lies between them."""
-
-    draft_lane: str
-    verify_lane: str
-    watched: bool  # the host sees the draft through before it launches the verify
-    handed: bool  # and hands the rows over to the other lane, and back
-    depth: int  # requests queued for either lane
 
 
 class Path:
@@ -276,7 +266,7 @@ class RunningBatch(list[Request]):
         if self.kv.paged and self.granted >= path.first:
             last = row.context + sum(path.gains[: self.granted - path.first])
             row.held_tokens = self.kv.blocks(last + k + 1)
-        row.k, row.ready_s = k, self.ready_s
+        row.k, row.ready_s = k if self.busy else 0, self.ready_s
         row.draft_s += self.draft_s - path.draft_s
         row.wait_s += self.wait_s - path.wait_s
         row.verify_s += self.verify_s - path.verify_s

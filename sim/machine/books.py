@@ -117,7 +117,7 @@ class TracedBooks(Books):
         self._carried.append((tuple([row.id for row in work.rows]), tuple(chunk.request.id for chunk in work.chunks)))
 
 
-def book(rows: Sequence[Request], verdict: Sequence[int], rereads: bool = False) -> tuple[list[int], bool]:
+def book(rows: Sequence[Request], verdict: Sequence[int], now_s: float, rereads: bool) -> tuple[list[int], bool]:
     """Each row gains its accepted drafts and one token of the target's, up to its end.
 
     Returns the gains, and whether some row has all its tokens now. A drafter that `rereads` owes all accepted drafts.
@@ -133,6 +133,7 @@ def book(rows: Sequence[Request], verdict: Sequence[int], rereads: bool = False)
         row.emitted = emitted
         row.context += gained
         row.rounds += 1
+        row.k, row.missed, row.turn_s = 0, False, now_s
         if not k:
             row.owed += gained
         else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 
 from simpy.events import Event
 
@@ -14,12 +13,16 @@ from pdvsim.sim.machine.clock import Clock
 
 
 class Lane:
-    """A FIFO with one consumer, who waits with `yield lane.wait()` while there is nothing to do."""
+    """A FIFO with one consumer, who waits with `yield lane.wait()` while there is nothing to do.
 
-    def __init__(self, env: Clock, host: SimulatedHost, name: str) -> None:
+    Where it is `timed`, requests note when they are put in, and how long they waited when they are taken.
+    """
+
+    def __init__(self, env: Clock, host: SimulatedHost, name: str, timed: bool = False) -> None:
         self.env = env
         self.host = host
         self.name = name
+        self.timed = timed
         self._queue: deque[Request] = deque()
         self._batch: RunningBatch | None = None  # of those who wait, some that came as one
         self._waiter: Event | None = None
@@ -41,6 +44,11 @@ class Lane:
             return [list(self._queue)]
         return [batch, [request for request in self._queue if request not in batch.paths]]
 
+    def discard(self, request: Request) -> None:
+        """A request waits no longer, if it did; whoever came as a batch waits one by one from now on."""
+        if request in self.queue:
+            self._queue.remove(request)
+
     def dissolve(self) -> None:
         """Whoever came as a batch waits one by one from now on."""
         if self._batch is not None:
@@ -52,41 +60,41 @@ class Lane:
         """Whether the consumer is waiting."""
         return self._waiter is not None
 
-    def put(self, requests: Iterable[Request]) -> float:
-        """Hand requests over from another lane, at the host's cost; returns when that is done."""
+    def put(self, requests: list[Request]) -> None:
+        """Hand requests over from another lane, at the host's cost."""
+        if not requests:
+            return
+        if self.timed:
+            _note_ready(requests, self.env.now)
         self._queue.extend(self._rows(requests))
-        done = self.host.spend(self.env.now, self.host.times.handoff_s)
-        self.wake(done)
-        return done
+        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s))
 
-    def put_first(self, requests: Iterable[Request]) -> None:
+    def put_first(self, requests: list[Request]) -> None:
         """Put requests before those who wait, at no cost: their worker goes on with them."""
         self._queue.extendleft(reversed(self._rows(requests)))
 
-    def _rows(self, requests: Iterable[Request]) -> list[Request]:
+    def _rows(self, requests: list[Request]) -> list[Request]:
         if isinstance(requests, RunningBatch) and requests:
             if self._batch is None:
                 self._batch = requests
                 return requests.raw()
             return requests.dissolve()
-        return list(requests)
+        return requests
 
     def take(self, limit: int) -> list[Request]:
         """The first `limit` requests."""
         queue, batch = self._queue, self._batch
-        if batch is not None:
-            _, others = self.groups()
-            if len(queue) <= limit and batch.takes(others):
-                self._batch, order = None, list(queue)
-                queue.clear()
-                batch += others
-                return batch.in_order(order)
-            self.dissolve()
-        if len(queue) <= limit:
-            taken = list(queue)
+        if batch is not None and len(queue) <= limit and batch.takes(others := self.groups()[1]):
+            self._batch = None
+            batch += others
+            taken: list[Request] = batch.in_order(list(queue))
             queue.clear()
-            return taken
-        return [queue.popleft() for _ in range(limit)]
+        else:
+            self.dissolve()
+            taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+        if self.timed:
+            _note_wait(taken, self.env.now)
+        return taken
 
     def wait(self, at_most_s: float | None = None) -> Event:
         """Happens when the consumer should look again, after `at_most_s` seconds at the latest."""
@@ -110,3 +118,19 @@ class Lane:
             looks_at, now = self.host.notice(self._idle_since_s, time_s), self.env.now
             self.host.idle(-1)
             self.env.at(looks_at if looks_at > now else now, waiter)
+
+
+def _note_ready(rows: list[Request], now_s: float) -> None:
+    if isinstance(rows, RunningBatch):
+        rows.ready_s = now_s
+    else:
+        for row in rows:
+            row.ready_s = now_s
+
+
+def _note_wait(rows: list[Request], now_s: float) -> None:
+    if isinstance(rows, RunningBatch):
+        rows.wait_s += now_s - rows.ready_s
+    else:
+        for row in rows:
+            row.wait_s += now_s - row.ready_s

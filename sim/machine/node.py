@@ -16,7 +16,7 @@ from simpy.events import Event
 from pdvsim.sim.core import Request, Seats, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.links import Cargo, Fabric
-from pdvsim.sim.machine.batch import RunningBatch, Way
+from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 
@@ -30,8 +30,12 @@ class Device(Protocol):
     def launch(self, work: Work) -> Event:
         """Submit a work; the event's value is, for a verify, how many drafts of each row were accepted."""
 
-    def pass_rounds(self, batch: RunningBatch, way: Way, most: int = 0) -> int:
-        """Where it foresees: go through the rounds that are over before anything else happens; returns how many."""
+    def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = 0) -> int:
+        """Where it foresees: go through the rounds that are over before anything else happens; returns how many.
+
+        `lanes` are those of the draft and the verify. Where they differ the host sees the draft through, and hands the
+        rows over to the other lane, and back. `depth` requests are queued in front of the first.
+        """
         return 0
 
 

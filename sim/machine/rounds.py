@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.latency import Shape
-from pdvsim.sim.machine.batch import ROUNDS, RunningBatch, Way
+from pdvsim.sim.machine.batch import ROUNDS, RunningBatch
 from pdvsim.sim.machine.device import SimulatedGPU
 
 FEW = 3  # rounds, for which sums do not pay
@@ -57,19 +57,19 @@ class ForeseeingGPU(SimulatedGPU):
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
         self.foresees = blocks and self.found is None and self.books.log.carried is None
-        self._round_prices: dict[tuple[str, str, int, int], RoundPrices] = {}
+        self._round_prices: dict[tuple[tuple[str, str], int, int], RoundPrices] = {}
 
-    def pass_rounds(self, batch: RunningBatch, way: Way, most: int = ROUNDS) -> int:
+    def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = ROUNDS) -> int:
         """Go through `most` rounds of `batch` that are over before anything else happens; returns how many.
 
         The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
         """
-        env, host = self.env, self.host
+        env, host, handed = self.env, self.host, lanes[0] != lanes[1]
         if self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
-        prices = self._prices(way, len(batch), batch.k)
+        prices = self._prices(lanes, len(batch), batch.k)
         horizon_s = env.horizon(self)
-        most = min(most, batch.end - batch.round - way.handed)
+        most = min(most, batch.end - batch.round - handed)
         if horizon_s < inf:  # no round is shorter than its verify
             most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
         if most < 1 or (most := batch.roomy(most)) < 1:
@@ -77,9 +77,9 @@ class ForeseeingGPU(SimulatedGPU):
         contexts, owed = batch.sums(most)
         if batch.k and max(owed) >= len(prices.drafts):
             return 0
-        passed = _in_one(self, way, len(batch), prices, contexts, owed, horizon_s) if most > FEW else None
+        passed = _in_one(self, len(batch), handed, depth, prices, contexts, owed, horizon_s) if most > FEW else None
         if passed is None:
-            passed = _one_by_one(self, way, len(batch), batch.k, prices, contexts, owed, horizon_s)
+            passed = _one_by_one(self, len(batch), handed, depth, batch.k, prices, contexts, owed, horizon_s)
         if passed.over_s:
             env._now, host.free_at = passed.now_s, passed.free_s
             self.time_s, self.mean_w = passed.ended_s, passed.mean_w
@@ -87,18 +87,18 @@ class ForeseeingGPU(SimulatedGPU):
             batch.pass_rounds(passed.over_s, passed.spent_s)
         return len(passed.over_s)
 
-    def _prices(self, way: Way, rows: int, k: int) -> RoundPrices:
+    def _prices(self, lanes: tuple[str, str], rows: int, k: int) -> RoundPrices:
         """Looked up, or made the first time."""
-        key = (way.draft_lane, way.verify_lane, rows, k)
+        key = (lanes, rows, k)
         prices = self._round_prices.get(key)
         if prices is None:
             books = self.books
             numbers, drafts = [], []
             for owed in range(books.models["draft"].widest if k else 0):
-                number, shape = books.kind(way.draft_lane, "draft", "draft", rows, 1 + owed, k)
+                number, shape = books.kind(lanes[0], "draft", "draft", rows, 1 + owed, k)
                 numbers.append(number)
                 drafts.append(shape)
-            number, verify = books.kind(way.verify_lane, "verify" if k else "decode", "target", rows, k + 1, 1)
+            number, verify = books.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1)
             draft_joules = [self.joules("draft", k, shape) for shape in drafts]
             joules = self.joules("target", 1, verify)
             prices = RoundPrices(numbers, drafts, number, verify, draft_joules, joules)
@@ -116,14 +116,21 @@ class ForeseeingGPU(SimulatedGPU):
 
 
 def _in_one(
-    gpu: ForeseeingGPU, way: Way, rows: int, prices: RoundPrices, contexts: list[int], owed: list[int], horizon_s: float
+    gpu: ForeseeingGPU,
+    rows: int,
+    handed: bool,
+    depth: int,
+    prices: RoundPrices,
+    contexts: list[int],
+    owed: list[int],
+    horizon_s: float,
 ) -> PassedRounds | None:
     """All rounds by one running sum; None where launches do not simply follow each other, or may be throttled."""
     times, drafting = gpu.host.times, bool(prices.drafts)
     begin_s = max(gpu.env._now, gpu.host.free_at)
     completion_s = times.completed_s(rows)
     before, after = [times.launch_s], [completion_s]  # spans of the host about the verify
-    if way.handed:
+    if handed:
         before, after = [times.handoff_s, times.notify_s, *before], [*after, times.handoff_s, times.notify_s]
     drafts_s, draft_s, wait_s = [], 0.0, 0.0
     if drafting:
@@ -131,7 +138,7 @@ def _in_one(
         drafts_s = [
             lines[behind][0] + lines[behind][1] * context for context, behind in zip(contexts, owed, strict=True)
         ]
-        if way.watched:
+        if handed:
             before = [times.launch_s, 0.0, completion_s, *before]
         elif min(drafts_s) < times.launch_s:
             return None
@@ -158,18 +165,18 @@ def _in_one(
     cached = contexts[:count]
     starts_s, ends_s = column(verify_at), column(verify_at + 1)
     size = 10 if drafting else 5
-    launches: list[float] = [0.0, way.depth, 0.0, 0.0, 0.0] * (count * size // 5)
+    launches: list[float] = [0.0, depth, 0.0, 0.0, 0.0] * (count * size // 5)
     launches[size - 5 :: size] = [prices.verify_number] * count
     launches[size - 3 :: size], launches[size - 2 :: size], launches[size - 1 :: size] = cached, starts_s, ends_s
     if drafting:
         launches[::10] = [prices.draft_numbers[behind] for behind in owed[:count]]
         launches[2::10], launches[3::10], launches[4::10] = cached, column(1), column(2)
         draft_s = _total_s(column(1), column(2))
-    if way.handed:
+    if handed:
         handed_at = 3 if drafting else 0
         wait_s = _total_s(column(handed_at), column(handed_at + 2))
     passed = PassedRounds(
-        column(verify_at + 2), at_s[stop], at_s[stop - 1] if way.handed else at_s[stop], ends_s[-1] if count else 0.0,
+        column(verify_at + 2), at_s[stop], at_s[stop - 1] if handed else at_s[stop], ends_s[-1] if count else 0.0,
         gpu.mean_w, launches, (draft_s, wait_s, _total_s(starts_s, ends_s)),
     )  # fmt: skip
     return passed._replace(mean_w=_mean_w(gpu, launches)) if count and gpu.power is not None else passed
@@ -216,8 +223,9 @@ def _mean_w(gpu: ForeseeingGPU, launches: list[float]) -> float:
 
 def _one_by_one(
     gpu: ForeseeingGPU,
-    way: Way,
     rows: int,
+    handed: bool,
+    depth: int,
     k: int,
     prices: RoundPrices,
     contexts: list[int],
@@ -229,7 +237,6 @@ def _one_by_one(
     now_s, at_s, free_s, ended_s, mean_w = gpu.env._now, gpu.env._now, host.free_at, gpu.time_s, gpu.mean_w
     launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
     completion_s = times.completed_s(rows)
-    _, _, watched, handed, depth = way
     verify_number = prices.verify_number
     solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = prices.verify
     target_bytes, draft_bytes = gpu.kv_bytes["target"], k * gpu.kv_bytes.get("draft", 0)
@@ -253,7 +260,7 @@ def _one_by_one(
                 )  # fmt: skip
             launches += (prices.draft_numbers[behind], depth, context, start_s, end_s)
             drafted_s = end_s - start_s
-            if watched:
+            if handed:
                 at_s = free_s = (end_s if end_s > free_s else free_s) + completion_s
         if handed:
             made_s = at_s

@@ -13,13 +13,13 @@ not interrupted when the verdict comes.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import OwnOptions, Process, Tuned
+from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
+from pdvsim.sim.policies.facts import OwnOptions, Tuned
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
 
@@ -52,17 +52,16 @@ class Ahead(PDV):
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
         self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
         self.making: set[Request] = set()  # for whom drafts ahead are under way
-        self.kept: deque[Request] = deque()  # of these, those who go on when they are made
+        self.kept: list[Request] = []  # of these, those who go on when they are made
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
-        self.queues.append(self.kept)
         return super().processes()
 
     def decode_worker(self) -> Process:
         while True:
             if len(self.decode):
                 rows = self.decode.take(self.settings.draft_batch)
-                self.open_door()
+                self.look_again()
                 yield from self.decode_batch(rows)
             elif self.judged:
                 yield from self.draft_ahead()
@@ -73,7 +72,7 @@ class Ahead(PDV):
         """Draft for those being verified, if that pays; then whoever waited for it goes on."""
         most = self.settings.draft_batch
         rows, self.judged = self.judged[:most], self.judged[most:]
-        k = self.controller.draft_length(rows, len(self.verify_queue), self.env.now)
+        k = self.draft_length(rows)
         plan = self.choose(rows, k) if k else None
         if plan is None:
             return
@@ -83,8 +82,7 @@ class Ahead(PDV):
             row.ahead_tokens += plan.branches(row.k) * (k + 1)
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
-        ready = list(self.kept)
-        self.kept.clear()
+        ready, self.kept = self.kept, []
         self.go_on_at_once(ready)
 
     def ahead(self, rows: list[Request], k: int, plan: Lookahead) -> Work:
@@ -128,7 +126,6 @@ class Ahead(PDV):
             while not len(self.verify_queue) or self.gathers():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
-            self.waited(rows)
             for row in self.foreseen.intersection(rows):
                 row.ahead_used += row.k
             self.foreseen.difference_update(rows)
@@ -166,20 +163,18 @@ class Ahead(PDV):
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
         self.go_on_at_once(ready)
-        if anew:
-            self.decode.put(anew)
+        self.decode.put(anew)
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)
         self.foreseen.discard(request)
+        if request in self.kept:
+            self.kept.remove(request)
 
     def go_on_at_once(self, rows: list[Request]) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
         rows = self.hold(rows, max((row.k for row in rows), default=0))
-        for row in rows:
-            row.ready_s = self.env.now
-        if rows:
-            self.verify_queue.put(rows)
+        self.verify_queue.put(rows)
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         self.estimate.observe(*(judged(rows, verdict) or (0, 0)))

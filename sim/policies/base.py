@@ -1,6 +1,7 @@
-"""What every serving policy shares: the waiting line, admission, preemption, prompt chunks, and the books of a round.
+"""What every serving policy shares: admission, prompt chunks, room in the KV cache, and rounds.
 
-A policy is a set of SimPy processes over a `Device`. It never learns which device or clock it has.
+A policy is a set of SimPy processes over a `Device`. It never learns which device or clock it has. Methods that begin
+with an underscore are how it is done: a policy does not need them.
 """
 
 from __future__ import annotations
@@ -12,21 +13,20 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
-from pdvsim.sim.machine.batch import RunningBatch, Way, context_of, drafted_for
+from pdvsim.sim.machine.batch import RunningBatch, context_of, drafted_for
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.facts import Facts
+from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
-OwnOptions = tuple[str, ...]
-Tuned = tuple[str, tuple[Any, ...]] | None
 
 PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
 PATIENCE_S = 0.2  # dynamic priority: a work is a level higher for each that its first request has waited
@@ -45,165 +45,162 @@ class Context:
     kv: KvCache
     deliveries: Deliveries
     on_finish: Callable[[Request], None]
-    readers: int = 1  # workers that read prompts, each on a GPU of its own
+    readers: int = 1  # workers that prefill, each on a GPU of its own
 
 
-class Policy:
+class Policy(Facts):
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""
 
-    # facts that commands need before a run; a subclass inherits what it does not state
-    speculates = True  # has a draft model, and uses it
-    hands_over = False  # drafts and verifies are made by two concurrent workers
-    draft_lane = "main"
-    verify_lane = "main"
-    prefill_lane = "main"
-    own_workers = True  # each lane has a worker of its own, and may be placed on a GPU of its own
-    atomic_rounds = False  # may also verify on the draft lane
-    one_by_one = False  # serves each request to its end by itself
-    one_prompt = False  # prefills one prompt per forward
-    plain_rounds = False  # may go on without draft tokens whatever the draft length is
-    least_gpus = 1  # with fewer it is not worth trying
-    options: OwnOptions = ()  # server settings that act in it alone
-    tuned: Tuned = None  # one of them, and the values that a search tries
-    beyond = ""  # what it does that no flag of a serving engine asks for
+    # a subclass with one of these of its own is asked in every round, unless it lists them again and so vouches for it
+    in_a_round: tuple[str, ...] = ("draft_length", "hold", "draft", "verify", "step", "settle")
+    at_admission = ("admits", "next_chunks")  # with one of its own it is asked in every round while a request waits
 
     def __init__(self, context: Context) -> None:
         self.env = context.env
         self.device = context.device
         self.settings = context.settings
         self.controller = context.controller
-        self.dynamic = context.settings.priority == "dynamic"
-        self.speculates = self.speculates and context.settings.longest_draft > 0
         self.planner = context.planner
-        drafter = context.planner.models["draft"].spec if self.speculates else None
-        self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
-        self.looks_up = drafter is not None and drafter.on_host  # drafts: the device says which rows have one
-        self.learns = self.speculates and self.controller.learns
-        early = context.settings.async_scheduling and "async_scheduling" in self.options
-        self.drafts_early = early and self.speculates and not self.looks_up
-        self.early = 0  # draft tokens that the running rows are getting already
-        # rounds pass without asking the policy, unless it has a say of its own in one
-        parts = ("hold", "draft", "verify", "draft_and_verify", "settle")
-        foresees = context.device.foresees and self.controller.by_sums and not self.drafts_early
-        self.foresees = foresees and not self.has_own(Policy, *parts)
-        self.admits_by_itself = self.has_own(Policy, "admits", "admit", "next_chunks", "most_prompts")
         self.kv = context.kv
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
+        self.speculates = self.speculates and context.settings.longest_draft > 0
         self.waiting: deque[Request] = deque()  # arrived, not admitted
-        self.prefilling: deque[Request] = deque()  # admitted, not yet read to its end
+        self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end
         self.in_flight = 0  # admitted, not finished
+        self.admitting = True  # else `next_chunks` only goes on with prompts that are begun
         self.lanes: list[Lane] = []
-        self.queues = [self.prefilling]  # where an admitted request may rest between its works
-        self.preempting = False  # in this step: as in vLLM, nobody is let in then
-        self.doors = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # where those who admit wait
-        self.door = self.doors[0]
-        self.reader = 0  # whose turn it is to take prompts
+        self.queues: dict[str, Sized] = {self.prefill_lane: self.waiting}  # who waits in front of each lane
+        self.readers = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # workers that prefill wait here
+        self.reader = 0  # which of them takes prompts
+        self._reading = 0  # how many of them have a forward of the target under way
+        self._handed = self.hands_over()
+        self._untried = False  # since a request was preempted nobody was refused admission
+        drafter = context.planner.models["draft"].spec if self.speculates else None
+        self._rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
+        self._looks_up = drafter is not None and drafter.on_host  # the device says which rows have drafts
+        early = context.settings.async_scheduling and "async_scheduling" in self.options
+        self._drafts_early = early and drafter is not None and not self._looks_up
+        self.early = 0  # draft tokens that the running rows are getting already
+        written = next(base for base in type(self).__mro__ if "in_a_round" in vars(base))
+        foresees = context.device.foresees and not self._drafts_early
+        self._foresees = foresees and not self._has_own(written, self.in_a_round)
+        self._admits_by_itself = self._has_own(written, self.at_admission)
         for process in self.processes():
             self.env.process(process)
 
-    @classmethod
-    def lane_names(cls) -> tuple[str, ...]:
-        """Its streams."""
-        return tuple(dict.fromkeys((cls.prefill_lane, cls.draft_lane, cls.verify_lane)))
-
-    @classmethod
-    def in_steps(cls) -> bool:
-        """Whether one lane serves the whole batch step by step, as continuous batching does."""
-        return len(cls.lane_names()) == 1 and not cls.one_by_one
-
-    @classmethod
-    def placeable(cls) -> bool:
-        """Whether its lanes may be on different GPUs."""
-        return len(cls.lane_names()) > 1 and cls.own_workers
-
-    @classmethod
-    def most_in_flight(cls, settings: Server) -> int:
-        """Most requests that it admits concurrently."""
-        return settings.max_num_seqs
+    def _has_own(self, base: type[Facts], parts: Sequence[str]) -> bool:
+        return any(getattr(type(self), part) is not getattr(base, part) for part in parts)
 
     def processes(self) -> Sequence[Process]:
         """The policy's processes."""
         raise NotImplementedError
 
-    def has_own(self, base: type[Policy], *parts: str) -> bool:
-        """Whether it has methods of its own in place of a class's."""
-        return any(getattr(type(self), part) is not getattr(base, part) for part in parts)
-
-    def lane(self, name: str) -> Lane:
-        """A new lane; its name is the stream that its works run on."""
-        self.lanes.append(Lane(self.env, self.device.host, name))
-        return self.lanes[-1]
+    def lane(self, name: str, timed: bool = False) -> Lane:
+        """A new lane; its name is the stream that its works run on. The wait in one that is `timed` is recorded."""
+        lane = Lane(self.env, self.device.host, name, timed)
+        self.lanes.append(lane)
+        self.queues.setdefault(name, lane)
+        return lane
 
     # arrivals and admission ------------------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
-        self.open_door()
+        self.look_again()
 
-    def open_door(self) -> None:
-        """Let whoever admits look again: something arrived, or there is room."""
+    def look_again(self) -> None:
+        """Wake workers that could admit a request: something arrived, or there is room."""
         if self.waiting:
-            for door in self.doors:
-                door.wake(self.env.now)
+            for reader in self.readers:
+                reader.wake(self.env.now)
 
     def admits(self) -> bool:
-        """Whether the policy's own rules let one more request in."""
+        """Whether the policy's own rules let one more request in; the KV cache must have room as well."""
         return self.in_flight < self.settings.max_num_seqs
 
-    def admit(self, budget: int) -> Chunk | None:
-        """What the next waiting request reads first, of `budget` tokens at most; None if it is not let in yet."""
-        if not self.waiting or not self.admits():
-            return None
-        request = self.waiting[0]
-        tokens = min(budget, request.to_read)
-        if not self.kv.admit(request, tokens):
-            return None
-        self.waiting.popleft()
-        if request.admitted_s < 0:
-            request.admitted_s = self.env.now
-        self.in_flight += 1
-        self.prefilling.append(request)
-        return Chunk(request, 0, tokens)
-
-    def go_on(self, request: Request, budget: int) -> Chunk | None:
-        """What a request that is being read reads next; None if it has been preempted."""
-        tokens = min(budget, request.to_read - request.prefilled)
-        return Chunk(request, request.prefilled, tokens) if self.room(request, request.prefilled + tokens) else None
-
-    def most_prompts(self) -> int | None:
-        """Prompts of a forward at most; None: as many as the token budget holds."""
-        return self.settings.max_prompts_per_forward
-
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Stretches to read in the next forward, within a token budget: unfinished requests, then new admissions.
+        """Stretches to prefill in the next forward, within a token budget: unfinished requests, then new admissions.
 
-        Of several readers each goes on with the requests that it has begun.
+        Of several readers each goes on with the requests that it has begun. Whoever is admitted has room in the cache.
         """
         if not self.prefilling and not self.waiting:
             return ()
         chunks: list[Chunk] = []
-        most = self.most_prompts()
-        unfinished = deque([request for request in self.prefilling if request.reader == self.reader])
-        while budget > 0 and len(chunks) != most:
-            if unfinished:
-                request = unfinished.popleft()
-                chunk = self.go_on(request, budget) if request in self.kv else None
-            else:
-                chunk = None if self.preempting else self.admit(budget)
-                if chunk is None:
-                    break
-                chunk.request.reader = self.reader
-            if chunk is not None:
+        inside, most = self.in_flight, self._most_prompts()
+        for request in [request for request in self.prefilling if request.reader == self.reader]:
+            tokens = min(budget, request.to_read - request.prefilled)
+            if tokens <= 0 or len(chunks) == most:
+                break
+            if request in self.kv and self._make_room(request, request.prefilled + tokens):
+                chunks.append(Chunk(request, request.prefilled, tokens))
+                budget -= tokens
+        if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
+            while budget > 0 and len(chunks) != most and (chunk := self._admit(budget)):
                 chunks.append(chunk)
                 budget -= chunk.tokens
         return tuple(chunks)
 
-    def prefilled(self, chunks: Sequence[Chunk]) -> list[Request]:
+    def _most_prompts(self) -> int | None:
+        """Prompts of a forward at most; so many that other readers who are free get their share."""
+        if self.workers != "lanes":
+            return 1
+        most, free = self.settings.max_prompts_per_forward, len(self.readers) - self._reading
+        if free < 2:
+            return most
+        share = max(1, -(-len(self.waiting) // free))
+        return min(share, most or share)
+
+    def _admit(self, budget: int) -> Chunk | None:
+        """What the next waiting request reads first; None if it is not let in yet."""
+        if self.waiting and self.admits():
+            request = self.waiting[0]
+            tokens = min(budget, request.to_read)
+            if self.kv.admit(request, tokens):
+                self.waiting.popleft()
+                if request.admitted_s < 0:
+                    request.admitted_s = self.env.now
+                self.in_flight += 1
+                self.prefilling.append(request)
+                request.reader = self.reader
+                return Chunk(request, 0, tokens)
+        self._untried = False
+        return None
+
+    # prompts ---------------------------------------------------------------------------------------------------
+
+    def prefill(self, chunks: tuple[Chunk, ...]) -> Generator[Event, Any, list[Request]]:
+        """Both models prefill `chunks` on the prefill lane; returns who decodes now, its first token delivered."""
+        self._reading += 1
+        target, draft = self.start_prefill(chunks)
+        yield target
+        self._reading -= 1
+        ready = self.prefilled(chunks, pinned=True)
+        yield draft
+        self.kv.unpin(chunk.request for chunk in chunks)
+        return ready
+
+    def start_prefill(self, chunks: tuple[Chunk, ...]) -> tuple[Event, Event]:
+        """Launch it: when the target is through, and when the drafter is as well."""
+        lane, depth = self.prefill_lane, len(self.waiting)
+        if lane == self.draft_lane:
+            read = self.step([], 0, chunks)
+            return read, read
+        requests = [chunk.request for chunk in chunks]
+        priority, reader = self.priority(lane, requests), requests[0].reader
+        read = self.device.launch(
+            Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth, worker=reader)
+        )  # fmt: skip
+        followed = self._for_drafter(chunks)
+        if not followed:
+            return read, read
+        return read, self.device.launch(Work("prefill", "draft", lane, [], 1, 1, followed, priority, depth))
+
+    def prefilled(self, chunks: Sequence[Chunk], pinned: bool = False) -> list[Request]:
         """Take note of chunks that are in the cache; return the requests that now decode, their next token delivered.
 
-        They stay pinned in the KV cache: the other model may still be reading.
+        They stay `pinned` in the KV cache while the other model is still reading.
         """
         ready, now = [], self.env.now
         for chunk in chunks:
@@ -221,22 +218,24 @@ class Policy:
                 request.resumptions += 1
             self.deliveries.append((request.id, 1, now))
             if request.emitted == request.output_tokens:
-                self.finish(request)
+                self._finish(request)
             else:
                 ready.append(request)
+        if not pinned:
+            self.kv.unpin(chunk.request for chunk in chunks)
         return ready
 
     def drafter_follows(self) -> bool:
         """Whether the drafter prefills what the target does; it need not while nothing is drafted."""
         return self.controller.drafting
 
-    def for_drafter(self, chunks: Sequence[Chunk]) -> tuple[Chunk, ...]:
+    def _for_drafter(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
 
         While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on. A
         search on the host reads none.
         """
-        if self.looks_up:
+        if self._looks_up:
             return ()
         follows = self.speculates and self.drafter_follows()
         reads = []
@@ -250,7 +249,7 @@ class Policy:
     # room in the KV cache --------------------------------------------------------------------------------------
 
     def hold(self, rows: list[Request], k: int) -> list[Request]:
-        """Those of `rows` that have room for a round of k drafts; the others have been preempted."""
+        """Those of `rows` that have room for a round of k draft tokens; the others have been preempted."""
         if isinstance(rows, RunningBatch):
             if rows.k == k and rows.hold():
                 return rows
@@ -259,10 +258,10 @@ class Policy:
             return rows
         for row in rows:
             if row in self.kv:
-                self.room(row, row.context + k + 1)
+                self._make_room(row, row.context + k + 1)
         return [row for row in rows if row in self.kv]
 
-    def room(self, request: Request, tokens: int) -> bool:
+    def _make_room(self, request: Request, tokens: int) -> bool:
         """Make room for a request's first `tokens` tokens; False if the request itself was preempted.
 
         Those admitted last give way first, of those with no work under way. A request alone in the cache always fits.
@@ -275,19 +274,28 @@ class Policy:
         return True
 
     def preempt(self, request: Request) -> None:
-        """Take away all that a request holds: it goes to the front of the waiting line, to be read again."""
+        """Take away all that a request holds: it goes to the front of the waiting line, to be prefilled again."""
         for lane in self.lanes:
-            lane.dissolve()
-        for queue in self.queues:
-            if request in queue:
-                queue.remove(request)
+            lane.discard(request)
+        if request in self.prefilling:
+            self.prefilling.remove(request)
         self.kv.release(request)
         request.evict()
         self.in_flight -= 1
         self.waiting.appendleft(request)
-        self.preempting = True
+        self._untried = True
 
     # rounds ----------------------------------------------------------------------------------------------------
+
+    def draft_length(self, rows: Sequence[Request]) -> int:
+        """Draft tokens for the next round of `rows`: those already being made, or as the controller wants; 0: none."""
+        if not self.speculates or not rows:
+            self.early = 0
+            return 0
+        if self.early:
+            return self.early
+        queued = self.backlog(self.verify_lane) if self._handed else 0
+        return self.controller.draft_length(rows, queued, self.env.now)
 
     def draft(self, rows: list[Request], k: int) -> Work:
         """k tokens for each row, by the draft model."""
@@ -312,50 +320,41 @@ class Policy:
         `drafted` is the draft right before it, where that was of the same rows.
         """
         lane, packed = self.verify_lane, 0
-        if k and self.looks_up:
+        if k and self._looks_up:
             k = drafted_for(rows)
-            packed = 0 if self.settings.pad_drafts else sum([row.k + 1 for row in rows])
-        if not isinstance(rows, RunningBatch):
-            if not k:
-                packed = 0
-                for row in rows:
-                    row.k = 0
-            elif drafted is None or self.looks_up:
-                for row in rows:
-                    if not row.k:
-                        row.bare += 1
+            packed = sum([row.k + 1 for row in rows]) if k and not self.settings.pad_drafts else 0
+        if k and (drafted is None or self._looks_up) and not isinstance(rows, RunningBatch):
+            for row in rows:
+                if not row.k:
+                    row.bare += 1
         context = context_of(rows) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
             self.backlog(lane), True, context, packed=packed,
         )  # fmt: skip
 
-    def draft_length(self, rows: list[Request]) -> int:
-        """Draft tokens of the next round: those that are being made already, or as many as the controller wants."""
-        if not rows:
-            self.early = 0
-        return self.early or self.controller.draft_length(rows, 0, self.env.now)
-
-    def draft_early(self, rows: list[Request]) -> None:
+    def _draft_early(self, rows: list[Request]) -> None:
         """Launch the next draft of rows whose verify is under way, if drafts are launched early.
 
         The GPU applies the verdict, so the draft begins when the verify ends, and the host reads the verdict meanwhile.
-        Whoever finishes was drafted for in vain.
+        Whoever finishes was drafted for in vain. Nothing is launched where all may finish, since it would only delay
+        whoever comes next; nor while requests wait to join the rows, since these have no drafts yet.
         """
+        joining = self.draft_lane != self.prefill_lane and self.backlog(self.draft_lane)
         left = [row.output_tokens - row.emitted for row in rows]
-        if not self.drafts_early or all(tokens <= row.k + 1 for tokens, row in zip(left, rows, strict=True)):
-            return  # where all may finish, the draft would only be in the way of whoever comes next
+        if not self._drafts_early or joining or all(n <= row.k + 1 for n, row in zip(left, rows, strict=True)):
+            return
         rows = [row for tokens, row in zip(left, rows, strict=True) if tokens > 1]
         k, lane = self.controller.draft_length(rows, 0, self.env.now), self.draft_lane
         if k:
             self.early = k
-            unread = 1 + max(row.k for row in rows) if self.rereads else 2  # whatever the verdict will be
+            unread = 1 + max(row.k for row in rows) if self._rereads else 2  # whatever the verdict will be
             self.device.launch(Work(
                 "draft", "draft", lane, rows, unread, k, (), self.priority(lane, rows), self.backlog(lane), False,
                 context_of(rows), early=True,
             ))  # fmt: skip
 
-    def drafted_early(self, rows: list[Request]) -> bool:
+    def _drafted_early(self, rows: list[Request]) -> bool:
         """Whether the draft of the round that begins was launched early."""
         early, self.early = self.early, 0
         if early:
@@ -363,18 +362,27 @@ class Policy:
                 row.k = early
         return early > 0
 
-    def draft_and_verify(self, rows: list[Request], k: int) -> Event:
-        """Both, one after the other on the draft lane: the stream keeps the order. The verdict."""
-        drafting = self.draft(rows, k) if k and not self.drafted_early(rows) else None
-        if drafting is not None:
-            drafting.watched = False
+    def step(self, rows: list[Request], k: int, chunks: tuple[Chunk, ...] = ()) -> Event:
+        """Draft and verify, one after the other on the draft lane, with prompts in the first forwards. The verdict."""
+        drafting, lane, followed = None, self.draft_lane, self._for_drafter(chunks) if chunks else ()
+        if k and not self._drafted_early(rows):
+            drafting = self.draft(rows, k)
+            drafting.chunks, drafting.watched = followed, False
             self.device.launch(drafting)
-        verifying, lane = self.verify(rows, k, drafting), self.draft_lane
+        elif followed:
+            reading = self.draft([], 0)
+            reading.kind, reading.steps, reading.chunks, reading.watched = "prefill", 1, followed, False
+            self.device.launch(reading)
+        verifying = self.verify(rows, k, drafting)
+        verifying.chunks = chunks
+        if not rows:
+            verifying.kind = "prefill"
         if verifying.lane != lane:
             verifying.lane, verifying.priority = lane, self.priority(lane, rows)
             verifying.queue_depth = self.backlog(lane)
         verdict = self.device.launch(verifying)
-        self.draft_early(rows)
+        if not chunks:
+            self._draft_early(rows)
         return verdict
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
@@ -383,50 +391,38 @@ class Policy:
         That is when a row finishes, a request arrives, room runs out or the controller wants another k. A policy may be
         asked sooner: after every round, where the device does not foresee the next.
         """
-        if self.stands():
-            rows = self.batch(rows, k)
-            lane = self.draft_lane
-            if self.pass_rounds(rows, Way(lane, lane, False, False, self.backlog(lane))):
-                if rows.round == rows.end:
-                    self.leave(rows.leave())
-                    return rows
-                if (self.learns and self.controller.draft_length(rows, 0, self.env.now) != k) or not rows.hold():
-                    return rows
-        verdict = yield self.draft_and_verify(rows, k)
+        if not rows:
+            return rows
+        rows, passed = self.pass_rounds(rows, k, self.draft_lane)
+        if passed:
+            assert isinstance(rows, RunningBatch)
+            if rows.round == rows.end:
+                self._leave(rows.leave())
+                return rows
+            if self.draft_length(rows) != k or not rows.hold():
+                return rows
+        verdict = yield self.step(rows, k)
         return self.settle(rows, verdict)
 
-    def pass_rounds(self, rows: RunningBatch, way: Way) -> int:
-        """Let rounds of `rows` pass in which nothing else happens, until the controller wants another draft length."""
-        if not self.learns:
-            return self.device.pass_rounds(rows, way)
-        passed = 0
-        while self.device.pass_rounds(rows, way, 1):
-            passed += 1
-            verdict = rows.verdict(1)
-            self.controller.observe(rows, verdict, self.env.now)
-            if rows.round == rows.end:
-                break
-            if self.controller.draft_length(rows, 0, self.env.now) != rows.k:
-                break
-        return passed
-
-    def stands(self) -> bool:
-        """Whether a decision holds until a row finishes or a request arrives: nobody who waits is let in before."""
-        return self.foresees and not self.preempting and not (self.waiting and self.admits_by_itself)
-
-    def batch(self, rows: list[Request], k: int) -> RunningBatch:
-        """`rows`, which have room for a round, as one batch."""
+    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
+        """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
+        now = self.env.now
+        if rows and self.speculates and self.controller.learns:
+            self.controller.observe(rows, verdict, now)
         if isinstance(rows, RunningBatch):
-            if rows.k == k:
-                return rows
-            rows = rows.dissolve()
-        batch = RunningBatch(rows, k, self.kv, self.deliveries, self.rereads)
-        batch.hold()
-        return batch
+            self._leave(rows.settle(now))
+            return rows
+        gains, over = book(rows, verdict, now, self._rereads)
+        self.kv.unpin(rows)
+        self.deliveries.extend([row.id for row in rows], gains, now)
+        if not over:
+            return rows
+        self._leave([row for row in rows if row.emitted == row.output_tokens])
+        return [row for row in rows if row.emitted < row.output_tokens]
 
     def backlog(self, lane: str) -> int:
         """Requests waiting in front of a lane, when a work is launched on it."""
-        raise NotImplementedError
+        return len(self.queues.get(lane, ()))
 
     def priority(self, lane: str, requests: Sequence[Request]) -> int:
         """Of a work that is launched now for these requests: the lane's own, or, if it is dynamic, by queues and ages.
@@ -435,53 +431,57 @@ class Policy:
         other lanes, and a level for each `PATIENCE_S` since its first request came there. So no lane waits for ever.
         """
         own = PRIORITY[lane]
-        if not self.dynamic:
+        if self.settings.priority != "dynamic" or not requests:
             return own
-        others = sum(len(queue) for name, queue in self.lines().items() if name != lane)
-        deep = len(requests) + len(self.lines().get(lane, ())) > others
+        others = sum(len(queue) for name, queue in self.queues.items() if name != lane)
+        deep = len(requests) + len(self.queues.get(lane, ())) > others
         first = requests[0]
         if lane == self.prefill_lane:
             since_s = first.arrival_s
         else:
-            since_s = first.ready_s if self.hands_over and lane == self.verify_lane else first.turn_s
+            since_s = first.ready_s if lane == self.verify_lane and self._handed else first.turn_s
         return min(HIGHEST, own + deep + int((self.env.now - since_s) / PATIENCE_S))
 
-    def lines(self) -> dict[str, Sized]:
-        """Who waits in front of each lane."""
-        return {self.prefill_lane: self.waiting}
+    # how it is done --------------------------------------------------------------------------------------------
 
-    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
-        now = self.env.now
-        if rows and self.learns:
-            self.controller.observe(rows, verdict, now)
-        if isinstance(rows, RunningBatch):
-            self.leave(rows.settle(now))
-            return rows
-        gains, over = book(rows, verdict, self.rereads)
-        self.kv.unpin(rows)
-        self.deliveries.extend([row.id for row in rows], gains, now)
-        if self.looks_up:
-            for row in rows:
-                row.missed = False
-        if self.learns or self.dynamic:
-            for row in rows:
-                row.turn_s = now
-        if not over:
-            return rows
-        self.leave([row for row in rows if row.emitted == row.output_tokens])
-        return [row for row in rows if row.emitted < row.output_tokens]
+    def pass_rounds(self, rows: list[Request], k: int, verify_lane: str) -> tuple[list[Request], int]:
+        """`rows` after rounds in which nothing else happens, gone through at once; and how many those were.
 
-    def leave(self, rows: list[Request]) -> None:
+        None where the policy or its controller must be asked in each, or somebody who waits may be let in before a row
+        finishes or a request arrives.
+        """
+        controller = self.controller
+        if (
+            not rows
+            or not (self._foresees and controller.by_sums)
+            or self._untried
+            or (self.waiting and self._admits_by_itself)
+        ):
+            return rows, 0
+        if not isinstance(rows, RunningBatch) or rows.k != k:
+            rows = rows.dissolve() if isinstance(rows, RunningBatch) else rows
+            rows = RunningBatch(rows, k, self.kv, self.deliveries, self._rereads)
+            rows.hold()
+        lanes, depth = (self.draft_lane, verify_lane), self.backlog(self.draft_lane)
+        if not (self.speculates and controller.learns):
+            return rows, self.device.pass_rounds(rows, lanes, depth)
+        passed = 0
+        while self.device.pass_rounds(rows, lanes, depth, 1):
+            passed += 1
+            controller.observe(rows, rows.verdict(1), self.env.now)
+            if rows.round == rows.end or self.draft_length(rows) != k:
+                break
+        return rows, passed
+
+    def _leave(self, rows: list[Request]) -> None:
         """Requests that have all their tokens leave."""
         self.controller.finished(rows)
         for row in rows:
-            self.finish(row)
+            self._finish(row)
 
-    def finish(self, request: Request) -> None:
-        """A request has all its tokens."""
+    def _finish(self, request: Request) -> None:
         request.finish_s = self.env.now
         self.kv.release(request)
         self.in_flight -= 1
         self.on_finish(request)
-        self.open_door()
+        self.look_again()

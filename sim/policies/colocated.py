@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.policies.base import Context, OwnOptions, Policy, Process
+from pdvsim.sim.policies.base import Context, Policy, Process
+from pdvsim.sim.policies.facts import OwnOptions
 
 
 class Colocated(Policy):
@@ -21,40 +22,24 @@ class Colocated(Policy):
         self.running: list[Request] = []
         super().__init__(context)
 
-    def backlog(self, lane: str) -> int:
-        return len(self.waiting)
-
     def processes(self) -> Sequence[Process]:
         return [self.loop()]
 
     def loop(self) -> Process:
         while True:
-            self.preempting = False
-            rows = self.running
-            k = self.draft_length(rows) if self.speculates and rows else 0
+            inside, rows = self.in_flight, self.running
+            k = self.draft_length(rows)
             rows = self.running = self.hold(rows, k)
+            self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
-            if rows and not chunks:
-                self.running = yield from self.rounds(rows, k)
-            elif chunks:
-                followed = self.for_drafter(chunks)
-                early = self.drafted_early(rows)
-                if followed or (k and not early):
-                    drafting = self.draft(rows if k and not early else [], k)
-                    drafting.chunks = followed
-                    drafting.kind = "draft" if drafting.rows else "prefill"
-                    drafting.steps = max(k, 1) if drafting.rows else 1
-                    self.device.launch(drafting)
-                verifying = self.verify(rows, k)
-                verifying.chunks = chunks
-                if not rows:
-                    verifying.kind = "prefill"
-                verdict = yield self.device.launch(verifying)
+            if chunks:
+                verdict = yield self.step(rows, k, chunks)
                 self.running = self.settle(rows, verdict)
                 self.running += self.prefilled(chunks)
-                self.kv.unpin(chunk.request for chunk in chunks)
+            elif rows:
+                self.running = yield from self.rounds(rows, k)
             else:
-                yield self.door.wait()
+                yield self.readers[0].wait()
 
 
 class Autoregressive(Colocated):

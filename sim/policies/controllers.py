@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf, log2, sqrt
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import BatchVerdict, context_of
+from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 

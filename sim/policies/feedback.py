@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Sequence
 from math import ceil
 
-from pdvsim.sim.config import Server
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.options import Server
 
 
 class Feedback(Controller):

@@ -11,8 +11,9 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.policies.base import Context, OwnOptions, Tuned
+from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import Learner
+from pdvsim.sim.policies.facts import OwnOptions, Tuned
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.workload.acceptance import expected_tokens
 
@@ -24,7 +25,7 @@ class Hybrid(PDV):
     options: OwnOptions = (*PDV.options, "hybrid_threshold")
     tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
     beyond = "goes from one lane to three with the number of requests"
-    own_parts = ()  # in a round between lanes its own choice stays the same
+    in_a_round = PDV.in_a_round  # in a round between lanes its own choice stays the same
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
         k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
@@ -32,16 +33,14 @@ class Hybrid(PDV):
             yield from super().decode_batch(rows)
             return
         rows = self.hold(rows, k)
-        if rows:
-            going = yield from self.rounds(rows, k)
-            self.decode.put_first(going)
+        self.decode.put_first((yield from self.rounds(rows, k)))
 
     def atomic_length(self, rows: list[Request]) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""
         # drafts that wait for verification may be waiting for these rows: then they go the same way
         if self.in_flight > self.settings.hybrid_threshold or len(self.verify_queue):
             return None
-        return self.controller.draft_length(rows, 0, self.env.now)
+        return self.draft_length(rows)
 
 
 class Adaptive(Hybrid):
@@ -73,7 +72,7 @@ class Adaptive(Hybrid):
     def atomic_length(self, rows: list[Request]) -> int | None:
         if len(self.verify_queue):
             return None
-        k = self.controller.draft_length(rows, 0, self.env.now)
+        k = self.draft_length(rows)
         decoding = max(len(rows), self.in_flight - len(self.prefilling))
         context = sum(row.context for row in rows) * decoding // len(rows)
         self.learner.served.look(rows)
@@ -114,8 +113,6 @@ class Adaptive(Hybrid):
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
-        return super().settle(rows, verdict)
-
-    def leave(self, rows: list[Request]) -> None:
-        self.learner.served.observe(rows)
-        super().leave(rows)
+        going = super().settle(rows, verdict)
+        self.learner.served.observe([row for row in rows if row.finish_s >= 0])
+        return going

@@ -5,10 +5,11 @@ The decode lane drafts and verifies its whole batch in one atomic step; prompts 
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Sized
+from collections.abc import Sequence
 
-from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import OwnOptions, Policy, Process
+from pdvsim.sim.core import Request
+from pdvsim.sim.policies.base import Policy, Process
+from pdvsim.sim.policies.facts import OwnOptions
 
 
 class PrefillDecode(Policy):
@@ -21,47 +22,16 @@ class PrefillDecode(Policy):
 
     def processes(self) -> Sequence[Process]:
         self.decode = self.lane("decode")
-        self.queues.append(self.decode.queue)
-        self.reading: set[int] = set()  # readers with a forward under way
-        return [*(self.prefill_worker(reader) for reader in range(len(self.doors))), self.decode_worker()]
-
-    def backlog(self, lane: str) -> int:
-        return len(self.decode)
-
-    def lines(self) -> dict[str, Sized]:
-        return super().lines() | {"decode": self.decode}
+        return [*(self.prefill_worker(reader) for reader in range(len(self.readers))), self.decode_worker()]
 
     def prefill_worker(self, reader: int = 0) -> Process:
         while True:
-            self.preempting = False
             self.reader = reader
             chunks = self.next_chunks(self.settings.max_num_batched_tokens)
             if not chunks:
-                yield self.doors[reader].wait()
+                yield self.readers[reader].wait()
                 continue
-            self.reading.add(reader)
-            lane, depth = self.prefill_lane, len(self.waiting)
-            priority = self.priority(lane, [chunk.request for chunk in chunks])
-            target = Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth, worker=reader)
-            draft = Work("prefill", "draft", lane, [], 1, 1, self.for_drafter(chunks), priority, depth)
-            reading = self.device.launch(target)
-            following = self.device.launch(draft) if draft.chunks else None
-            yield reading
-            self.reading.discard(reader)
-            ready = self.prefilled(chunks)
-            if following is not None:
-                yield following
-            self.kv.unpin(chunk.request for chunk in chunks)
-            if ready:
-                self.decode.put(ready)
-
-    def most_prompts(self) -> int | None:
-        """So many that other readers who are free get their share."""
-        most, free = super().most_prompts(), len(self.doors) - len(self.reading)
-        if free < 2:
-            return most
-        share = max(1, -(-len(self.waiting) // free))
-        return min(share, most or share)
+            self.decode.put((yield from self.prefill(chunks)))
 
     def decode_worker(self) -> Process:
         raise NotImplementedError
@@ -71,10 +41,6 @@ class PD(PrefillDecode):
     """Draft and verify in one atomic step of the decode lane."""
 
     options: OwnOptions = ("async_scheduling",)
-
-    def draft_early(self, rows: list[Request]) -> None:
-        if not len(self.decode):  # those who wait join the next round, and have no drafts yet
-            super().draft_early(rows)
 
     def decode_worker(self) -> Process:
         rows: list[Request] = []
@@ -86,5 +52,4 @@ class PD(PrefillDecode):
                 continue
             k = self.draft_length(rows)
             rows = self.hold(rows, k)
-            if rows:
-                rows = yield from self.rounds(rows, k)
+            rows = yield from self.rounds(rows, k)

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import Acceptance
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
 from pdvsim.sim.workload.measured import FOUND_REFUSED, draw_runs, measured
+from pdvsim.sim.workload.options import Acceptance
 
 Uniforms = NDArray[np.float32]
 
@@ -43,14 +43,6 @@ def dropped_tokens(alpha: float, k: int) -> float:
     By renewal theory E[X (X - 1)] / (2 E[X]), with X the tokens of a round.
     """
     return sum([i * alpha**i for i in range(1, k + 1)]) / expected_tokens(alpha, k)
-
-
-def walltime_improvement(alpha: float, k: int, cost: float) -> float:
-    """Speed-up over plain decoding, (1 - alpha^(k+1)) / ((1 - alpha)(k cost + 1)) (Leviathan, theorem 3.8).
-
-    `cost` is the time of one draft step over that of one target step; verifying is taken to cost one target step.
-    """
-    return expected_tokens(alpha, k) / (k * cost + 1)
 
 
 def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:

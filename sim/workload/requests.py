@@ -16,12 +16,12 @@ from copy import deepcopy
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.config import TRACES, Acceptance, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths, Trace
+from pdvsim.sim.workload.options import TRACES, Acceptance, Traffic
 from pdvsim.sim.workload.own import read_requests
 
 CHUNK = 4096  # requests drawn at once

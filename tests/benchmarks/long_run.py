@@ -18,7 +18,7 @@ from fractions import Fraction
 import numpy as np
 
 from pdvsim.sim.assembly import Site, profile_of
-from pdvsim.sim.client import Client, Door
+from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
@@ -73,7 +73,7 @@ def steady_day(hours: float) -> dict[str, float]:
     log, env = Log(), Clock()
     site = Site(env, experiment, profile, log)
     tally = Tally(experiment, traffic.num_prompts, [profile.gpu.bandwidth_bytes_per_s], log, site.settled_s)
-    client = Client(env, Workload(traffic, experiment.acceptance), experiment, Door(site, tally), None)
+    client = Client(env, Workload(traffic, experiment.acceptance), experiment, site, None, tally)
     area = occupancy(site, env)
     with no_collector():
         env.run_to(client.all_done)

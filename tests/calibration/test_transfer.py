@@ -22,9 +22,9 @@ from pdvsim.sim.hardware.models import GPUS, MODELS, pair
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.hardware.transfer import document, from_document, shipped
-from pdvsim.sim.hardware.trust import errors_of as real_errors
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import errors_of as real_errors
 from pdvsim.study.band import ends, spanned
 from studies.efficiency import (
     DATA_SHEET_BANDWIDTH,

@@ -33,11 +33,11 @@ from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.trust import errors_of, load_kind
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import errors_of, load_kind
 
 DATA = Path(__file__).parents[2] / "calibration" / "data" / "h200"
 PAIR = "tinyllama-1.1b:llama-2-7b"

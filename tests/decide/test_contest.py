@@ -14,7 +14,7 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.report import lead_text, threshold_text
 from pdvsim.sim.config import Experiment, Hardware, Server
-from pdvsim.sim.hardware.trust import errors_of
+from pdvsim.sim.trust import errors_of
 from pdvsim.study.stats import interval
 
 figures = st.floats(0.1, 1e6)

@@ -9,10 +9,10 @@ import pytest
 
 import pdvsim
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.hardware.trust import Errors, errors_of, groups
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import Errors, errors_of, groups
 from pdvsim.study.band import ends, spanned
 from pdvsim.study.stats import over_replications
 from pdvsim.view.table import comparison_table

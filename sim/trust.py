@@ -86,7 +86,7 @@ def groups(experiment: Experiment, prompt_tokens: float, outside: float) -> tupl
     `prompt_tokens` is the mean of its requests, `outside` the share of its GPU time beyond what was measured.
     """
     load, policy = load_kind(experiment.traffic), policy_of(experiment.arch)
-    style = "sequential" if policy.one_by_one else "one lane" if policy.in_steps() else "lanes"
+    style = "sequential" if policy.workers == "requests" else "one lane" if policy.in_steps() else "lanes"
     changes = experiment.server.controller != "fixed"
     if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes):
         style += ", demanding"

@@ -1,0 +1,143 @@
+"""The options of a server: its models, drafts, limits and priorities, and those of each architecture."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name
+from pdvsim.sim.hardware.options import Priority
+from pdvsim.sim.limits import Internal, Range, check, check_ranges
+
+ControllerName = Literal["fixed", "feedback", "goodput"]
+KvPolicy = Literal["paged", "reserved"]
+
+BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
+LANE_WEIGHT = Range(0.001, 1000)
+
+
+@dataclass(frozen=True)
+class Server:
+    """The serving architecture and its limits."""
+
+    pair: str = "tinyllama-1.1b:llama-2-7b"
+    """Models, as draft:target; each a preset, its Hugging Face id, or a config.json (or the folder that holds it)."""
+    num_speculative_tokens: int = 4
+    """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
+    drafter: DrafterKind | None = None
+    """Who drafts: model, the draft model of --pair; eagle3 or mtp, a head on the target's hidden states; ngram, a
+    search in the request's own tokens; none. Default: as --pair says; beside those four it may be a target alone."""
+    controller: ControllerName = "fixed"
+    """Who chooses the draft length: fixed, feedback (the PD-Verify paper's), goodput (best by the latency model)."""
+    min_speculative_tokens: int | None = None
+    """Shortest draft a controller may choose. Default: 2 for feedback; for goodput 0, which lets it decode plainly."""
+    max_speculative_tokens: int = 8
+    """Longest draft a controller may choose."""
+    max_num_seqs: int = 128
+    """Most requests decoding at once: the batch limit of every lane."""
+    max_draft_batch: int | None = None
+    """Most requests that one draft is made for; default --max-num-seqs. pd, pdv-unified: both limits hold a round."""
+    max_verify_batch: int | None = None
+    """Most requests that one verify takes; default --max-num-seqs."""
+    max_num_batched_tokens: int = 2048
+    """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
+    max_prompts_per_forward: int | None = None
+    """Most prompts that one forward reads together; default: no limit, as in vLLM."""
+    pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
+    async_scheduling: bool = False
+    """Launch the next draft before the last verdict is read, so that the host works while the GPU does."""
+    kv_cache: KvPolicy = "paged"
+    """paged: blocks as tokens come, and preemption where none is free; reserved: all that a request may need, at
+    admission."""
+    num_workers: int = 4
+    """baseline: requests run side by side, each to completion at batch 1."""
+    max_decode_queue: int = 32
+    """pdv: prefill admits nobody while this many requests wait for the decode lane."""
+    verify_gather: Literal["auto", "always", "never"] = "auto"
+    """pdv: verify waits for a draft under way, to take both in one batch: by the latency model, always, or never."""
+    admission_factor: float = 1.2
+    """pdv-unified: admit one prefill a turn while the decode queue is under this times the batch limit."""
+    hybrid_threshold: int = 8
+    """pdv-hybrid: at or below this many requests draft and verify atomically, above it in three lanes."""
+    ahead_fan: int | None = None
+    """pdv-ahead: tokens guessed behind each number of accepted drafts; 0: go on as if all were accepted; default: the
+    latency model chooses, for each batch."""
+    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = (
+        "auto"  # unforeseen verdict: draft anew, or verify plainly
+    )
+    ahead_exponent: Internal[float] = 1.0  # a target's token is none of the drafter's next n: (1 + n)^-this; assumed
+    priority: Priority = "stream"
+    """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
+    preemptive (ideal), partition (SM split; realrun alone)."""
+    lane_weights: Internal[tuple[str, ...]] = ()  # shares of the GPU, as decode=3; those not named have 1
+    partition: Internal[tuple[float, ...]] = (0.4, 0.4, 0.2)  # priority partition: SM share of decode, verify, prefill
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        object.__setattr__(self, "pair", drafted_by(self.drafter, pair_name(self.pair)))
+        if self.controller == "feedback" and self.min_speculative_tokens == 0:
+            raise ValueError(
+                "--controller feedback learns from drafts alone: --min-speculative-tokens must be 1 or more"
+            )
+        if (self.min_speculative_tokens or 0) > self.max_speculative_tokens:
+            raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
+        for name in ("max_draft_batch", "max_verify_batch"):
+            limit = getattr(self, name)
+            if limit is not None and limit > self.max_num_seqs:
+                flag = name.replace("_", "-")
+                raise ValueError(f"{flag} must be max-num-seqs, {self.max_num_seqs}, at most, got {limit}")
+        self.weights()
+        if len(self.partition) != 3 or sum(self.partition) > 1.000001:
+            raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")
+
+    def weights(self) -> dict[str, float]:
+        """The weights of lanes that have one."""
+        found: dict[str, float] = {}
+        for text in self.lane_weights:
+            lane, _, value = text.partition("=")
+            if lane not in BESIDE or lane in found:
+                fault = "twice" if lane in found else f"unknown; known: {', '.join(BESIDE)}"
+                raise ValueError(f"lane-weights: lane {lane!r} is {fault}")
+            try:
+                weight = float(value)
+            except ValueError:
+                raise ValueError(f"lane-weights: {text!r} must be lane=weight, e.g. decode=3") from None
+            check(f"lane-weights {lane}", weight, LANE_WEIGHT)
+            found[lane] = weight
+        return found
+
+    @property
+    def draft_batch(self) -> int:
+        """The most requests that one draft is made for."""
+        return self.max_draft_batch or self.max_num_seqs
+
+    @property
+    def verify_batch(self) -> int:
+        """The most requests that one verify takes."""
+        return self.max_verify_batch or self.max_num_seqs
+
+    @property
+    def round_batch(self) -> int:
+        """The most requests that one draft and one verify both take."""
+        return min(self.draft_batch, self.verify_batch)
+
+    @property
+    def drafted_by(self) -> DrafterKind:
+        """Who drafts."""
+        return drafter_kind(self.pair)
+
+    @property
+    def draft_range(self) -> tuple[int, int]:
+        """The shortest and the longest draft that a controller may choose."""
+        least, most = self.min_speculative_tokens, self.max_speculative_tokens
+        if least is None:  # the paper's controller has 2
+            least = min(2, most) if self.controller == "feedback" else 0
+        return least, most
+
+    @property
+    def longest_draft(self) -> int:
+        """The most tokens that a draft may have."""
+        if self.drafted_by == "none":
+            return 0
+        return self.num_speculative_tokens if self.controller == "fixed" else self.max_speculative_tokens

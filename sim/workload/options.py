@@ -1,0 +1,115 @@
+"""The options of a workload: who asks what and when, and how often drafts are accepted."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+from pdvsim.sim.limits import check_ranges
+
+Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
+
+RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
+ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
+TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
+OPEN = -1  # a number of requests that is left to what they are
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Who asks what, and when."""
+
+    dataset_name: Dataset = "sharegpt"
+    """sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3; custom is a file of your own."""
+    dataset_path: str | None = None
+    """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
+    tokenizer: str | None = None
+    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom)."""
+    num_prompts: int = OPEN
+    """Number of requests; default: 1000, or all of a trace that is replayed."""
+    request_rate: float = math.inf
+    """Requests per second; inf sends all at once (or as --max-concurrency lets them)."""
+    burstiness: float = 1.0
+    """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
+    max_concurrency: int | None = None
+    """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
+    use_trace_timestamps: bool = False
+    """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake) instead of --request-rate."""
+    input_len: int | None = None
+    """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
+    output_len: int | None = None
+    """Output tokens; random: default 128, other data sets: overrides their own lengths."""
+    random_range_ratio: float = 0.0
+    """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    seed: int = 0
+    """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
+
+    usual_prompts = 1000  # requests where their number is open
+
+    @property
+    def fixed_lengths(self) -> tuple[int, ...]:
+        """Prompt and output tokens that are not a data set's own."""
+        lengths = (self.input_len, self.output_len)
+        if self.dataset_name == "random":
+            lengths = (self.input_len or 1024, self.output_len or 128)
+        return tuple(length for length in lengths if length is not None)
+
+    def __post_init__(self) -> None:
+        if self.dataset_name in TRACES and self.dataset_path is None:
+            raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
+        if self.dataset_name == "random" and self.dataset_path is not None:
+            raise ValueError("dataset random takes no --dataset-path")
+        if self.use_trace_timestamps and self.dataset_name not in TRACES:
+            raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
+        if self.use_trace_timestamps and self.request_rate != math.inf:
+            raise ValueError("--use-trace-timestamps and --request-rate exclude each other")
+        if self.num_prompts == OPEN:
+            object.__setattr__(self, "num_prompts", self._all() if self.use_trace_timestamps else self.usual_prompts)
+        check_ranges(self)
+
+    def _all(self) -> int:
+        """The requests of the file."""
+        from pdvsim.sim.workload.own import read_requests
+
+        return len(read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer).lengths)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How often the target agrees with the draft."""
+
+    acceptance_rate: float = 0.6
+    """Chance that one draft token is accepted (Leviathan's alpha), where no other form is given."""
+    acceptance_concentration: float | None = None
+    """Draw each request's rate from a Beta of mean --acceptance-rate and this concentration (a+b)."""
+    synthetic_acceptance_rates: tuple[float, ...] = ()
+    """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
+    acceptance_model: str | None = None
+    """As measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, each with -eagle3 or -ngram behind it."""
+    acceptance_trace: str | None = None
+    """JSONL of recorded rounds: one list of accepted counts per line, cycled over the requests. The largest count is
+    the draft length it was recorded at."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        rates = self.synthetic_acceptance_rates
+        if any(b > a for a, b in pairwise(rates)):
+            raise ValueError(f"synthetic-acceptance-rates must be non-increasing, got {rates}")
+        name = self.acceptance_model
+        if name is not None and name not in ACCEPTANCE_MODELS:
+            raise ValueError(f"acceptance-model must be one of {', '.join(ACCEPTANCE_MODELS)}, got {name}")
+        forms = {
+            "--acceptance-concentration": self.acceptance_concentration is not None,
+            "--synthetic-acceptance-rates": bool(rates),
+            "--acceptance-model": name is not None,
+            "--acceptance-trace": self.acceptance_trace is not None,
+        }
+        if sum(forms.values()) > 1:
+            raise ValueError(f"give one of {', '.join(forms)}")
+
+    @property
+    def by_rate(self) -> bool:
+        """Whether a rate of each request decides, and no other form."""
+        return not self.synthetic_acceptance_rates and self.acceptance_model is None and self.acceptance_trace is None
