@@ -31,8 +31,6 @@ class RealCommand(RunCommand):
     """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
     """Prefix of the name of --save-result."""
-    probe: bool = True
-    """Take some seconds first to see how fast this card is, for `pdvsim validate`."""
     live: bool = False
     """Let pages look on while it serves: pdvsim live --beside real."""
 
@@ -58,7 +56,6 @@ def _run(argv: list[str]) -> int:
 
     from pdvsim.cli.runfiles import RunFiles
     from pdvsim.live.wire import Broadcast
-    from pdvsim.profiler.probe import probe
     from pdvsim.realrun.site import Interrupted, serve
     from pdvsim.sim.metrics.iterations import iteration_lines
     from pdvsim.study.output import DETAILS, check_file
@@ -68,7 +65,6 @@ def _run(argv: list[str]) -> int:
     options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
     if args.live:
         options["watched_by"] = Broadcast
-    probed = {"probe": probe(args.machine.device)} if args.probe and args.machine.device == "cuda" else {}
     try:
         result, asked = serve(args.experiment, args.machine, **options), None
     except Interrupted as stop:
@@ -76,7 +72,6 @@ def _run(argv: list[str]) -> int:
             raise
         result, asked = stop.result, stop.requests
         result.meta |= {"interrupted": True, "requests_asked": asked}
-    result.meta |= probed
     run = Run(result)
     document = files.write(run)
     if steps is not None:
