@@ -14,7 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import cache
 from multiprocessing.resource_tracker import ensure_running
 from queue import SimpleQueue
@@ -37,7 +37,12 @@ def cores() -> int:
 def finished_here(task: Task, items: Sequence[Item], jobs: int | None) -> Generator[Outcome, None, None]:
     """Every item's outcome, as they finish, `jobs` at a time (None: one a core). Closing it gives up the rest."""
     jobs = min(jobs or cores(), len(items))
-    return _in_process(task, items) if jobs <= 1 else _in_workers(task, items, jobs)
+    outcomes = _in_process(task, items) if jobs <= 1 else _in_workers(task, items, jobs)
+    with closing(outcomes), ctrl_c_kept() as pending:
+        for outcome in outcomes:
+            yield outcome
+            if pending:
+                raise KeyboardInterrupt
 
 
 def parallel_map(
@@ -173,6 +178,27 @@ def _answer() -> None:
     with os.fdopen(os.dup(1), "wb") as out:
         os.dup2(2, 1)  # whatever the point prints is not its result
         out.write(dumps(_in_child(*loads(sys.stdin.buffer.read()))))
+
+
+@contextmanager
+def ctrl_c_kept() -> Iterator[list[int]]:
+    """Note every Ctrl-C besides raising it: Python drops one that is raised in a destructor or in a callback."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+        yield received
+        return
+    usual = signal.getsignal(signal.SIGINT) or signal.SIG_DFL
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if callable(usual):
+            usual(number, frame)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGINT, usual)
 
 
 @contextmanager

@@ -54,6 +54,28 @@ def test_ctrl_c_is_deferred_not_lost() -> None:
         signal.raise_signal(signal.SIGINT)
 
 
+class Interrupting:
+    """A Ctrl-C that comes in a destructor, where Python drops it."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_ctrl_c_in_a_destructor_is_not_lost(jobs: int) -> None:
+    usual, outcomes = (
+        signal.getsignal(signal.SIGINT),
+        finished_here(blocked, [(index, None) for index in range(8)], jobs),
+    )
+    next(outcomes)
+    victim = Interrupting()
+    del victim
+    with pytest.raises(KeyboardInterrupt):
+        next(outcomes)
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
     found = list(finished_here(blocked, [(index, None) for index in range(4)], 2))
     assert [outcome.row for outcome in found] == [{"blocked": True}] * 4

@@ -58,7 +58,7 @@ def test_one_request_with_drafts_ahead(fan: int) -> None:
     experiment = Experiment("pdv-ahead", server=Server(num_speculative_tokens=4), hardware=hardware)
     planner = make_planner(experiment, covering_profile(experiment))
     k, context, rate = 4, 1016, 0.8
-    verify = planner.round_s(1, context, k) - planner.host_s
+    verify = planner.round_s(1, context, k) - planner._host_s(1)
     draft = planner.models["draft"].shape(1, 1, k)
     draft_s = draft.solo_0 + draft.solo_1 * context
     verify -= draft_s
