@@ -65,7 +65,6 @@ class PartHeader(_Strict):
     before: Reading | None
     after: Reading | None
     seconds: float = Field(ge=0)
-    probe: dict[str, Any] | None = None  # of the card, before it was measured
     samples: int = Field(0, ge=0)
     points: int = Field(0, ge=0)
 
@@ -78,11 +77,6 @@ class SamplesHeader(_Strict):
     software: dict[str, str | None]
     samples: int
     parts: list[PartHeader]
-
-    @property
-    def probe(self) -> dict[str, Any] | None:
-        """The card's speed when it was measured: the first part's; None where it was not probed."""
-        return next((part.probe for part in self.parts if part.probe is not None), None)
 
     def specs(self) -> dict[str, ModelSpec]:
         """The shapes of the models measured."""

@@ -18,7 +18,6 @@ from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part
 from pdvsim.profiler.precompile import precompile
-from pdvsim.profiler.probe import probe
 from pdvsim.sim.hardware.models import HEADS
 
 if TYPE_CHECKING:
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
-QUICK_PROBE_S = 0.01
 FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
 
 Step = Callable[[int], None]
@@ -50,7 +48,6 @@ class Profiler:
         if self.options.jobs and self.device.type == "cuda":
             precompile(self.options, self.say)
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
-        self.ground["probe"] = probe(self.device, QUICK_PROBE_S if self.options.quick else None)
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]

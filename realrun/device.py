@@ -46,6 +46,7 @@ from pdvsim.sim.core import Chunk, Request, Role, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.node import Device
+from pdvsim.sim.records import Columns
 
 Pins = Callable[[Work], "Sequence[int] | None"]
 Found = Callable[[Request], bool]
@@ -75,6 +76,7 @@ class ServingRig:
     lanes: dict[LaneRole, GraphLane]
     models: dict[Role, Transformer]
     sequences: Sequences
+    warm_launches: Columns = field(default_factory=dict)  # of the warm-up
     pace: dict[str, float] = field(default_factory=dict)  # of this machine, beside the profile's
 
     @classmethod

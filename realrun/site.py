@@ -276,7 +276,7 @@ def prepare(
 
 
 def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests: Sequence[Request]) -> None:
-    """Serve some of the requests, cut short, in batches of several sizes; keep only how fast this machine is.
+    """Serve some of the requests, cut short, in batches of several sizes; keep the launches, and how fast they were.
 
     A first run is not trusted.
     """
@@ -285,7 +285,10 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
     server = replace(experiment.server, async_scheduling=False)  # it would hide the host
     for users in sorted({min(users, rig.needs.slots) for users in WARM_UPS}):
         some = requests[: 2 * users]
-        few = [Request(r.id, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs) for r in some]
+        few = [  # of several runs, whose numbers may be the same
+            Request(number, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs)
+            for number, r in enumerate(some)
+        ]
         traffic = replace(experiment.traffic, max_concurrency=users)
         unscored = replace(experiment.scoring, warmup_requests=0)
         try:
@@ -298,6 +301,7 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         parts.append(served)
         begin_s = float(served["end_s"].max()) + 1.0
     launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
+    rig.warm_launches = launches
     rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over())
 
 

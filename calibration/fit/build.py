@@ -138,7 +138,6 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
             "software": header.software,
             "dates": sorted({part.date[:10] for part in header.parts}),
             "samples": header.samples,
-            **({"probe": header.probe} if header.probe else {}),
             "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
             "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
             "power_error": power_errors(heated) if heated else "a clock that stays, assumed",

@@ -2,8 +2,8 @@
 
 Every real run is simulated with the same seeds; nothing in the profile is fitted on these runs. An error is predicted
 over measured, less one. Beside it stand the spread of repeated real runs (each against the mean of the others of its
-experiment: what a perfect prediction would still be off), the two ablations of the contention model and, where the card
-was probed before the runs, the errors with forwards as much slower or faster as the probe says.
+experiment: what a perfect prediction would still be off), the two ablations of the contention model and, where a run's
+record says how fast its machine was, the errors of predictions for that machine.
 
 The real engine prefills a limited number of prompts per forward, which `pdvsim run` does not unless told to. So every
 run where that limit can matter is predicted a second time, without it: error bars are made for both.
@@ -25,7 +25,6 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.errors import middle
-from pdvsim.calibration.validate.cards import Slower, probed_reference, slowdown, slower
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
@@ -60,7 +59,7 @@ class Checked:
     run: ServedRun
     predicted: dict[str, float]
     share: float = math.nan  # of what the server can do at most, that an open load asks for
-    probed: dict[str, float] | None = None  # predicted for this very card
+    paced: dict[str, float] | None = None  # predicted for this very machine
     prompt_tokens: float = 0.0  # mean of its requests
     outside: dict[str, float] = field(default_factory=dict)  # how far the simulation went beyond what was measured
 
@@ -138,20 +137,14 @@ def validate(
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
-    reference = probed_reference(profile) if any("probe" in run.meta for run in runs) else None
     first = contentions[0]
-    numbers: dict[tuple[Experiment, Slower | Pace | None], int] = {}  # of the simulations, each done once
+    numbers: dict[tuple[Experiment, Pace | None], int] = {}  # of the simulations, each done once
     ways: dict[tuple[Contention, bool], list[tuple[ServedRun, int]]] = {(first, False): []}
     unlimited = [run for run in runs if _at(run, first, profile, False) != _at(run, first, profile, True)]
     for contention, limited in [*((contention, True) for contention in contentions), (first, False)]:
         for run in runs if limited else unlimited:
-            # the ablations need no probe
-            than = (
-                (pace_in(run.meta) or slower(run.meta.get("probe"), reference))
-                if limited and contention == first
-                else None
-            )
-            number = numbers.setdefault((_at(run, contention, profile, limited), than), len(numbers))
+            pace = pace_in(run.meta) if limited and contention == first else None  # the ablations need none
+            number = numbers.setdefault((_at(run, contention, profile, limited), pace), len(numbers))
             ways.setdefault((contention, limited), []).append((run, number))
     named = {number: run.command for those in ways.values() for run, number in those}
     firsts = {number for _, number in ways[first, True]}
@@ -189,25 +182,20 @@ def _at(run: ServedRun, contention: Contention, profile: str | None, limited: bo
     return suited(replace(experiment, hardware=hardware, server=server))
 
 
-def _predicted(index: int, task: tuple[Experiment, Slower | Pace | None, bool]) -> Row:
-    experiment, than, first = task  # how full a server is does not change with how its streams share the GPU
+def _predicted(index: int, task: tuple[Experiment, Pace | None, bool]) -> Row:
+    experiment, pace, first = task  # how full a server is does not change with how its streams share the GPU
     result = simulate(experiment)
-    metrics, probed = summarise(result), None
-    if than is not None:
-        profile = covering_profile(experiment)
-        if isinstance(than, Pace):
-            profile = than.applied(profile, experiment.pair)
-        else:
-            factor = slowdown(result, than)
-            profile = replace(profile, models={name: fit.scaled(factor) for name, fit in profile.models.items()})
-        probed = _figures(summarise(simulate(experiment, profile=profile)))
+    metrics, paced = summarise(result), None
+    if pace is not None:
+        here = pace.applied(covering_profile(experiment), experiment.pair)
+        paced = _figures(summarise(simulate(experiment, profile=here)))
     prompt_tokens, _ = traits(metrics)
     return {
         "foundation": result.meta["foundation"],
         "share": asked(experiment) if first else math.nan,
         "checked": {
             "predicted": _figures(metrics),
-            "probed": probed,
+            "paced": paced,
             "prompt_tokens": prompt_tokens,
             "outside": metrics.get("outside_measured", {}),
         },
@@ -453,14 +441,14 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
         "leads": leads(known[first]),
         "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
         "ablations": {name: _summary(known[name]) for name in others},
-        "probed": _probed(known[first]),
+        "paced": _paced(known[first]),
         "bars": within,
         "reached": _reached(known[first]),
         "coverage": {rule: cross_coverage(checked) for rule, checked in found.by_rule(held_out=False).items()},
         "held_out": {
             "runs": [_entry(one, numbers) for one in held],
             **_summary(held),
-            "probed": _probed(held),
+            "paced": _paced(held),
             "coverage": {
                 rule: coverage(checked, within[rule]) for rule, checked in found.by_rule(held_out=True).items()
             },
@@ -504,12 +492,12 @@ def _reached(checked: Sequence[Checked]) -> dict[str, float]:
     return found
 
 
-def _probed(checked: Sequence[Checked]) -> dict[str, Any] | None:
-    """Errors of the runs on cards that were probed, as they are and after the probe; None where there are none."""
-    those = [one for one in checked if one.probed is not None]
+def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
+    """Errors of the runs whose machine's pace is known, without and with it; None where there are none."""
+    those = [one for one in checked if one.paced is not None]
     if not those:
         return None
-    after = [_errors(one.run.metrics, one.probed or {}) for one in those]
+    after = [_errors(one.run.metrics, one.paced or {}) for one in those]
     return {"runs": len(those), "raw": _middles([one.errors for one in those]), "after": _middles(after)}
 
 

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 LAUNCHES = "launches.parquet"
 PARTS = "launches"  # folder of the parts
+WARM_UP = "warm-"  # before the id of the first run that a warm-up was for
 TICK_S = 1e-7
 KEPT: dict[str, str] = {  # columns of a launch and how they are kept
     "lane": "u1", "kind": "u1", "role": "u1", "rows": "u2", "tokens": "u2", "steps": "u1", "width": "u2",

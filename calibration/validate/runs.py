@@ -13,10 +13,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdvsim.calibration.validate.launches import save_part
+from pdvsim.calibration.validate.launches import WARM_UP, save_part
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
-from pdvsim.profiler.probe import probe
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Request
@@ -37,7 +36,6 @@ class Workbench:
         self._pair = ""
         self._models: Any = None
         self._rig: Any = None
-        self._probe = probe(machine.device, 0.01 if machine.tiny else 1.0)
 
     def ready(self, group: Sequence[Experiment]) -> None:
         """Prepare for all of a group at once, if there is room; else each is prepared on its own."""
@@ -56,7 +54,7 @@ class Workbench:
             self._say(f"not together: {error}")
 
     def served(self, experiment: Experiment) -> Result:
-        """A run, with the probe of this machine in its meta; a ValueError if it cannot be served here."""
+        """A run; a ValueError if it cannot be served here."""
         from pdvsim.realrun.memory import Needs
         from pdvsim.realrun.site import serve
 
@@ -66,8 +64,12 @@ class Workbench:
             self._prepare(experiment, requests)
         if not self._rig.serves(experiment.server, needs):
             raise ValueError("it does not fit as a whole")
-        result = serve(experiment, self._machine, rig=self._rig)
-        return replace(result, meta={"probe": self._probe} | result.meta)
+        return serve(experiment, self._machine, rig=self._rig)
+
+    @property
+    def warm_launches(self) -> Any:
+        """Those of the last warm-up: traffic that is no validation run's."""
+        return self._rig.warm_launches if self._rig is not None else {}
 
     def _prepare(self, experiment: Experiment, requests: list[Request]) -> None:
         from pdvsim.realrun.site import prepare
@@ -101,6 +103,8 @@ def serve_all(
         if monotonic() - begin > budget_s:
             break
         bench.ready([run.experiment for run in runs])
+        if bench.warm_launches:
+            save_part(output.parent, f"{WARM_UP}{runs[0].id}", bench.warm_launches)
         for run in runs:
             if monotonic() - begin > budget_s:
                 break
@@ -122,11 +126,12 @@ def serve_all(
 
 def _shared(run: ServedRun) -> tuple[str, Server]:
     """What runs must have in common to share models and graphs."""
-    return run.experiment.arch, replace(run.experiment.server, max_num_seqs=1)
+    return run.experiment.arch, replace(run.experiment.server, max_num_seqs=1, max_prompts_per_forward=None)
 
 
 def tiny(run: ServedRun) -> ServedRun:
     """A run that a CPU serves in a moment, to try the command."""
     traffic = replace(run.experiment.traffic, num_prompts=4, input_len=16, output_len=8)
     scoring = replace(run.experiment.scoring, warmup_requests=0)
-    return replace(run, command=command_line("realrun", replace(run.experiment, traffic=traffic, scoring=scoring)))
+    command = command_line("realrun", replace(run.experiment, traffic=traffic, scoring=scoring))
+    return replace(run, command=command, folder=Path())  # its files are named from here by now

@@ -23,7 +23,7 @@ GROUPS = {  # name, that of a module of this package: one line of help
         "profile": "measure models on this GPU, or list what was: pdvsim profile --models llama-2-7b; --list",
         "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
         "realrun": "one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
-        "validate": "real runs against the same runs simulated: pdvsim validate [RUNS.jsonl ...]; --probe this GPU",
+        "validate": "real runs against the same runs simulated: pdvsim validate [RUNS.jsonl ...]",
     },
     "published": {
         "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.cli.probe import show_probe
 from pdvsim.common.console import say
 from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
@@ -69,23 +68,15 @@ class ValidateCommand:
     minutes: float = math.inf
     """With --serve: start no run after so many minutes."""
     tiny: bool = False
-    """With --serve: a pair of tiny models and short requests on the CPU, to try the command. With --probe: the CPU."""
-    probe: bool = False
-    """Compare nothing: measure in a few seconds how fast this machine's GPU reads, multiplies and starts kernels."""
-    gpu: str = Hardware.gpu
-    """With --probe: card whose built-in profile it is compared with."""
+    """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
-        if self.serve is None and given & {"output", "minutes", "tiny"} - ({"tiny"} if self.probe else set()):
+        if self.serve is None and given & {"output", "minutes", "tiny"}:
             raise ValueError("--output, --minutes and --tiny go with --serve")
         if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
             raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
-        if self.probe and given - {"probe", "gpu", "profile", "tiny", "json"}:
-            raise ValueError("--probe goes with --gpu, --profile, --tiny and --json alone")
-        if "gpu" in given and not self.probe:
-            raise ValueError("--gpu goes with --probe")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs, not of one")
         if self.write and (self.run is not None or self.contention != "fluid"):
@@ -97,8 +88,6 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
     if args.serve is not None:
         return _serve(args, args.serve)
-    if args.probe:
-        return show_probe(args.gpu, args.profile, "cpu" if args.tiny else "cuda", args.json)
 
     from pdvsim.calibration.validate import compare
 
@@ -256,9 +245,9 @@ def _errors(document: Mapping[str, Any]) -> str:
         for name, errors in document[f"by_{group}"].items():
             rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
     text = grid(["errors of", "runs", "median", "95%", "at most", *ablations, "repeated runs"], rows)
-    if probed := document["probed"]:
-        raw, after = (_both(_overall(probed[side])) for side in ("raw", "after"))
-        text += f"\nof {probed['runs']} runs on probed cards: {raw} raw, {after} after the probe"
+    if paced := document["paced"]:
+        raw, after = (_both(_overall(paced[side])) for side in ("raw", "after"))
+        text += f"\n{paced['runs']} runs with the pace of their machine: {raw} without it, {after} with it"
     return text
 
 

@@ -32,7 +32,6 @@ from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import suited
@@ -45,7 +44,7 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 
 @pytest.fixture(scope="module")
 def everything() -> Validation:
-    """The shipped runs, without the probes of their cards, each of which would take a second simulation."""
+    """The shipped runs, without the pace of their machines, each of which would take a second simulation."""
     return validate([replace(run, meta={}) for name in SHIPPED for run in read_runs(DATA / name)], jobs=1)
 
 
@@ -269,24 +268,18 @@ def test_held_out_runs_are_apart() -> None:
     }
 
 
-def test_a_slower_card_is_told_by_its_probe() -> None:
-    """A card that takes a tenth longer for everything: predicted with its probe, forwards take a tenth longer."""
+def test_a_slower_machine_is_told_by_its_pace() -> None:
+    """A machine whose forwards take a tenth longer: with its pace, they are predicted to."""
     run = made("autoregressive", users=1)
-    probe = {"bytes_per_s": 10.0, "flops_per_s": 10.0, "kernels_per_s": 10.0}
-    slow = replace(run, repeat=1, meta={"probe": {name: rate / 1.1 for name, rate in probe.items()}})
-    same = replace(run, meta={"probe": probe})
-    profile = builtin("h200")
-    reference = replace(profile, provenance=profile.provenance | {"probe": probe})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.calibration.validate.cards.profile_of", lambda experiment: reference)
-        first, second = validate([same, slow], jobs=1).checked["fluid"]
-    assert first.probed == pytest.approx(first.predicted)
+    same, slow = (replace(run, repeat=at, meta={"pace_target": pace}) for at, pace in enumerate((1.0, 1.1)))
+    first, second = validate([same, slow], jobs=1).checked["fluid"]
+    assert first.paced == pytest.approx(first.predicted)
     assert second.predicted == first.predicted
-    assert second.probed is not None
-    assert 1.05 < second.probed["mean_tpot_ms"] / second.predicted["mean_tpot_ms"] <= 1.1 + 1e-9
+    assert second.paced is not None
+    assert 1.05 < second.paced["mean_tpot_ms"] / second.predicted["mean_tpot_ms"] <= 1.1 + 1e-9
     found = document(Validation({"fluid": [first, second]}, "made up", True))
-    assert found["probed"]["runs"] == 2
-    assert document(validate([run], jobs=1))["probed"] is None
+    assert found["paced"]["runs"] == 2
+    assert document(validate([run], jobs=1))["paced"] is None
 
 
 def test_kinds_of_load_and_data_sets() -> None:
