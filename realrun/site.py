@@ -46,7 +46,8 @@ from pdvsim.sim.run import no_collector
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 from pdvsim.sim.workload.requests import make_requests
 
-WARM_UPS, WARM_UP_TOKENS = (1, 4, 16, 64), 48  # requests at a time, and most of their output
+WARM_UPS, WARM_UP_S = (1, 4, 16, 64), 4.0  # requests at a time, and seconds after which no more are served
+WARM_UP_PROMPT, WARM_UP_OUTPUT = 256, 48  # tokens of a request at most
 
 TINY = {
     "draft": ModelArchitecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
@@ -281,13 +282,14 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
     A first run is not trusted.
     """
     parts: list[Columns] = []
-    policy, begin_s = policy_of(experiment.arch), 0.0
+    policy, served_s = policy_of(experiment.arch), 0.0
     server = replace(experiment.server, async_scheduling=False)  # it would hide the host
     for users in sorted({min(users, rig.needs.slots) for users in WARM_UPS}):
-        some = requests[: 2 * users]
+        if len(parts) > 1 and served_s > WARM_UP_S:
+            break
         few = [  # of several runs, whose numbers may be the same
-            Request(number, 0.0, r.prompt_tokens, min(r.output_tokens, WARM_UP_TOKENS), r.runs)
-            for number, r in enumerate(some)
+            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.runs)
+            for at, r in enumerate(requests[: 2 * users])
         ]
         traffic = replace(experiment.traffic, max_concurrency=users)
         unscored = replace(experiment.scoring, warmup_requests=0)
@@ -297,9 +299,9 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         except Interrupted:
             raise KeyboardInterrupt from None
         for name in ("start_s", "end_s"):  # one run after the other
-            served[name] = served[name] + begin_s
+            served[name] = served[name] + served_s + len(parts)
         parts.append(served)
-        begin_s = float(served["end_s"].max()) + 1.0
+        served_s = float(served["end_s"].max()) - len(parts) + 1
     launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
     rig.warm_launches = launches
     rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over())

@@ -80,16 +80,15 @@ def _block_places(p0, p1, p2, p3, head, kv_heads, PAGE: tl.constexpr, BLOCK: tl.
     return (page * kv_heads + head) * PAGE + j % PAGE
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "cuts", "programs", "pages_width", "tokens"])
 def _plan(
-    positions_ptr, row_slots_ptr, plan_ptr, rows, cuts, programs, pages_width,
-    TOKENS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    positions_ptr, row_slots_ptr, plan_ptr, rows, cuts, programs, pages_width, tokens,
+    BLOCK: tl.constexpr, ENTRY: tl.constexpr, ROWS: tl.constexpr, PROGRAMS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     take_turn(OVERLAP)
     r = tl.arange(0, ROWS)
-    first = tl.load(positions_ptr + r * TOKENS, mask=r < rows, other=-TOKENS)
-    total = first + TOKENS
+    first = tl.load(positions_ptr + r * tokens, mask=r < rows, other=0)
+    total = tl.where(r < rows, first + tokens, 0)
     share = tl.cdiv(tl.cdiv(tl.sum(total, 0) * 5, rows * cuts * 4), BLOCK) * BLOCK
     parts = tl.cdiv(total, share)
     span = tl.cdiv(tl.cdiv(total, tl.maximum(parts, 1)), BLOCK) * BLOCK
@@ -137,7 +136,7 @@ def plan(batch: Batch, positions: Tensor, kv_heads: int) -> AttentionPlan:
     programs = rows + 4 * rows * even // 5  # a fair share and a bit each, and what is left over in every row
     table = positions.new_empty(-(-2 * rows // ENTRY) * ENTRY + programs * ENTRY)
     _plan[(1,)](
-        positions, batch.row_slots, table, rows, even, programs, batch.pages.shape[1], TOKENS=batch.tokens_per_row,
+        positions, batch.row_slots, table, rows, even, programs, batch.pages.shape[1], batch.tokens_per_row,
         BLOCK=BLOCK, ENTRY=ENTRY, ROWS=triton.next_power_of_2(rows), PROGRAMS=triton.next_power_of_2(programs),
         num_warps=4, **overlapping(positions.device),
     )  # fmt: skip
@@ -164,7 +163,7 @@ def _joined(part_ptr, lse_ptr, first, parts, i, d, real, apart, DIM: tl.constexp
     return acc / tl.where(total_weight == 0.0, 1.0, total_weight)[:, None]
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _decode(
     qkv_ptr, kv_ptr, pages_ptr, cos_ptr, sin_ptr, out_ptr, part_ptr, lse_ptr, done_ptr, plan_ptr,
     rows, heads, kv_heads, value_offset, scale,
@@ -251,7 +250,7 @@ def _decode(
                     tl.store(out, joined.to(out_ptr.dtype.element_ty), mask=real[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _join(
     part_ptr, lse_ptr, plan_ptr, out_ptr, rows, heads, kv_heads,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
@@ -306,7 +305,7 @@ def decode_attention(
     return out
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["pages_width", "stretches"])
 def _prefill(
     qkv_ptr, kv_ptr, pages_ptr, slots_ptr, starts_ptr, bounds_ptr, out_ptr,
     heads, kv_heads, pages_width, value_offset, scale, stretches,

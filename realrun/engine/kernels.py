@@ -95,7 +95,7 @@ def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["row_tokens", "tokens_per_row", "first", "scratch", "stretches"])
 def _embed(
     tokens_ptr, length_ptr, table_ptr, row_slots_ptr, chunk_slots_ptr, chunk_starts_ptr, chunk_bounds_ptr,
     x_ptr, squares_ptr, slots_ptr, positions_ptr,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -41,7 +43,8 @@ def test_ctrl_c_is_deferred_not_lost() -> None:
 
     def interrupted() -> None:
         with ctrl_c_deferred():
-            os.kill(os.getpid(), signal.SIGINT)
+            # to this thread: another, which may wait for a processor, would pass it on later
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             steps.append("the block goes on")
         steps.append("not what follows it")
 
@@ -118,6 +121,12 @@ def first_child(running: subprocess.Popen[str], words: str) -> int:
     return int(found[0].split()[0])
 
 
+def says_how_far(err: str, folder: Path) -> bool:
+    """Whether that is all it says; a busy machine may finish points, and tell so, before it comes to the Ctrl-C."""
+    end = rf"pdvsim: interrupted: \d+ of 300 points are in {re.escape(str(folder))}; --resume goes on\n"
+    return re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s\n)*{end}", err) is not None
+
+
 @pytest.mark.parametrize("words", ["tracker", "popen_loky"])
 def test_ctrl_c_while_workers_start(tmp_path: Path, words: str) -> None:
     """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, or a worker."""
@@ -126,7 +135,7 @@ def test_ctrl_c_while_workers_start(tmp_path: Path, words: str) -> None:
         os.killpg(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
-    assert err == f"pdvsim: interrupted: 0 of 300 points are in {tmp_path / 's'}; --resume goes on\n"
+    assert says_how_far(err, tmp_path / "s")
 
 
 def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
@@ -137,7 +146,7 @@ def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
-    assert err == f"pdvsim: interrupted: 0 of 300 points are in {tmp_path / 's'}; --resume goes on\n"
+    assert says_how_far(err, tmp_path / "s")
 
 
 def test_calls_given_up_are_not_looked_up() -> None:
