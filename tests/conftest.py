@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -61,3 +62,15 @@ def browser() -> Iterator[Browser]:
         chromium = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=600_000)
         yield chromium
         chromium.close()
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_is_left_alone() -> Iterator[None]:
+    """A test, or a library it uses, leaves Ctrl-C to the next test as it was."""
+
+    def state() -> tuple[object, bool]:
+        return signal.getsignal(signal.SIGINT), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+    before = state()
+    yield
+    assert state() == before
