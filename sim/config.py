@@ -8,9 +8,11 @@ number is in `limits`; in the parts, and here, is what values must be together.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from pdvsim.sim.core import Pair, Seats
 from pdvsim.sim.hardware.models import HEADS, is_config, shard
@@ -29,8 +31,16 @@ __all__ = [
 
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 
-LEVEL_MS = Range(0, 1e9)  # of a service level
+LEVEL_MS, PERCENT = Range(0, 1e9), Range(1, 99.99)  # of a service level
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
+
+
+class Level(NamedTuple):
+    """A service level: seconds of a metric that a percentile of the requests stay within; None: no percentile named."""
+
+    metric: str
+    seconds: float
+    percent: float | None
 
 
 @dataclass(frozen=True)
@@ -38,7 +48,7 @@ class Scoring:
     """How a run is summarised."""
 
     goodput: tuple[str, ...] = ()
-    """Service levels as metric:milliseconds, e.g. ttft:500 tpot:50 (ttft, tpot, e2el)."""
+    """Service levels as metric:milliseconds, e.g. ttft:500 tpot:50 (ttft, tpot, e2el); also p99_ttft:200."""
     metric_percentiles: tuple[float, ...] = (99.0,)
     """Percentiles to give, of TTFT, TPOT, ITL and E2EL."""
     warmup_requests: int = 0
@@ -51,21 +61,33 @@ class Scoring:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        self.slo()
+        self.levels()
 
-    def slo(self) -> dict[str, float]:
-        """Service levels in seconds by metric."""
-        levels: dict[str, float] = {}
+    def levels(self) -> tuple[Level, ...]:
+        """The service levels."""
+        levels = []
         for text in self.goodput:
             name, _, value = text.partition(":")
-            if name not in ("ttft", "tpot", "e2el"):
-                raise ValueError(f"goodput: unknown metric {name!r} in {text!r}; known: ttft, tpot, e2el")
+            percentile, _, metric = name.rpartition("_")
+            if metric not in ("ttft", "tpot", "e2el") or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile):
+                known = "ttft, tpot, e2el, or with a percentile, p99_ttft"
+                raise ValueError(f"goodput: unknown metric {name!r} in {text!r}; known: {known}")
             try:
-                level = float(value)
+                level_ms = float(value)
             except ValueError:
                 raise ValueError(f"goodput: {text!r} must be metric:milliseconds, e.g. ttft:500") from None
-            check(f"goodput {name}", level, LEVEL_MS)
-            levels[name] = level / 1000
+            check(f"goodput {name}", level_ms, LEVEL_MS)
+            percent = float(percentile[1:]) if percentile else None
+            if percent is not None:
+                check(f"goodput {name}: the percentile", percent, PERCENT)
+            levels.append(Level(metric, level_ms / 1000, percent))
+        return tuple(levels)
+
+    def slo(self) -> dict[str, float]:
+        """Seconds by metric that a request may take to be in time; the longest where a metric has several levels."""
+        levels: dict[str, float] = {}
+        for metric, level_s, _ in self.levels():
+            levels[metric] = max(level_s, levels.get(metric, 0.0))
         return levels
 
 

@@ -8,14 +8,13 @@ from contextlib import suppress
 from functools import lru_cache
 
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import HeadSpec, ModelSpec
+from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
-from pdvsim.sim.hardware.models import gpu, pair
+from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
-SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
 
 
@@ -50,11 +49,6 @@ def warn(experiments: Iterable[Experiment]) -> None:
                 said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
     for text, kind in said.items():
         warnings.warn(text, kind, stacklevel=2)
-
-
-def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
-    """Whether two models may have the same tokens, by their number."""
-    return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
 
 
 def _columns(traffic: Traffic) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ def _dispatch(argv: list[str]) -> int:
     if first == "help" and len(argv) > 1:  # pdvsim help run --help-all
         argv = [argv[1], *(argv[2:] or ["--help"])]
         first = argv[0]
-    if first in ("-h", "--help", "help"):
+    if first in (None, "-h", "--help", "help"):
         sys.stdout.write(help_text())
         return 0
     if first == "--version":
@@ -34,9 +34,9 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     if first in ("--completion", "--complete"):
         return _main("completion")(argv)
-    if first is None or first not in COMMANDS:
-        what = "no command" if first is None else f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
-        close = difflib.get_close_matches(first or "", COMMANDS, n=1)
+    if first not in COMMANDS:
+        what = f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
+        close = difflib.get_close_matches(first, COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"
         raise ValueError(what + hint)
     return _main(first)(argv[1:])

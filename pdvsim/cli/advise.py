@@ -11,10 +11,11 @@ from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Question
 from pdvsim.decide.advise import advise
+from pdvsim.decide.drafters import Drafted, drafters
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Fleet, fleets
-from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.options import (
     BUDGET,
     PROMPTS,
@@ -55,7 +56,7 @@ class AdviseOptions:
     """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
     card_hour_usd: tuple[str, ...] = ()
     """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5. One GPU alone competes, then."""
-    attainment: float = 0.9
+    attainment: float = ATTAINMENT
     """Share of the requests that should meet every service level of --goodput."""
     objective: Objective | None = None
     """What to be best at, among those that meet the service levels; default: headroom with --goodput, else e2el."""
@@ -125,7 +126,15 @@ class AdviseOptions:
             self.gpu_hour_usd,
             self.fleets(base),
             self.card_hour_usd,
+            self.drafters(base),
         )
+
+    def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
+        """Who may draft for a model that is given alone; on several GPUs, its natural drafter."""
+        if ":" in self.server.pair or self.server.drafter is not None or self.gpus > 1:
+            return ()
+        given = None if self.acceptance == Acceptance() else self.acceptance
+        return drafters(base, self.server.pair, self.archs, given)
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
         """With the first architecture that does not refuse the options; if all do, what the last one says."""

@@ -11,7 +11,7 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.figures import capacity_figure
-from pdvsim.decide.goal import Goal
+from pdvsim.decide.goal import ATTAINMENT, Goal
 from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
@@ -35,7 +35,7 @@ class CapacityOptions:
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
-    attainment: float = 0.9
+    attainment: float = ATTAINMENT
     """Share of the requests that must meet every service level of --goodput."""
     gpus: tuple[int, ...] = (1,)
     """Numbers of GPUs, as servers behind the router, e.g. 1,2,4."""

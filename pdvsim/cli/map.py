@@ -10,7 +10,7 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
-from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.map_search import draw_map
 from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few
 from pdvsim.decide.runs import Bench, without_band
@@ -76,7 +76,7 @@ class MapOptions:
     """Best at what; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
     indifference: float = 0.01
     """Smaller leads, as a share, do not count, however sure."""
-    attainment: float = 0.9
+    attainment: float = ATTAINMENT
     """Share of the requests that should meet every service level of --goodput."""
     family: Family = "map"
     """What the 95% confidence of a winner is for: the whole map, or each cell alone."""

@@ -35,6 +35,36 @@ MOST_USED = (
     "dataset_name", "dataset_path", "use_trace_timestamps", "input_len", "output_len", "num_speculative_tokens",
     "acceptance_rate", "num_runs", "output", "json", "config",
 )  # fmt: skip
+MEANT = {  # what other programs call an option
+    "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
+    "max_concurrency": ("users", "clients", "num_users"),
+    "num_prompts": ("requests", "num_requests", "prompts", "n"),
+    "num_runs": ("runs", "seeds", "repeats", "replications", "num_seeds"),
+    "tensor_parallel_size": ("tp", "tp_size", "tensor_parallel"),
+    "replicas": ("dp", "dp_size", "data_parallel_size"),
+    "max_num_seqs": ("batch_size", "max_batch_size", "batch", "max_running_requests"),
+    "max_num_batched_tokens": ("chunk", "chunk_size", "chunked_prefill_size", "prefill_chunk"),
+    "num_speculative_tokens": ("k", "gamma", "draft_length", "spec_tokens", "speculative_num_draft_tokens"),
+    "acceptance_rate": ("acceptance", "alpha", "accept_rate"),
+    "goodput": ("slo", "slos", "sla"),
+    "gpu": ("card", "device", "gpu_type"),
+    "gpus": ("num_gpus", "n_gpus"),
+    "dataset_path": ("trace", "data", "dataset"),
+    "input_len": ("prompt_len", "isl", "random_input_len"),
+    "output_len": ("osl", "max_tokens", "random_output_len"),
+    "drafter": ("speculative_algorithm", "spec_method", "method"),
+    "output": ("out", "out_dir", "output_dir", "save_dir"),
+    "arch": ("architecture", "policy", "policies", "architectures"),
+    "pair": ("models", "draft_model", "speculative_model"),
+    "jobs": ("workers", "processes", "threads"),
+}  # fmt: skip
+SAME = {"model": "pair"}  # other spellings
+NOT_HERE = {  # and what to say of those that there is no option for
+    "quantization": "models are simulated in the precision of their configuration, bf16 if it says none",
+    "dtype": "models are simulated in the precision of their configuration, bf16 if it says none",
+    "overwrite": "results are never written over: name another folder with -o, or go on with --resume",
+    "force": "results are never written over: name another folder with -o, or go on with --resume",
+}
 WIDEST = 100
 INDENT = 30  # where the texts of a help begin
 
@@ -141,6 +171,11 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
     """Values by the names of options; a ValueError that begins with `unknown` and has the nearest name if need be."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
+    for other, name in SAME.items():
+        if other in spelt and other not in known and name in known:
+            if name in spelt:
+                raise ValueError(f"--{other} and --{name} are the same: give one of them")
+            spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
             raise ValueError(f"{unknown} {name}{nearest(name, known)}")
@@ -148,8 +183,13 @@ def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> di
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question that has the known name that is most like `name`; nothing if none is."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    """A question that has the known name that means the same as `name`, or is most like it; nothing if none is."""
+    known, dashes = list(known), "--" if name.startswith("--") else ""
+    word = name.removeprefix("--").replace("-", "_")
+    if word in NOT_HERE:
+        return f": {NOT_HERE[word]}"
+    meant = [meaning if not dashes else f"--{meaning.replace('_', '-')}" for meaning in MEANT if word in MEANT[meaning]]
+    close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
@@ -234,7 +274,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
     """The texts that a command line gives, by the names of options."""
     known = {option.flag: option for option in options(command).values()}
     words: list[str] = []
-    for word in argv:
+    for word in _usual(argv, known):
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if word.startswith("--") else flag
         split = flag in known and known[flag].is_list and not value.startswith("-")
@@ -246,6 +286,20 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
         flag = word.partition("=")[0]
         raise ValueError(f"unknown option {flag}{nearest(flag, known)}")
     return vars(given)
+
+
+def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
+    """The words of a command line with options in their usual spelling."""
+    usual = {f"--{other}": f"--{name}" for other, name in SAME.items()}
+    words = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        if flag in usual and flag not in known and usual[flag] in known:
+            if any(given.partition("=")[0] == usual[flag] for given in argv):
+                raise ValueError(f"{flag} and {usual[flag]} are the same: give one of them")
+            word = usual[flag] + equals + value
+        words.append(word)
+    return words
 
 
 def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:

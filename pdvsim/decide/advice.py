@@ -12,9 +12,10 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, deployment_text
+from pdvsim.decide.drafters import Drafted, acceptance_text
 from pdvsim.decide.fleet import Fleet, contender, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
-from pdvsim.decide.goal import NAMES, Goal, attained
+from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
 from pdvsim.decide.report import (
     Answer,
@@ -66,6 +67,7 @@ class Question:
     gpu_hour_usd: float | None = None
     fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, that compete in place of architectures
     card_hour_usd: tuple[str, ...] = ()  # what an hour of each of their cards costs, as card=dollars
+    drafters: tuple[Drafted, ...] = ()  # who may draft, that compete in place of architectures
 
     def __post_init__(self) -> None:
         if not 0 < self.base.traffic.request_rate < float("inf"):
@@ -79,7 +81,12 @@ class Question:
 
     def name(self, candidate: Experiment) -> str:
         """Who competes with these settings."""
-        return contender(candidate, self.fleets)
+        return contender(candidate, self.ways)
+
+    @property
+    def ways(self) -> tuple[Fleet | Drafted, ...]:
+        """Who competes in place of architectures."""
+        return self.fleets or self.drafters
 
     def described(self, candidate: Experiment) -> str:
         """A candidate in a few words."""
@@ -243,14 +250,16 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
     ask, goal = advice.question, advice.question.goal
     card = f"{best.hardware.replicas * best.gpus} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
     rate = ask.base.traffic.request_rate
-    lines = [ask.described(best), f"for {ask.base.server.pair} on {card} at {rate:g} req/s"]
+    model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
+    lines = [ask.described(best), f"for {model} on {card} at {rate:g} req/s"]
     if goal.levels:
         share = cell(interval(map(attained, advice.rows)), 1, 100)
         verb = "meets" if advice.met else "does NOT meet"
-        lines.append(f"{verb} {_levels(goal)} for {goal.attainment:.0%} of the requests: {share} % are in time")
+        lines.append(f"{verb} {goal.levels_text}{goal.share_text}: {share} % are in time")
         rooms = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
-        parts = (f"{name.upper()} {cell(room, 1)} times" for name, room in rooms.items())
-        lines.append(f"head-room of the {goal.percentile.upper()} under its level: {', '.join(parts)}")
+        parts = ", ".join(f"{level_title(name)} {cell(room, 1)} times" for name, room in rooms.items())
+        of = "" if goal.named else f" of the {goal.percentile.upper()}"
+        lines.append(f"head-room{of} under its level: {parts}")
     if advice.met:
         return lines + [f"inconclusive: {why}" for why in _inconclusive(advice)]
     lines.append(_not_met(advice, rate))
@@ -273,12 +282,8 @@ def _inconclusive(advice: Advice) -> list[str]:
 def _nothing(advice: Advice) -> str:
     """The heading where none of the finalists will do."""
     goal, rate = advice.question.goal, advice.question.base.traffic.request_rate
-    missed = f"meets {_levels(goal)}" if goal.levels else "keeps up"
+    missed = f"meets {goal.levels_text}" if goal.levels else "keeps up"
     return f"Nothing {missed} at {rate:g} req/s; least bad:"
-
-
-def _levels(goal: Goal) -> str:
-    return " and ".join(f"{name.upper()} <= {level:g} ms" for name, level in goal.levels_ms.items())
 
 
 def _not_met(advice: Advice, rate: float) -> str:
@@ -444,7 +449,8 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were left out" if advice.search.skipped else ""
-    who = "way to use the GPUs" if ask.fleets else "architecture"
+    who = "way to use the GPUs" if ask.fleets else "architecture and drafter" if ask.drafters else "architecture"
+    accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
     most = "the least" if ask.goal.sign < 0 else "the most"
     return [
         f"objective: among those that {able}, {most} {NAMES[ask.goal.objective]}",
@@ -452,5 +458,6 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
         f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
         f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {best.traffic.num_prompts} "
         f"requests, the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
+        *([f"acceptance of {'; '.join(accepted)}"] if accepted else []),
         *rests_on(ask.base.traffic, advice.rows),
     ]

@@ -30,7 +30,7 @@ def advise(question: Question, bench: Bench) -> Advice:
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
-    search.fleets, search.staying = question.fleets, question.cheaper
+    search.ways, search.staying = question.ways, question.cheaper
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
@@ -59,10 +59,10 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     drafting = next((c for c in (best, *others) if c.speculates), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    lengths, by_rate = ask.space.draft_lengths, ask.base.acceptance.by_rate
-    comparisons, fleets = max(1, len(rivals)), bool(ask.fleets)
+    lengths, by_rate = ask.space.draft_lengths, all(c.acceptance.by_rate for c in (best, *rivals))
+    comparisons = max(1, len(rivals))
     who = Rivalry(
-        best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, fleets
+        best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, ask.ways
     )  # fmt: skip
     advice.memory = hazards.memory(best)
     advice.deployment = deployment(best, _for_engines(advice.search))
@@ -82,7 +82,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):
         advice.alone = hazards.alone(who, bench)
-    if by_rate and drafting and plain and room("break-even", hazards.break_even_runs(who)):
+    if drafting and drafting.acceptance.by_rate and plain and room("break-even", hazards.break_even_runs(who)):
         advice.break_even = hazards.break_even(drafting, plain, who, bench)
     budget = int(FLIPS_SHARE * ask.budget)
     if rivals and room("flips with the load", who.runs, FLIPS_SHARE):

@@ -167,14 +167,15 @@ class Capacities(Answer):
     def report(self) -> Report:
         """One row per number of GPUs and architecture, what holds most, and how the figures came about."""
         plan, contests, summary = self.plan, self.contests(), self.summary()
-        lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)} for "
+        asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
+        lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
         lines = ["no search is done"]
         if self.rows:
             most = [_most(gpus, held) for gpus, held in contests.items()]
             lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, contests)]
         return Report(
             "Capacity",
-            f"{lead}{plan.goal.attainment:.0%}.",
+            lead,
             plan.base,
             [("", lines)],
             self.document(
@@ -229,8 +230,9 @@ def _most(gpus: int, held: Contest) -> str:
 def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[int, Contest]) -> list[str]:
     plan = found.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
+    whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
     notes = [
-        f"held: {plan.goal.attainment:.0%} of the requests have {levels}, and the queue does not grow",
+        f"held: {whose}{levels}, and the queue does not grow",
         f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} request durations; "
         f"the first {plan.warmup_share:.0%} left out; searched to {plan.tolerance:.0%} from below; {found.runs} runs",
     ]

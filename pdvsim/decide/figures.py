@@ -13,7 +13,7 @@ from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.fleet import APART, Fleet
 from pdvsim.decide.flips import Flips
-from pdvsim.decide.goal import NAMES
+from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
 from pdvsim.sim.policies import policy_of
@@ -101,11 +101,11 @@ def upper(value: Interval) -> float:
 
 def _footnote(found: Capacities, cut: bool) -> str:
     goal, first = found.plan.goal, found.rows[0]
-    levels = ", ".join(f"{name.upper()} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
+    levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     plan, base = found.plan, asdict(found.plan.base)
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
     note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its own best")
-    note += f" {levels} for {goal.attainment:.0%} of the requests. Simulated, profile {first['profile']}."
+    note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
         note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
         note += " (cut at the frame)." if cut else "."

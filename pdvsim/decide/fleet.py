@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from pdvsim.decide.drafters import Drafted
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Hardware
 from pdvsim.sim.hardware.cards import GPUS
@@ -44,6 +45,11 @@ class Fleet:
         server = tuple(card for at, card in enumerate(seats) for _ in range(mine.group(at)))
         return server * self.hardware.replicas
 
+    @staticmethod
+    def named(candidate: Experiment) -> str:
+        """The name of a candidate's fleet."""
+        return fleet_name(candidate)
+
     @property
     def splits(self) -> bool:
         """Whether its servers have their lanes on several GPUs."""
@@ -62,9 +68,9 @@ def fleet_name(candidate: Experiment) -> str:
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
-def contender(candidate: Experiment, fleets: object) -> str:
-    """Who competes with these settings: a fleet where there are `fleets`, else an architecture."""
-    return fleet_name(candidate) if fleets else str(candidate.arch)
+def contender(candidate: Experiment, ways: Sequence[Fleet | Drafted]) -> str:
+    """Who competes with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
+    return ways[0].named(candidate) if ways else str(candidate.arch)
 
 
 def fleets(

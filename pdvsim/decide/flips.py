@@ -16,8 +16,9 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest, corrected, enough
+from pdvsim.decide.drafters import Drafted
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.fleet import contender
+from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications
@@ -78,11 +79,11 @@ class Rivalry:
     comparisons: int  # over how many the 5% chance of error is spread
     draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
     space: Space | None = None  # all that may be tried where a challenger is about to count; None: nothing
-    fleets: bool = False  # whether these are ways to use several GPUs
+    ways: tuple[Fleet | Drafted, ...] = ()  # that compete in place of architectures
 
     def name(self, candidate: Experiment) -> str:
         """Who it is among these."""
-        return contender(candidate, self.fleets)
+        return contender(candidate, self.ways)
 
     @property
     def runs(self) -> int:

@@ -3,6 +3,9 @@
 `headroom` is the factor by which every service level could be tightened: the smallest, over the levels, of the level
 over the metric's percentile at the attainment asked for (with 0.9: p90). It tells two servers apart that both meet
 their levels all the time, and one that misses a little from one that misses by far.
+
+Levels without a percentile (ttft:500) are met together, by a share of the requests that is the attainment. Where one
+names its percentile (p99_ttft:200), each is met by itself, at its own percentile or the highest that is named.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, get_args
 
 from pdvsim.common.outcomes import Row
@@ -20,6 +24,7 @@ from pdvsim.sim.metrics.summary import percentile_name
 
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
 
+ATTAINMENT = 0.9  # share of the requests, where no percentile is named
 ROUNDING = 1e-9  # a share is a quotient of two rates; it must not miss its target by their rounding
 NAMES = {
     "headroom": "head-room",
@@ -38,19 +43,41 @@ class Goal:
 
     objective: Objective
     levels: tuple[str, ...] = ()
-    attainment: float = 0.9
+    attainment: float = ATTAINMENT
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.named and self.attainment != ATTAINMENT:
+            raise ValueError("--attainment goes with service levels that name no percentile; p99_ttft:200 says its own")
         if self.objective in ("headroom", "goodput") and not self.levels:
             raise ValueError(f"objective {self.objective} needs --goodput, e.g. --goodput ttft:500 tpot:50")
         if any(not level for level in self.levels_ms.values()):
             raise ValueError("goodput: a service level of 0 ms cannot be met")
 
-    @property
+    @cached_property
+    def named(self) -> tuple[float, ...]:
+        """The percentiles that levels name."""
+        return tuple(level.percent for level in Scoring(goodput=self.levels).levels() if level.percent is not None)
+
+    @cached_property
     def levels_ms(self) -> dict[str, float]:
-        """Service levels by metric."""
-        return {name: level * 1e3 for name, level in Scoring(goodput=self.levels).slo().items()}
+        """Service levels by what they are of: ttft, or p99_ttft where any names its percentile."""
+        levels = Scoring(goodput=self.levels).levels()
+        if not self.named:
+            return {level.metric: level.seconds * 1e3 for level in levels}
+        return {
+            f"{percentile_name(level.percent or self._percent)}_{level.metric}": level.seconds * 1e3 for level in levels
+        }
+
+    @property
+    def levels_text(self) -> str:
+        """The levels as a sentence has them."""
+        return " and ".join(f"{level_title(name)} <= {level:g} ms" for name, level in self.levels_ms.items())
+
+    @property
+    def share_text(self) -> str:
+        """Of how many requests that is asked; nothing where the levels say it."""
+        return "" if self.named else f" for {self.attainment:.0%} of the requests"
 
     @property
     def percentile(self) -> str:
@@ -59,7 +86,7 @@ class Goal:
 
     @property
     def _percent(self) -> float:
-        return round(100 * self.attainment, 6)
+        return max(self.named, default=round(100 * self.attainment, 6))
 
     @property
     def sign(self) -> int:
@@ -69,7 +96,7 @@ class Goal:
     def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
         """The experiment, scored as the goal needs it, without the first share of its requests."""
         scoring = experiment.scoring
-        percentiles = tuple(dict.fromkeys((self._percent, *scoring.metric_percentiles)))
+        percentiles = tuple(dict.fromkeys((self._percent, *self.named, *scoring.metric_percentiles)))
         warmup = int(warmup_share * experiment.traffic.num_prompts)
         return replace(
             experiment,
@@ -102,7 +129,7 @@ class Goal:
 
     def level_metric(self, level: str) -> str:
         """The percentile that a service level is about."""
-        return f"{self.percentile}_{level}_ms"
+        return f"{level}_ms" if self.named else f"{self.percentile}_{level}_ms"
 
     def holds(self, row: Row) -> bool:
         """Whether one run meets the service levels for the share asked, and kept up as far as it can tell."""
@@ -110,13 +137,23 @@ class Goal:
 
     def attains(self, row: Row) -> bool:
         """Whether one run meets the service levels for the share asked."""
-        return attained(row) >= self.attainment - ROUNDING
+        return self._attained([row])
+
+    def _attained(self, rows: Sequence[Row]) -> bool:
+        """The same on average."""
+        if self.named:
+            means = {n: sum(float(row[self.level_metric(n)]) for row in rows) / len(rows) for n in self.levels_ms}
+            return all(means[name] <= level for name, level in self.levels_ms.items())
+        return sum(map(attained, rows)) / len(rows) >= self.attainment - ROUNDING
 
     def met(self, rows: Sequence[Row]) -> bool:
         """Whether replications meet the service levels on average, and most of them kept up."""
-        if not kept_up(rows):
-            return False
-        return not self.levels or sum(map(attained, rows)) / len(rows) >= self.attainment - ROUNDING
+        return kept_up(rows) and (not self.levels or self._attained(rows))
+
+
+def level_title(name: str) -> str:
+    """What a level is of, in a sentence: P99 TTFT."""
+    return name.replace("_", " ").upper()
 
 
 def attained(row: Row) -> float:

@@ -21,7 +21,7 @@ NEAR = 1.1  # two loads whose ratio is no more are not told apart
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
     found = WinnerMap(grid)
-    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, fleets=grid.fleets)
+    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, ways=grid.fleets)
     search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     ran: dict[int, Ran] = {}

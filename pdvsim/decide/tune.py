@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from pdvsim.decide.drafters import Drafted
 from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, replications, without_band
@@ -25,7 +26,9 @@ from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
-FAR_FLEET = 1.25  # the same of a fleet, with the draft length that the formula finds best, unless it stays in
+FAR_WAY = (
+    1.25  # the same of a fleet or a drafter, with the draft length that the formula finds best, unless it stays in
+)
 BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
 KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
@@ -45,7 +48,7 @@ class Search:
     warmup_share: float
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: as many as it takes
-    fleets: tuple[Fleet, ...] = ()  # who competes in place of architectures
+    ways: tuple[Fleet | Drafted, ...] = ()  # who competes in place of architectures
     staying: frozenset[str] = frozenset()  # fleets that are tuned and replicated however far behind they are
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # on the first seed alone
@@ -54,14 +57,14 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Who competes with these settings."""
-        return contender(candidate, self.fleets)
+        return contender(candidate, self.ways)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """Everyone who competes, with the settings to start from."""
-        if not self.fleets:
+        if not self.ways:
             return self.space.starts(base)
-        spaces = ((fleet, replace(self.space, archs=(fleet.arch,))) for fleet in self.fleets)
-        return [start for fleet, space in spaces for start in space.starts(fleet.of(base))]
+        spaces = ((way, replace(self.space, archs=(way.arch,))) for way in self.ways)
+        return [start for way, space in spaces for start in space.starts(way.of(base))]
 
     def ranked(self, candidates: Sequence[Experiment], base: Experiment) -> list[Experiment]:
         """Those of the candidates that have run, best first; of those alike the simplest first."""
@@ -106,7 +109,7 @@ def tuned(
             raise ValueError("no architecture can run with these options")
         going |= {(at, found.name(start)): [start] for start in starts}
     _start(found, going, bench)
-    far = FAR_FLEET if found.fleets else FAR
+    far = FAR_WAY if found.ways else FAR
     for step in found.space.steps():
         tried = {
             key: list(dict.fromkeys(way for candidate in mine for way in _ways(found, step, candidate)))

@@ -38,8 +38,8 @@ from pdvsim.decide.report import (
 from pdvsim.decide.runs import at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import same_vocabulary, vet
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.doubts import vet
+from pdvsim.sim.hardware.models import GPUS, MODELS, same_vocabulary
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output

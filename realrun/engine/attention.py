@@ -312,13 +312,14 @@ def _prefill(
     PAGE: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK: tl.constexpr,
     CHUNKS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
-    head = tl.program_id(1)
+    head = tl.program_id(0)
     take_turn(OVERLAP)
     c = tl.arange(0, CHUNKS)
     lows = tl.load(bounds_ptr + c, mask=c < stretches, other=0)
     blocks = tl.cdiv(tl.load(bounds_ptr + 1 + c, mask=c < stretches, other=0) - lows, BLOCK_Q)
-    # a stretch's last blocks go first: they have the longest contexts, and short ones fill the end
-    number = tl.sum(blocks, 0) - 1 - tl.program_id(0)
+    # a stretch's last blocks go first: they have the longest contexts, and short ones fill the end; programs without a
+    # block go last: among the others they would leave multiprocessors with two of those, and some with none
+    number = tl.sum(blocks, 0) - 1 - tl.program_id(1)
     if number >= 0:
         stretch = tl.sum((tl.cumsum(blocks, 0) <= number).to(tl.int32), 0)
         block = number - tl.sum(tl.where(c < stretch, blocks, 0), 0)
@@ -383,7 +384,7 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, posi
         block_q, block = min(block_q, 64), min(block, 32)
     block_q = min(block_q, max(16, triton.next_power_of_2(batch.chunk)))
     stretches = len(batch.chunk_slots)
-    _prefill[(batch.chunk // block_q + min(stretches, batch.chunk), heads)](
+    _prefill[(heads, batch.chunk // block_q + min(stretches, batch.chunk))](
         qkv, kv, batch.pages, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
         heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E, stretches,
         PAGE=PAGE, GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,

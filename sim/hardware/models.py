@@ -23,6 +23,7 @@ from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.reading import printable, quoted, read_json, said
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
 DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
@@ -136,9 +137,32 @@ def drafter_kind(pair: str) -> DrafterKind:
     return next(iter(named + headed), "model")
 
 
+def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
+    """Whether two models may have the same tokens, by their number."""
+    return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
+
+
+def natural_draft(target: ModelSpec) -> str | None:
+    """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size."""
+    able = [
+        draft
+        for draft in PRESETS.values()
+        if draft.family == target.family and same_vocabulary(draft, target) and 3 * draft.params <= target.params
+    ]
+    return min(able, key=lambda draft: draft.params).name if able else None
+
+
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:
-    """The pair with that drafter for its target, which may stand alone; None: as it is."""
-    draft, _, target = pair.partition(":")
+    """The pair with that drafter for its target, which may stand alone; None: as it is.
+
+    For a target alone None is its natural draft model, or an EAGLE-3 head where there is none.
+    """
+    draft, colon, target = pair.partition(":")
+    if not colon and kind in (None, "model") and drafter_kind(pair) == "model":
+        natural = natural_draft(model_or_config(pair))
+        if natural is None and kind == "model":
+            raise ValueError(f"--drafter model: no preset drafts for {pair}; write --pair draft:target")
+        return f"{natural or f'eagle3-{pair}'}:{pair}"
     if kind == "model" and drafter_kind(pair) != "model":
         raise ValueError(f"--drafter model needs a draft model: write --pair draft:target, got {pair}")
     if kind is None or kind == "model":

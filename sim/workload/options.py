@@ -22,7 +22,8 @@ class Traffic:
     """Who asks what, and when."""
 
     dataset_name: Dataset = "sharegpt"
-    """sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3; custom is a file of your own."""
+    """Where lengths come from; sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3. With a path
+    alone the kind of its file is inferred."""
     dataset_path: str | None = None
     """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None
@@ -57,6 +58,8 @@ class Traffic:
         return tuple(length for length in lengths if length is not None)
 
     def __post_init__(self) -> None:
+        if self.dataset_name == "sharegpt" and self.dataset_path is not None:
+            object.__setattr__(self, "dataset_name", self._kind(self.dataset_path))
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
         if self.dataset_name == "random" and self.dataset_path is not None:
@@ -68,6 +71,16 @@ class Traffic:
         if self.num_prompts == OPEN:
             object.__setattr__(self, "num_prompts", self._all() if self.use_trace_timestamps else self.usual_prompts)
         check_ranges(self)
+
+    @staticmethod
+    def _kind(path: str) -> str:
+        """The kind of a file: ShareGPT is a JSON array. What cannot be opened is refused when it is read."""
+        from pdvsim.sim.workload.own import is_array, kind_of
+
+        try:
+            return "sharegpt" if is_array(path) else kind_of(path)
+        except (OSError, ValueError):
+            return "sharegpt"
 
     def _all(self) -> int:
         """The requests of the file."""

@@ -99,6 +99,12 @@ def kind_of(path: str) -> str:
     return next((kind for kind, needed in PUBLISHED.items() if needed <= {_plain(key) for key in keys}), "custom")
 
 
+def is_array(path: str) -> bool:
+    """Whether a file is one JSON array, as ShareGPT is."""
+    with opened(path) as file:
+        return file.readline(1 << 16).lstrip().startswith("[")
+
+
 def read_own(path: str, tokenizer: str | None = None) -> Trace:
     """The requests of a file of one's own; a ValueError of one line that names the line and field otherwise."""
     kind = kind_of(path)

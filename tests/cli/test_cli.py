@@ -37,10 +37,13 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        ([], "no command"),
         (["rum"], "did you mean run?"),
         (["--frob"], "unknown option '--frob'"),
         (["run", "--request-rat", "8"], "unknown option --request-rat; did you mean --request-rate?"),
+        (["run", "--tp", "2"], "unknown option --tp; did you mean --tensor-parallel-size?"),
+        (["capacity", "--slo", "ttft:9"], "unknown option --slo; did you mean --goodput?"),
+        (["run", "--rate", "8"], "unknown option --rate; did you mean --request-rate?"),
+        (["sweep", "--overwrite"], "unknown option --overwrite: results are never written over"),
         (["run", "-x"], "unknown option -x"),
         (["run", "8"], "unexpected argument '8'"),
         (["run", "--seed", "1", "2"], "unexpected argument '2'"),
