@@ -26,7 +26,7 @@ version = release = pdvsim.__version__
 
 extensions = ["myst_nb", "sphinx.ext.autodoc"]
 root_doc = "docs/index"
-include_patterns = ["docs/*.md", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md"]
+include_patterns = ["docs/*.md", "docs/notes/*.md", "notebooks/*.ipynb", "CHANGELOG.md", "CONTRIBUTING.md"]
 exclude_patterns = [".*", "build", "dist", "docs/_build", "results"]
 
 nb_execution_mode = "off"  # they are committed with their outputs, and run in the tests
