@@ -26,6 +26,10 @@ settings.register_profile(  # how fast the machine is decides nothing
 settings.load_profile("pdvsim")
 
 
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job control starts what is in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py")
 
 
