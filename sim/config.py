@@ -48,7 +48,7 @@ class Scoring:
     """How a run is summarised."""
 
     goodput: tuple[str, ...] = ()
-    """Service levels as metric:milliseconds, e.g. ttft:500 tpot:50 (ttft, tpot, e2el); also p99_ttft:200."""
+    """Service levels in ms, of ttft, tpot or e2el: ttft:500 tpot:50, or with a percentile, p99_ttft:200."""
     metric_percentiles: tuple[float, ...] = (99.0,)
     """Percentiles to give, of TTFT, TPOT, ITL and E2EL."""
     warmup_requests: int = 0

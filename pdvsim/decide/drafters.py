@@ -38,6 +38,7 @@ class Drafted:
 
 
 def drafted_name(arch: Arch, pair: str) -> str:
+    """The same, of an architecture and a pair."""
     return f"{arch} with {drafter_name(pair)}" if policy_of(arch).speculates else str(arch)
 
 

@@ -22,8 +22,8 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models, as draft:target; each a preset, its Hugging Face id, or a config.json (or the folder that holds it). A
-    target alone (also as --model) has its natural draft model, or an EAGLE-3 head where there is none."""
+    """Models, as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets its
+    natural drafter."""
     num_speculative_tokens: int = 4
     """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None

@@ -22,8 +22,7 @@ class Traffic:
     """Who asks what, and when."""
 
     dataset_name: Dataset = "sharegpt"
-    """Source of the lengths. sharegpt without --dataset-path is the built-in quantile model of ShareGPT V3. With only a
-    path, the kind of file is inferred."""
+    """Source of the lengths; sharegpt without a file is a built-in model of it. The kind of a file is inferred."""
     dataset_path: str | None = None
     """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None

@@ -79,7 +79,7 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[st
     ("argv", "says"),
     [
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
-        (["--pair", "tinyllama-1.1b"], "must be written draft:target"),
+        (["--pair", "tinyllama-1.1b:"], "unknown model ''"),
         (["--pair", "tinyllama-1.1b:gpt-9"], "unknown model 'gpt-9'"),
         (["--profile", "/no/such.json"], "/no/such.json"),
         (["--dataset-name", "mooncake", "--dataset-path", "/no/such.jsonl"], "/no/such.jsonl"),
