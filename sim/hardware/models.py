@@ -183,7 +183,7 @@ def model_or_config(name: str) -> ModelSpec:
 
 def is_config(name: str) -> bool:
     """Whether a name is that of a file or folder, not of a preset."""
-    return name.endswith(".json") or ("\0" not in name and Path(name).is_dir())
+    return name.endswith(".json") or (bool(name) and "\0" not in name and Path(name).is_dir())
 
 
 def pair_name(name: str) -> str:
