@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pdvsim.cli.commands import COMMANDS, module_of
 from pdvsim.common.options import options
-from pdvsim.sim.doubts import same_vocabulary
-from pdvsim.sim.hardware.models import GPUS, PRESETS
+from pdvsim.sim.hardware.models import GPUS, PRESETS, same_vocabulary
 from pdvsim.sim.policies import ARCHS
 
 BASH = """\
