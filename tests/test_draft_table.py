@@ -370,7 +370,7 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--max-k", "0"], "max-k must be 1 to 32"),
         (["--synthetic-acceptance-rates", "0.8,0.5"], "gives 2 positions, and drafts have up to 8"),
         (["--num-speculative-tokens", "4"], "--num-speculative-tokens"),
-        (["--pair", "tinyllama-1.1b"], "must be written draft:target"),
+        (["--pair", "tinyllama-0b"], "unknown model 'tinyllama-0b'"),
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
         (["--input-len", "4000"], "lower --input-len"),
         (["--indifference", "1"], "indifference must be 0 to 0.99"),

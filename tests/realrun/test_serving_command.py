@@ -75,7 +75,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         ([*CPU, "--target-path", "x"], "--tiny excludes"),
         (["--device", "cpu", "--draft-path", "x"], "--draft-path needs --target-path"),
         (["--device", "cpu", "--target-path", "x"], "pdv needs --draft-path"),
-        (["--device", "cpu", "--pair", "tiny"], "must be written draft:target"),
+        (["--device", "cpu", "--pair", "tiny"], "unknown model 'tiny'"),
         (["--device", "cpu", "--draft-path", "/no/such", "--target-path", "/no/such"], "/no/such"),
         ([*CPU, "--devise", "cpu"], "unknown option --devise; did you mean --device?"),
         ([*CPU, "--request-rate", "0"], "request-rate must be 1e-06 to 1e+09, or inf, got 0"),

@@ -134,7 +134,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
         (["controller=fixd"], "invalid choice 'fixd'"),
         (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
         (["use-trace-timestamps=yes"], "must be true or false"),
-        (["pair=a"], "must be written draft:target"),
+        (["pair=a"], "unknown model 'a'"),
         (["gpu=h9000"], "unknown gpu 'h9000'"),
     ],
 )

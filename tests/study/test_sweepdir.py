@@ -385,7 +385,9 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
         (folder / "model.safetensors").write_text("weights")
     names = ["talk.json", "rounds.jsonl", "p.json", "my.toml", "model/config.json", "tokenizer/tokenizer.json"]
     for name in names:
-        (tmp_path / name).write_text(json.dumps(LLAMA) if name.startswith("model/") else "{}")
+        (tmp_path / name).write_text(
+            json.dumps(LLAMA) if name.startswith("model/") else "[]" if "talk" in name else "{}"
+        )
     experiment = Experiment(
         traffic=Traffic(dataset_path=str(tmp_path / "talk.json"), tokenizer=str(tokenizer)),
         acceptance=Acceptance(acceptance_trace=str(tmp_path / "rounds.jsonl")),
