@@ -26,9 +26,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
-FAR_WAY = (
-    1.25  # the same of a fleet or a drafter, with the draft length that the formula finds best, unless it stays in
-)
+FAR_WAY = 1.25  # the same of a fleet or a drafter, unless it stays in
 BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
 KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
