@@ -388,7 +388,7 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, posi
         qkv, kv, batch.pages, batch.chunk_slots, batch.chunk_starts, batch.chunk_bounds, out,
         heads, kv_heads, batch.pages.shape[1], kv.stride(0), dim**-0.5 * LOG2_E, stretches,
         PAGE=PAGE, GROUP=heads // kv_heads, DIM=dim, BLOCK_Q=block_q, BLOCK=block,
-        CHUNKS=triton.next_power_of_2(stretches), num_warps=warps, num_stages=3 if dim <= 128 else 2,
+        CHUNKS=max(64, triton.next_power_of_2(stretches)), num_warps=warps, num_stages=3 if dim <= 128 else 2,
         **overlapping(qkv.device),
     )  # fmt: skip
     return out
