@@ -47,11 +47,11 @@ def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:
     texts = {acceptance_text(way) for way in drafters(base, "llama-3.1-8b", ARCHS, None)}
     assert texts == {
         "llama-3.2-1b: 0.6, assumed",
-        "eagle3: recorded, sharegpt-eagle3",
-        "ngram: recorded, sharegpt-ngram",
+        "eagle3: recorded with Llama-3.1-8B, sharegpt-eagle3",
+        "ngram: recorded with Llama-3.1-8B, sharegpt-ngram",
     }
     mine = drafters(base, "llama-3.1-8b", ARCHS, Acceptance(0.7))
-    assert {acceptance_text(way).partition(": ")[2] for way in mine} == {"as given"}
+    assert {acceptance_text(way).partition(": ")[2] for way in mine} == {"0.7, as given"}
 
 
 def test_advice_on_a_model_names_the_drafter(capsys: pytest.CaptureFixture[str]) -> None:
