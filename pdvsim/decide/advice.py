@@ -462,13 +462,14 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
+    seeds = " to ".join(map(str, dict.fromkeys((min(counts := list(map(len, advice.finals.values()))), max(counts)))))
     warm = f"the first {ask.warmup_share:.0%} left out, " if ask.warmup_share else ""
     most = "the least" if ask.goal.sign < 0 else "the most"
     return [
         f"objective: among those that {able}, {most} {NAMES[ask.goal.objective]}",
         f"searched {len(advice.search.figures)} settings in short runs, each {who} at its own best{left}; "
         f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
-        f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {best.traffic.num_prompts} "
+        f"{len(advice.finals)} finalists: {seeds} seeds of {best.traffic.num_prompts} "
         f"requests, {warm}seeds that the search did not use",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
         *rests_on(ask.base.traffic, advice.rows),

@@ -20,6 +20,7 @@ from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
+FLIP_RUNS = 150  # simulations that look for flips on an axis, or a tenth of a larger budget
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
 LOADS = {  # times the load asked about
     "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
@@ -88,12 +89,13 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):
         advice.alone = hazards.alone(who, bench)
-    budget = int(FLIPS_SHARE * ask.budget)
+    budget, each = int(FLIPS_SHARE * ask.budget), max(FLIP_RUNS, ask.budget // 10)
     if rivals and room("flips with the load", who.runs, FLIPS_SHARE):
         here = load_of(best.traffic)
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
-        half = bench.runs + (budget - bench.runs) // (1 + by_rate)
+        half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
         advice.flips.append(find_flips(axis, here, places, at_load, who, bench, half))
     if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):
         here = best.acceptance.acceptance_rate
-        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, budget))
+        most = min(budget, bench.runs + each)
+        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, most))

@@ -163,13 +163,13 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
-    plan = Plan(base, (base.arch,), (gpus,), who.num_runs, who.goal, warmup_share=warmup_share)
+    plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, warmup_share=warmup_share)
     return find_capacities(plan, bench, usd)
 
 
 def saturation_runs(who: Rivalry) -> int:
     """Simulations that `saturation` takes, more or less."""
-    return SEARCH_RUNS * who.num_runs
+    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:

@@ -46,7 +46,7 @@ class Bench:
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
-        experiments = list(map(self._as_run, experiments))
+        asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         new.sort(key=lambda experiment: -experiment.traffic.num_prompts)  # a long run begun last would keep one core
         # a point's number finds its experiment again, whichever of them finished
@@ -58,16 +58,21 @@ class Bench:
             except SweepInterrupted as stop:
                 self._keep(new, stop.points)
                 raise
-        return [self._known[experiment] for experiment in experiments]
+        return self.known(asked) or []
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments that have all been run; None if one has not."""
-        experiments = list(map(self._as_run, experiments))
-        if any(experiment not in self._known for experiment in experiments):
+        runs = list(map(self._as_run, experiments))
+        if any(run not in self._known for run in runs):
             return None
-        return [self._known[experiment] for experiment in experiments]
+        return [self._known[run] | {"pair": e.server.pair} for run, e in zip(runs, experiments, strict=True)]
 
     def _as_run(self, experiment: Experiment) -> Experiment:
+        """What is simulated for an experiment: of those that draft nothing, one for all drafters."""
+        if not experiment.speculates:
+            server = experiment.server
+            alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)
+            experiment = replace(experiment, server=alone)
         return suited(experiment if self.band else without_band(experiment))
 
     def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:

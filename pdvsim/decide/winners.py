@@ -94,7 +94,8 @@ class Grid:
         )
         if self.axis == "acceptance" and not self.base.acceptance.by_rate:
             raise ValueError(
-                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"
+                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model, --acceptance-trace "
+                "or --acceptance-from"
             )
         vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 

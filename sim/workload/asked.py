@@ -19,7 +19,7 @@ from typing import Any
 
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
-from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, Acceptance, Traffic
 from pdvsim.sim.workload.own import read_requests
@@ -170,7 +170,7 @@ def _count(path: str, where: str, value: object) -> float:
 
 def _by_position(path: str, drafts: float, tokens: float, accepted: float, shares: Sequence[float]) -> Acceptance:
     """The acceptance of these counts: by position, or as one rate where only the totals are known."""
-    length = len(shares) or round(tokens / drafts)
+    length = len(shares) or round(min(tokens / drafts, LONGEST_RUN))
     if not length or max([accepted / drafts / length, *shares]) > 1:
         raise bad(path, "", "holds counts that do not fit together: more is accepted than drafted", READ)
     found = f"{path}: {drafts:,.0f} drafts"
