@@ -38,7 +38,7 @@ from pdvsim.sim.hardware.cards import card_file
 from pdvsim.sim.hardware.models import GPUS, model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
-from pdvsim.sim.workload import acceptance, asked, datasets
+from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.study.resultfiles import read_records
 from pdvsim.study.results import load
 from pdvsim.study.sweepcheck import read_config
@@ -263,8 +263,8 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
-    "metrics.txt": lambda path: asked.read_acceptance(str(path)),
-    "bench.json": lambda path: asked.read_acceptance(str(path)),
+    "metrics.txt": lambda path: counters.read_acceptance(str(path)),
+    "bench.json": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),

@@ -462,7 +462,8 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
-    seeds = " to ".join(map(str, dict.fromkeys((min(counts := list(map(len, advice.finals.values()))), max(counts)))))
+    counts = sorted({len(rows) for rows in advice.finals.values()})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     warm = f"the first {ask.warmup_share:.0%} left out, " if ask.warmup_share else ""
     most = "the least" if ask.goal.sign < 0 else "the most"
     return [

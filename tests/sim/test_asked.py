@@ -18,7 +18,8 @@ from pdvsim.common.options import build, parse
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.workload.acceptance import expected_tokens
-from pdvsim.sim.workload.asked import AskedAcceptance, read_acceptance, usual_acceptance
+from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
+from pdvsim.sim.workload.counters import read_acceptance
 
 PAIR = "llama-3.2-1b:llama-3.1-8b"
 EAGLE3 = "eagle3-llama-3.1-8b:llama-3.1-8b"
