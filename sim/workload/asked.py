@@ -21,7 +21,7 @@ class AskedAcceptance(Acceptance):
     acceptance_rate: float | None = None  # type: ignore[assignment]
     """Chance that one draft token is accepted (alpha); default: as recorded of the drafter, else 0.6, assumed."""
     acceptance_from: str | None = None
-    """Your own: vLLM's /metrics, its bench result, or recorded rounds, in a file."""
+    """File of your own: vLLM's /metrics, its bench result, or rounds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
