@@ -43,13 +43,13 @@ __all__ = [
 
 def run(**options: Any) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
+    from pdvsim.cli.runcommand import AskedExperiment
     from pdvsim.common.options import build
-    from pdvsim.sim.config import Experiment
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends
     from pdvsim.study.inputs import checked
 
-    experiment = build(Experiment, options)
+    experiment = build(AskedExperiment, options).asked()
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 

@@ -141,15 +141,8 @@ def suited(experiment: Experiment) -> Experiment:
 
 
 def _check_rates(experiments: Iterable[Experiment]) -> None:
-    """Refuse rates per position that end before the longest draft, or behind that of every experiment."""
-    longest: dict[tuple[float, ...], int] = {}
+    """Refuse rates per position that end before the longest draft."""
     for experiment in experiments:
         rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
-        if not rates or not experiment.has_drafter:
-            continue
-        if len(rates) < k:
+        if rates and experiment.has_drafter and len(rates) < k:
             raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and drafts have up to {k}")
-        longest[rates] = max(k, longest.get(rates, 0))
-    for rates, k in longest.items():
-        if len(rates) > k:
-            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and no draft has over {k}")

@@ -38,7 +38,7 @@ from pdvsim.sim.hardware.cards import card_file
 from pdvsim.sim.hardware.models import GPUS, model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
-from pdvsim.sim.workload import acceptance, datasets
+from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.study.resultfiles import read_records
 from pdvsim.study.results import load
 from pdvsim.study.sweepcheck import read_config
@@ -69,6 +69,16 @@ REAL = {
     "repeat": 0,
     "held_out": False,
     "metrics": {"output_throughput": 400.0, "mean_ttft_ms": 9.0, "mean_tpot_ms": 4.0},
+}  # fmt: skip
+METRICS = """vllm:spec_decode_num_drafts_total{engine="0"} 100.0
+vllm:spec_decode_num_draft_tokens_total{engine="0"} 200.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0"} 110.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 70.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 40.0
+"""
+BENCH = {
+    "spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 110,
+    "spec_decode_per_position_acceptance_rates": [0.7, 0.4],
 }  # fmt: skip
 TOML = 'arch = "pd"\nnum_prompts = 3\noutput_len = 5\nrequest_rate = 8.0\ngoodput = ["ttft:500"]\n'
 SIZES = ["num_tokens", "n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers"]
@@ -107,6 +117,8 @@ def make_yard(folder: Path) -> Yard:
         "mooncake.jsonl": MOONCAKE,
         "sharegpt.json": json.dumps(TALK),
         "accepted.jsonl": "[4, 0, 2]\n[1, 1]\n",
+        "metrics.txt": METRICS,
+        "bench.json": json.dumps(BENCH),
         "runs.jsonl": json.dumps(REAL) + "\n",
         "flags.toml": TOML,
         "mlp.csv": VIDUR,
@@ -251,6 +263,8 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
+    "metrics.txt": lambda path: counters.read_acceptance(str(path)),
+    "bench.json": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
@@ -272,6 +286,8 @@ USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, whic
     "burst.csv": ("run", "--dataset-name", "burstgpt", "--dataset-path", "{}", "--num-prompts", "3"),
     "mooncake.jsonl": ("run", "--dataset-name", "mooncake", "--dataset-path", "{}", "--use-trace-timestamps", *SMALL),
     "accepted.jsonl": ("run", "--acceptance-trace", "{}", *SMALL),
+    "metrics.txt": ("run", "--acceptance-from", "{}", *SMALL),
+    "bench.json": ("run", "--acceptance-from", "{}", *SMALL),
     "runs.jsonl": ("validate", "{}", "--no-ablations", "--jobs", "1", "--json"),
     "flags.toml": ("run", "--config", "{}"),
     "run.json": ("report", "{}", "-o", "{}.html"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdvsim.cli.page import deliver, page_file
@@ -18,6 +18,7 @@ from pdvsim.decide.fleet import Fleet, fleets
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.options import (
     BUDGET,
+    LOOP_PROMPTS,
     PROMPTS,
     WARMUP_SHARE,
     OpenTraffic,
@@ -25,11 +26,12 @@ from pdvsim.decide.options import (
     TunedServer,
     forewarn_few,
 )
-from pdvsim.decide.runs import Bench
+from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
 from pdvsim.decide.space import CONTROLLERS, Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study import output
 
 
@@ -37,10 +39,23 @@ from pdvsim.study import output
 class AskedTraffic(OpenTraffic):
     """Who asks what, and how often."""
 
-    num_prompts: int = PROMPTS
-    """Requests of a run; those of the search are a quarter as long."""
+    num_prompts: int | None = None  # type: ignore[assignment]
+    """Requests of a run; default: 500 at a rate, 200 or more in a closed loop. Without a load: a batch job, all sent
+    at once."""
     request_rate: float = math.inf
     """The load to give advice for, in requests per second."""
+
+    def at(self, concurrency: int | None, server: Server) -> Traffic:
+        """The traffic at the load asked about; a ValueError where there is none, or two."""
+        rated = self.request_rate < math.inf
+        if rated and concurrency is not None:
+            raise ValueError("give one of --request-rate and --concurrency")
+        if not rated and concurrency is None and self.num_prompts is None:
+            raise ValueError(
+                "advice is for a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
+            )
+        usual = PROMPTS if rated else max(LOOP_PROMPTS, LOOP_TURNS * (concurrency or 0))
+        return replace(self, num_prompts=self.num_prompts or usual, max_concurrency=concurrency).asked(server)
 
 
 @dataclass(frozen=True)
@@ -53,11 +68,11 @@ class AdviseOptions:
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
     objective and by cost."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    """With --gpus: a card, e.g. l4, that may draft in place of a GPU."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5. One GPU alone competes, then."""
+    """With --gpus: hourly prices, e.g. h200=4.5; one GPU competes, too."""
     attainment: float = ATTAINMENT
-    """Share of the requests that should meet every service level of --goodput."""
+    """Share of requests that should meet all of --goodput."""
     objective: Objective | None = None
     """What to be best at, among those that meet the service levels; default: headroom with --goodput, else e2el."""
     indifference: float = 0.01
@@ -75,13 +90,15 @@ class AdviseOptions:
     budget: int = BUDGET
     """Simulations that the answer may take; what there is no room for is named."""
     warmup_share: float = WARMUP_SHARE
-    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    """First share of the requests, left out of the metrics."""
     gpu_hour_usd: float | None = None
     """Price of a GPU for an hour; gives the cost of a million output tokens."""
     jobs: int | None = None
     """Runs side by side; default: one per core."""
+    concurrency: int | None = None
+    """The load as concurrent requests, a closed loop."""
     traffic: AskedTraffic = field(default_factory=AskedTraffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
@@ -98,7 +115,8 @@ class AdviseOptions:
     def fleets(self, base: Experiment) -> tuple[Fleet, ...]:
         """Ways to use several GPUs; none where there is one."""
         if self.gpus > 1:
-            return fleets(base, self.archs, self.gpus, self.drafter_card, bool(self.card_hour_usd))
+            alone, drafted = bool(self.card_hour_usd), self.drafters(base)
+            return fleets(base, self.archs, self.gpus, self.drafter_card, alone, drafted)
         if self.drafter_card or self.card_hour_usd:
             raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
         return ()
@@ -112,16 +130,20 @@ class AdviseOptions:
             max_num_seqs=self.try_max_num_seqs,
             max_num_batched_tokens=self.try_max_num_batched_tokens,
         )
-        traffic, scoring = self.traffic.asked(self.server.given()), plain(Scoring, self.scoring)
-        goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
+        traffic, scoring = self.traffic.at(self.concurrency, self.server.given()), plain(Scoring, self.scoring)
+        usual: Objective = "headroom" if scoring.goodput else "e2el" if load_axis(traffic) == "load" else "throughput"
+        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         base = self._base(traffic, scoring)
+        batch = load_axis(traffic) == "requests"
+        if batch and self.warmup_share != WARMUP_SHARE:
+            raise ValueError("--warmup-share does nothing for a batch job: all of it counts")
         return Question(
             base,
             space,
             goal,
             self.num_runs,
             self.indifference,
-            self.warmup_share,
+            0.0 if batch else self.warmup_share,
             self.budget,
             self.gpu_hour_usd,
             self.fleets(base),
@@ -130,18 +152,20 @@ class AdviseOptions:
         )
 
     def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
-        """Who may draft for a model that is given alone; on several GPUs, its natural drafter."""
-        if ":" in self.server.pair or self.server.drafter is not None or self.gpus > 1:
+        """Who may draft for a model that is given alone."""
+        if ":" in self.server.pair or self.server.drafter is not None:
             return ()
-        given = None if self.acceptance == Acceptance() else self.acceptance
-        return drafters(base, self.server.pair, self.archs, given)
+        if self.acceptance.acceptance_from is not None:
+            raise ValueError("--acceptance-from is of one drafter: name it, with --drafter model, eagle3 or ngram")
+        return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
         """With the first architecture that does not refuse the options; if all do, what the last one says."""
         refused, server = ValueError("arch needs at least one value"), self.server.given()
+        acceptance = self.acceptance.asked(server.pair, traffic)
         for arch in self.archs:
             try:
-                return Experiment(arch, traffic, self.acceptance, server, self.hardware, self.host, scoring)
+                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
             except ValueError as error:
                 refused = error
         raise refused

@@ -15,9 +15,10 @@ from pdvsim.decide.goal import ATTAINMENT, Goal
 from pdvsim.decide.options import WARMUP_SHARE, OpenTraffic, TrimmedScoring, TunedServer, forewarn_few
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring
+from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Internal, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 
@@ -50,7 +51,7 @@ class CapacityOptions:
     jobs: int | None = None
     """Runs side by side; default: one per core."""
     traffic: OpenTraffic = field(default_factory=OpenTraffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
     hardware: ServerHardware = field(default_factory=ServerHardware)
     host: Host = field(default_factory=Host)
@@ -61,10 +62,11 @@ class CapacityOptions:
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        traffic, hardware = self.traffic.asked(self.server.given()), plain(Hardware, self.hardware)
-        scoring = plain(Scoring, self.scoring)
+        server, hardware = self.server.given(), plain(Hardware, self.hardware)
+        traffic, scoring = self.traffic.asked(server), plain(Scoring, self.scoring)
         arch = self.arch[0] if self.arch else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server.given(), hardware, self.host, scoring)
+        acceptance = self.acceptance.asked(server.pair, traffic)
+        base = Experiment(arch, traffic, acceptance, server, hardware, self.host, scoring)
         goal = Goal("throughput", scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
         return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share, space)

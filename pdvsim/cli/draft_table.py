@@ -12,9 +12,10 @@ from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import OpenTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Internal, Server
+from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Host, Internal, Server
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study import output
 
 
@@ -69,7 +70,7 @@ class DraftTableOptions:
     jobs: int | None = None
     """Concurrent runs; default: one per core."""
     traffic: TableTraffic = field(default_factory=TableTraffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TableServer = field(default_factory=TableServer)
     hardware: TableHardware = field(default_factory=TableHardware)
     host: Host = field(default_factory=Host)
@@ -79,11 +80,13 @@ class DraftTableOptions:
 
     def question(self) -> DraftQuestion:
         """What these options ask; a ValueError names what is wrong."""
+        server = plain(Server, self.server)
+        traffic = self.traffic.asked(server)
         base = Experiment(
             self.arch,
-            self.traffic.asked(plain(Server, self.server)),
-            plain(Acceptance, self.acceptance),
-            plain(Server, self.server),
+            traffic,
+            self.acceptance.asked(server.pair, traffic),
+            server,
             plain(Hardware, self.hardware),
             self.host,
         )

@@ -23,6 +23,7 @@ from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.view.forest import forest_figure
@@ -87,7 +88,7 @@ class MapOptions:
     jobs: int | None = None
     """Runs side by side; default: one per core."""
     traffic: MapTraffic = field(default_factory=MapTraffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
@@ -109,13 +110,13 @@ class MapOptions:
             raise ValueError("--pairs is for --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
             raise ValueError(f"--pair-acceptance needs one rate for each of --pairs ({len(self.pairs)})")
-        if self.pair_acceptance and not self.acceptance.by_rate:
+        if self.pair_acceptance and (not self.acceptance.by_rate or self.acceptance.acceptance_from is not None):
             raise ValueError("--pair-acceptance and another form of acceptance exclude each other")
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
         elif self.try_cards:
             raise ValueError("--try-cards is for --y card")
-        pairs = map(str, places if self.y == "size" else ())
+        pairs = tuple(map(str, places if self.y == "size" else ()))
         traffic = self.traffic.at(self.request_rate, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
@@ -123,7 +124,14 @@ class MapOptions:
         elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
             raise ValueError("--drafter-card, --card-hour-usd and --per-dollar are for --gpus 2 and more")
         arch = archs[0] if archs else "pdv"
-        base = Experiment(arch, traffic, self.acceptance, self.server.given(), self.hardware, self.host, scoring)
+        server, asked = self.server.given(), self.acceptance
+        if self.y == "acceptance" and asked.is_open:
+            asked = AskedAcceptance(Acceptance.acceptance_rate)  # every cell has its own
+        acceptance = asked.asked(server.pair, traffic)
+        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
+        accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if asked.is_open}
+        for pair, rate in zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False):
+            accepted[pair] = Acceptance(rate)
         return Grid(
             base,
             self.server.space(archs),
@@ -140,7 +148,7 @@ class MapOptions:
             prices(self.card_hour_usd),
             self.per_dollar,
             self.against,
-            dict(zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False)),
+            accepted,
         )
 
 

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import parse
+from pdvsim.common.options import parse, plain
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.view.run import Run
@@ -33,6 +35,13 @@ class RealCommand(RunCommand):
     """Prefix of the name of --save-result."""
     live: bool = False
     """Let pages look on while it serves: pdvsim live --beside real."""
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What is run; where the models decide what is accepted, nothing is recorded or assumed of it."""
+        given = self.given
+        unsaid = self.machine.own_verdict and given.acceptance.is_open
+        return replace(plain(Experiment, given), acceptance=Acceptance()) if unsaid else given.asked()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+from pdvsim.common.options import plain
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.workload.asked import AskedAcceptance
+
+
+@dataclass(frozen=True)
+class AskedExperiment(Experiment):
+    """One run: an architecture, under a load, on a GPU."""
+
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
+
+    def asked(self) -> Experiment:
+        """The experiment with the acceptance that is given, read, recorded or assumed."""
+        acceptance = self.acceptance.asked(self.server.pair, self.traffic)
+        return replace(plain(Experiment, self), acceptance=acceptance)
 
 
 @dataclass(frozen=True)
 class RunCommand:
     """Simulate one experiment and print its table, in the style of `vllm bench serve`."""
 
-    experiment: Experiment = field(default_factory=Experiment)
+    given: AskedExperiment = field(default_factory=AskedExperiment)
     output: str | None = None
     """Write the result to this file, as JSON with vLLM's keys."""
     save_result: bool = False
@@ -33,8 +48,13 @@ class RunCommand:
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line wins."""
 
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self.given.asked()
+
     def __post_init__(self) -> None:
-        if not self.experiment.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
+        if not self.given.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
             raise ValueError("--no-detailed keeps no records: --save-detailed, --trace-out and --html need them")
         if any(c in "/\\" or not c.isprintable() for c in self.label):
             raise ValueError(f"label is part of a file's name: it takes no slash and prints, got {self.label!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.backends import Backend, BackendName, check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from pdvsim.study.folder import SweepDir
 
+VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
 
 
@@ -57,7 +59,7 @@ class SweepOptions:
     scheduler: str | None = None
     """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray finds the one of its machine without."""
     traffic: SweepTraffic = field(default_factory=SweepTraffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
@@ -79,9 +81,13 @@ class SweepOptions:
     def _sweep(self) -> Sweep:
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        traffic = plain(Traffic, self.traffic)
-        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
-        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, axes(self.vary))
+        traffic, vary = plain(Traffic, self.traffic), axes(self.vary)
+        asked = self.acceptance
+        if asked.is_open and VARIES_ACCEPTANCE & set(vary):
+            asked = AskedAcceptance(Acceptance.acceptance_rate)  # one for all drafters, or what is varied
+        acceptance = asked.asked(self.server.pair, traffic)
+        base = Experiment(self.arch[0], traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
+        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
 
 
 @dataclass(frozen=True)
@@ -256,6 +262,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
 def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args: SweepCommand) -> None:
     from pdvsim.study import output
     from pdvsim.view import table
+    from pdvsim.view.setting import acceptance_notes
 
     entries, names = over_replications(frame), varied(frame)
     differences = [
@@ -277,5 +284,7 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
     compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
     leads = [d for d in differences if d["metric"] == compared_by]
     print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names, differences=leads))
+    for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
+        print(note)
     if differences and args.verbose:
         print("\n" + table.paired_table(differences, names))

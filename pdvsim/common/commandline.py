@@ -9,15 +9,19 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
 from pdvsim.common.options import build, flags_of, read
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.policies import file_of, policy_of
+from pdvsim.sim.workload.asked import usual_acceptance
 
 GONE = ("--acceptance-trace-k", "--percentile-metrics")  # of recorded runs: the trace says it, and all are given
 
 
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that make it run just this experiment."""
-    flags = flags_of(experiment, Experiment(), leave_out=("arch",))
+    flags = list(flags_of(experiment, Experiment(), leave_out=("arch",)))
+    given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
+    if given == Acceptance() != usual and experiment.has_drafter:  # without the flag it would be the recorded one
+        flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
     return shlex.join([*program.split(), "--arch", experiment.arch, *flags])
 
 

@@ -33,7 +33,7 @@ Placed = Annotated[T, PLACED]  # an argument that is given by place, not by name
 MOST_USED = (
     "arch", "pair", "pairs", "gpu", "gpus", "request_rate", "concurrency", "max_concurrency", "num_prompts", "goodput",
     "dataset_name", "dataset_path", "use_trace_timestamps", "input_len", "output_len", "num_speculative_tokens",
-    "acceptance_rate", "num_runs", "output", "json", "config",
+    "acceptance_rate", "acceptance_from", "num_runs", "output", "json", "config",
 )  # fmt: skip
 MEANT = {  # what other programs call an option
     "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),

@@ -28,6 +28,7 @@ from pdvsim.decide.report import (
     rests_on,
     threshold_text,
 )
+from pdvsim.decide.runs import load_axis, load_words
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
@@ -35,9 +36,11 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
+from pdvsim.view.setting import acceptance_notes, is_assumed
 from pdvsim.view.table import cell, grid
 
 MILLION = 1e6
+FINISHED = ("Time to finish (s)", "duration")  # of a batch job
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
     ("Output throughput (tok/s)", "output_throughput"),
@@ -70,8 +73,6 @@ class Question:
     drafters: tuple[Drafted, ...] = ()  # who may draft, that compete in place of architectures
 
     def __post_init__(self) -> None:
-        if not 0 < self.base.traffic.request_rate < float("inf"):
-            raise ValueError("advice is for a load: give --request-rate, in requests per second")
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
         check_ranges(self)
@@ -166,7 +167,7 @@ class Advice(Answer):
     def report(self) -> Report:
         """The whole advice, section by section."""
         ask = self.question
-        lead = f"What to run at {ask.base.traffic.request_rate:g} requests/s, and how sure that is."
+        lead = f"What to run at {load_words(ask.base.traffic)}, and how sure that is."
         document = self.document(
             question=output.settings(ask),
             search={
@@ -208,7 +209,7 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "command": command_line("pdvsim run", best),
             "deployment": [asdict(block) for block in advice.deployment],
         },
-        "expected": {key: interval(row.get(key, math.nan) for row in rows) for key in _metrics(ask.goal).values()}
+        "expected": {key: interval(row.get(key, math.nan) for row in rows) for key in _metrics(ask).values()}
         | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
         "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
         "objective": ask.goal.objective,
@@ -249,9 +250,9 @@ def _undecided(advice: Advice) -> list[str]:
 def _recommendation(advice: Advice, best: Experiment) -> list[str]:
     ask, goal = advice.question, advice.question.goal
     card = f"{best.hardware.replicas * best.gpus} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
-    rate = ask.base.traffic.request_rate
+    load = load_words(ask.base.traffic)
     model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
-    lines = [ask.described(best), f"for {model} on {card} at {rate:g} req/s"]
+    lines = [ask.described(best), f"for {model} on {card} at {load}"]
     if goal.levels:
         share = cell(interval(map(attained, advice.rows)), 1, 100)
         verb = "meets" if advice.met else "does NOT meet"
@@ -260,12 +261,19 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
         parts = ", ".join(f"{level_title(name)} {cell(room, 1)} times" for name, room in rooms.items())
         of = "" if goal.named else f" of the {goal.percentile.upper()}"
         lines.append(f"head-room{of} under its level: {parts}")
+    lines += _on_assumption(advice)
     if advice.met:
         return lines + [f"inconclusive: {why}" for why in _inconclusive(advice)]
-    lines.append(_not_met(advice, rate))
+    lines.append(_not_met(advice))
     if advice.search.skipped:
         lines.append(f"{advice.search.skipped} settings were not tried; others may do: give more --budget")
     return lines
+
+
+def _on_assumption(advice: Advice) -> list[str]:
+    """What of the decision rests on an acceptance that is assumed, and where drafting would break even."""
+    even, notes = advice.break_even, acceptance_notes(c for c in advice.finals if is_assumed(c))
+    return [f"{note}; {_break_even(even, advice)}" if even else note for note in notes]
 
 
 def _inconclusive(advice: Advice) -> list[str]:
@@ -281,14 +289,14 @@ def _inconclusive(advice: Advice) -> list[str]:
 
 def _nothing(advice: Advice) -> str:
     """The heading where none of the finalists will do."""
-    goal, rate = advice.question.goal, advice.question.base.traffic.request_rate
+    goal, load = advice.question.goal, load_words(advice.question.base.traffic)
     missed = f"meets {goal.levels_text}" if goal.levels else "keeps up"
-    return f"Nothing {missed} at {rate:g} req/s; least bad:"
+    return f"Nothing {missed} at {load}; least bad:"
 
 
-def _not_met(advice: Advice, rate: float) -> str:
+def _not_met(advice: Advice) -> str:
     """What it would take, as far as that is known."""
-    held = advice.held_rate
+    held, rate = advice.held_rate, advice.question.base.traffic.request_rate
     if advice.capacity and held and held.mean > 0:
         gpus = advice.capacity.plan.gpus[0]
         needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
@@ -296,14 +304,16 @@ def _not_met(advice: Advice, rate: float) -> str:
     return "no setting that was tried holds this load; the figures below are of the best of them"
 
 
-def _metrics(goal: Goal) -> dict[str, str]:
+def _metrics(ask: Question) -> dict[str, str]:
     """Columns of a run that are expected of the recommendation, by label."""
-    return {label.format(goal.percentile.upper()): key.format(goal.percentile) for label, key in EXPECTED}
+    batch = (FINISHED,) if load_axis(ask.base.traffic) == "requests" else ()
+    percentile = ask.goal.percentile
+    return {label.format(percentile.upper()): key.format(percentile) for label, key in (*batch, *EXPECTED)}
 
 
 def _expected(advice: Advice) -> str:
     rows = advice.rows
-    shown = {label: [row.get(key, math.nan) for row in rows] for label, key in _metrics(advice.question.goal).items()}
+    shown = {label: [row.get(key, math.nan) for row in rows] for label, key in _metrics(advice.question).items()}
     body = [[label, positive(interval(v)), cell(v[0])] for label, v in shown.items() if cell(v[0]) != "-"]
     seed = advice.question.base.traffic.seed
     return grid(["metric", f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"], body)
@@ -361,7 +371,7 @@ def _left_out(advice: Advice, flips: bool) -> list[str]:
 
 
 def _edge(flips: Flips, edge: Edge, side: str) -> str:
-    unit = " req/s" if flips.axis == "load" else ""
+    unit = {"load": " req/s", "requests": " requests"}.get(flips.axis, "")
     stands, here = f"it stands to {edge.stands:.3g}{unit}", f"{flips.here:.3g}{unit}"
     name = f"{flips.axis}, {side} from {here}: "
     if edge.falls is None:
@@ -378,7 +388,7 @@ def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
     if advice.alone is not None:
         lines.append("low concurrency: " + _alone(advice.alone, advice.question.name(best)))
     if advice.break_even is not None:
-        lines.append("poor speculation: " + _break_even(advice.break_even, best))
+        lines.append("poor speculation: " + _break_even(advice.break_even, advice))
     if advice.balance is not None:
         lines.append("balanced models: " + _balance(advice.balance))
     if advice.memory is not None:
@@ -400,16 +410,16 @@ def _alone(alone: hazards.Alone, best: str) -> str:
     return text
 
 
-def _break_even(even: hazards.BreakEven, best: Experiment) -> str:
-    who = "drafting" if even.arch == best.arch else f"drafting ({even.arch})"
+def _break_even(even: hazards.BreakEven, advice: Advice) -> str:
+    best = advice.recommended
+    who = "drafting" if best is not None and even.who == advice.question.name(best) else f"drafting ({even.who})"
     if even.wins_at is None:
         return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
     if even.loses_at is None:
         return f"{who} beats plain decoding by the objective even with no draft accepted: drafts are not why"
-    here = best.acceptance.acceptance_rate
-    side = "above" if here >= even.wins_at else "below" if here <= even.loses_at else "at"
+    side = "above" if even.here >= even.wins_at else "below" if even.here <= even.loses_at else "at"
     between = f"between {even.loses_at:.2f} and {even.wins_at:.2f}"
-    return f"{who} breaks even with plain decoding at an acceptance {between}; yours, {here:g}, is {side} it"
+    return f"{who} breaks even with plain decoding at an acceptance {between}; {even.here:g} is {side} it"
 
 
 def _balance(balance: hazards.Balance) -> str:
@@ -449,15 +459,19 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were left out" if advice.search.skipped else ""
-    who = "way to use the GPUs" if ask.fleets else "architecture and drafter" if ask.drafters else "architecture"
+    who = "way to use the GPUs" if ask.fleets else "architecture"
+    who += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
+    counts = sorted({len(rows) for rows in advice.finals.values()})
+    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    warm = f"the first {ask.warmup_share:.0%} left out, " if ask.warmup_share else ""
     most = "the least" if ask.goal.sign < 0 else "the most"
     return [
         f"objective: among those that {able}, {most} {NAMES[ask.goal.objective]}",
         f"searched {len(advice.search.figures)} settings in short runs, each {who} at its own best{left}; "
         f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
-        f"{len(advice.finals)} finalists: {len(advice.rows)} seeds of {best.traffic.num_prompts} "
-        f"requests, the first {ask.warmup_share:.0%} left out, seeds that the search did not use",
-        *([f"acceptance of {'; '.join(accepted)}"] if accepted else []),
+        f"{len(advice.finals)} finalists: {seeds} seeds of {best.traffic.num_prompts} "
+        f"requests, {warm}seeds that the search did not use",
+        *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
         *rests_on(ask.base.traffic, advice.rows),
     ]

@@ -15,13 +15,16 @@ from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.finals import decided
 from pdvsim.decide.flips import Rivalry, find_flips
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate
+from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
+FLIP_RUNS = 150  # simulations that look for flips on an axis, or a tenth of a larger budget
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
-LOADS = (0.25, 0.5, 2.0, 4.0)  # times the rate asked about
+LOADS = {  # times the load asked about
+    "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
+}  # fmt: skip
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
@@ -57,6 +60,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     order = [advice.finalist(name) for name in (advice.held.best, *advice.held.behind)]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
+    rated = next((c for c in (best, *others) if c.has_drafter and c.acceptance.by_rate), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     lengths, by_rate = ask.space.draft_lengths, all(c.acceptance.by_rate for c in (best, *rivals))
@@ -75,20 +79,23 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.left_out.append(what)
         return False
 
-    if ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
+    if rated and plain and room("break-even", hazards.break_even_runs(who)):
+        advice.break_even = hazards.break_even(rated, plain, who, bench)
+    axis = load_axis(best.traffic)
+    if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
         gpus = best.hardware.replicas * best.gpus
         advice.capacity = hazards.saturation(who, gpus, bench, ask.warmup_share, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):
         advice.alone = hazards.alone(who, bench)
-    if drafting and drafting.acceptance.by_rate and plain and room("break-even", hazards.break_even_runs(who)):
-        advice.break_even = hazards.break_even(drafting, plain, who, bench)
-    budget = int(FLIPS_SHARE * ask.budget)
+    budget, each = int(FLIPS_SHARE * ask.budget), max(FLIP_RUNS, ask.budget // 10)
     if rivals and room("flips with the load", who.runs, FLIPS_SHARE):
-        here, places = best.traffic.request_rate, [best.traffic.request_rate * x for x in LOADS]
-        half = bench.runs + (budget - bench.runs) // (1 + by_rate)
-        advice.flips.append(find_flips("load", here, places, at_rate, who, bench, half))
+        here = load_of(best.traffic)
+        places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
+        half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
+        advice.flips.append(find_flips(axis, here, places, at_load, who, bench, half))
     if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):
         here = best.acceptance.acceptance_rate
-        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, budget))
+        most = min(budget, bench.runs + each)
+        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, most))

@@ -44,6 +44,7 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
+from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
 LONG = 16  # length of a run in durations of a request, at the rate held
@@ -250,4 +251,5 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[i
             "queue: at the next rate it grew, or the run is inconclusive; then ± reaches to what the saturated server "
             "completes, and more --num-prompts narrow it"
         )
-    return [*notes, *rests_on(plan.base.traffic, found.rows)]
+    served = (plan.experiment(case, 1.0) for case in plan.cases())
+    return [*notes, *rests_on(plan.base.traffic, found.rows), *acceptance_notes(served)]

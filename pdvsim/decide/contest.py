@@ -1,10 +1,11 @@
 """Who is best, and how sure: paired differences over replications, with the many comparisons paid for.
 
-Contenders ran the same seeds. The one with the best mean counts as the winner only if its paired interval against every
-other contender lies above what does not count: no difference, the indifference asked for, and the profile's own error
-in what decides either's figure, which no number of seeds reveals. Each interval is at a confidence that leaves all of
-them together at 95% (Bonferroni). Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are the
-ones that decided, and are printed.
+Contenders ran the same seeds, and those between which it was open some more: the best is one of these, and two are
+compared on the seeds that both ran. The one with the best mean counts as the winner only if its paired interval against
+every other contender lies above what does not count: no difference, the indifference asked for, and the profile's own
+error in what decides either's figure, which no number of seeds reveals. Each interval is at a confidence that leaves
+all of them together at 95% (Bonferroni). Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are
+the ones that decided, and are printed.
 """
 
 from __future__ import annotations
@@ -61,21 +62,32 @@ def contest(
     whose interval reaches below the indifference, or the larger of both contenders' `errors`, is not one to count on.
     """
     means = {name: interval(sample) for name, sample in values.items()}
-    order = sorted(values, key=lambda name: -sign * means[name].mean)
-    best, behind = order[0], tuple(order[1:])
+    seeds = max(map(len, values.values()))
+    best = max((name for name in values if len(values[name]) == seeds), key=lambda name: sign * means[name].mean)
+    ahead_by = {  # seed by seed, on those that both ran
+        other: [sign * (mine - theirs) for mine, theirs in zip(values[best], values[other], strict=False)]
+        for other in values
+        if other != best
+    }
+
+    def distance(other: str) -> tuple[float, float]:
+        """From the best on the seeds that both ran; rounding must not change the order of the means."""
+        mine = interval(values[best][: len(values[other])]).mean
+        return sign * (mine - means[other].mean), -sign * means[other].mean
+
+    behind = tuple(sorted(ahead_by, key=distance))
     confidence = corrected(comparisons or len(behind))
     off = errors or dict.fromkeys(values, 0.0)
     thresholds = {other: max(indifference, off[best], off[other]) for other in behind}
     differences, leads, here = {}, {}, {}
     for other in behind:
-        pairs = zip(values[best], values[other], strict=True)
-        differences[other] = interval([sign * (mine - theirs) for mine, theirs in pairs], confidence)
-        ahead = [sign * share for share in shares(values[best], values[other])]
+        differences[other] = interval(ahead_by[other], confidence)
+        both = len(ahead_by[other])
+        ahead = [sign * share for share in shares(values[best][:both], values[other][:both])]
         leads[other], here[other] = interval(ahead, confidence), interval(ahead, corrected(len(behind)))
     unsure = tuple(other for other in behind if not exceeds(leads[other], thresholds[other]))
     alike = tuple(other for other in behind if not here[other].mean - here[other].half_width > indifference)
-    ordered = {name: means[name] for name in order}
-    seeds = len(values[best])
+    ordered = {name: means[name] for name in (best, *behind)}
     return Contest(best, behind, ordered, differences, leads, unsure, alike, confidence, thresholds, seeds)
 
 

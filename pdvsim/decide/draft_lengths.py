@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, Simulated, Tier
-from pdvsim.decide.formula import JOINING, SAMPLE, Formula
+from pdvsim.decide.formula import JOINING, RATES, SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.assembly import bar_of, covering_profile, models_of
 from pdvsim.sim.config import Acceptance, Experiment
@@ -29,7 +30,6 @@ from pdvsim.study.stats import Interval, interval
 
 Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length
 
-RATES = tuple(i / 50 for i in range(51))  # acceptance rates at which a draft length is tried
 TRIED_SIZES = 16  # of a tier, at these rates
 SPACING = 4  # a simulated size is so many times the one before
 CLOSE = 0.1  # lengths within this of the best at a simulated size are simulated there, besides its neighbours
@@ -70,14 +70,15 @@ class Speeds:
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
         """Of each batch size, by draft length from 0 on; minus infinity where the engine has no such length."""
         columns = [self._idle(sizes)]
-        columns += [self._length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
+        columns += [self.length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
         return np.column_stack(columns)
 
     def plain(self, sizes: Sequence[int]) -> Logs:
         """Of each batch size, on a server without a drafter."""
-        return self._length(sizes, PLAIN)
+        return self.length(sizes, PLAIN)
 
-    def _length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+    def length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+        """Of each batch size, with one draft length."""
         return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
     def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
@@ -303,6 +304,7 @@ def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int
         float(over[rival]),
         float(over[speeds.question.compared]),
         _acceptances(speeds, first, last, k),
+        _break_even(speeds, first, last, k),
     )
 
 
@@ -311,8 +313,7 @@ def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, 
     base, indifference = speeds.question.base, speeds.question.indifference
     if not base.acceptance.by_rate:
         return None
-    here = base.acceptance.acceptance_rate
-    sizes = sorted(set(np.linspace(first, last, min(TRIED_SIZES, last - first + 1)).astype(int).tolist()))
+    here, sizes = base.acceptance.acceptance_rate, _tried_sizes(first, last)
 
     def reached(rates: Sequence[float]) -> float:
         end = here
@@ -324,6 +325,22 @@ def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, 
         return end
 
     return reached([r for r in reversed(RATES) if r < here]), reached([r for r in RATES if r > here])
+
+
+def _tried_sizes(first: int, last: int) -> list[int]:
+    return sorted(set(np.linspace(first, last, min(TRIED_SIZES, last - first + 1)).astype(int).tolist()))
+
+
+def _break_even(speeds: Speeds, first: int, last: int, k: int) -> float | None:
+    """The lowest acceptance rate at which a draft length is as fast as a server without a drafter; None: at no rate."""
+    base, sizes = speeds.question.base, _tried_sizes(first, last)
+    if not base.acceptance.by_rate or not k:
+        return None
+    plain = speeds.plain(sizes).mean()
+    at = bisect_left(
+        RATES, x=True, key=lambda r: bool(speeds.length(sizes, k, at_acceptance(base, r).acceptance).mean() >= plain)
+    )
+    return RATES[at] if at < len(RATES) else None
 
 
 def _single(logs: Logs, plain: Logs, chosen: Logs) -> tuple[int, float]:

@@ -19,6 +19,7 @@ from pdvsim.sim.policies import named
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.stats import Interval
+from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
@@ -131,11 +132,9 @@ class DraftQuestion:
 
     def drafting(self, k: int) -> Experiment:
         """The experiment with a fixed draft length, on one server."""
-        given = self.base.acceptance
         return replace(
             self.base,
             server=replace(self.base.server, controller="fixed", num_speculative_tokens=k),
-            acceptance=replace(given, synthetic_acceptance_rates=given.synthetic_acceptance_rates[:k]),
             hardware=replace(self.base.hardware, replicas=1, padding=self.facts.padding),
         )
 
@@ -170,6 +169,7 @@ class Tier:
     over_next: float  # over all its sizes alike, as is the next
     over_compared: float
     acceptance: tuple[float, float] | None  # rates between which it stays the best
+    break_even: float | None  # the lowest rate at which it is as fast as a server without a drafter
 
 
 @dataclass(repr=False)
@@ -320,6 +320,10 @@ def _notes(table: DraftTable) -> list[str]:
     notes = ["over plain: over a server without a drafter, at the ends of the range; gain: over the next best"]
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: rates between which k stays the best{within}")
+    pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]
+    for note in acceptance_notes([question.drafting(question.max_k)]):
+        even = f"; drafting breaks even with no drafter at {', '.join(pays)}"
+        notes.append(note + (even if pays and question.base.acceptance.by_rate else ""))
     if table.lost >= SHOWN:
         notes.append(
             f"gains below {question.indifference:.0%} get no range of their own: the best k at each size is "

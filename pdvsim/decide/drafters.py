@@ -7,15 +7,17 @@ of which nothing was, what is assumed of any. Plain decoding competes once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance, Arch, Experiment
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import drafted_by, model_or_config, natural_draft
 from pdvsim.sim.policies import policy_of
+from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
+from pdvsim.view.setting import acceptance_source
 
 KINDS: tuple[DrafterKind, ...] = ("model", "eagle3", "ngram")
-USUAL_DATA = "sharegpt"  # whose recorded acceptance is taken where the traffic is of another data set
 
 
 @dataclass(frozen=True)
@@ -42,12 +44,6 @@ def drafted_name(arch: Arch, pair: str) -> str:
     return f"{arch} with {drafter_name(pair)}" if policy_of(arch).speculates else str(arch)
 
 
-def drafter_name(pair: str) -> str:
-    """Who drafts in a pair, in a word."""
-    draft, _, target = pair.partition(":")
-    return draft.removesuffix(f"-{target}")
-
-
 def drafters(
     base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None
 ) -> tuple[Drafted, ...]:
@@ -57,24 +53,15 @@ def drafters(
     for kind in KINDS:
         if kind != "model" or natural is not None:
             pair = drafted_by(kind, target)
-            mine = acceptance or recorded(pair, base.traffic.dataset_name)
+            mine = acceptance or usual_acceptance(pair, base.traffic)
             for name, arch in ((drafted_name(arch, pair), arch) for arch in archs):
-                found.setdefault(name, Drafted(name, arch, pair, mine))
+                way = Drafted(name, arch, pair, mine)
+                with suppress(ValueError):  # of an architecture that cannot have this drafter
+                    way.of(base)
+                    found.setdefault(name, way)
     return tuple(found.values())
-
-
-def recorded(pair: str, data: str) -> Acceptance:
-    """The acceptance that was recorded of a kind of drafter, on that data set if it was; else what is assumed."""
-    kind = drafter_name(pair)
-    names = [name for name in (f"{data}-{kind}", f"{USUAL_DATA}-{kind}") if name in ACCEPTANCE_MODELS]
-    return Acceptance(acceptance_model=names[0]) if names else Acceptance()
 
 
 def acceptance_text(way: Drafted) -> str:
     """Where the acceptance of a drafter comes from."""
-    acceptance, who = way.acceptance, drafter_name(way.pair)
-    if acceptance.acceptance_model is not None:
-        return f"{who}: recorded, {acceptance.acceptance_model}"
-    if acceptance == Acceptance():
-        return f"{who}: {acceptance.acceptance_rate:g}, assumed"
-    return f"{who}: as given"
+    return f"{drafter_name(way.pair)}: {acceptance_source(way.acceptance)}"

@@ -14,6 +14,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.fleet import APART, Fleet
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
+from pdvsim.decide.runs import load_words
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
 from pdvsim.sim.policies import policy_of
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+AXES = {
+    "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests sent at once",
+    "acceptance": "Acceptance rate",
+}  # fmt: skip
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
 CROWDED = 7  # bars in a panel; beyond that their names and figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
@@ -123,7 +128,7 @@ def flips_figure(advice: Advice) -> Figure:
     base = advice.question.base
     note = setting_line(
         asdict(base),
-        f"{base.traffic.request_rate:g} req/s asked about",
+        f"{load_words(base.traffic)} asked about",
         run_seeds(base.traffic.seed, len(advice.rows)),
         drafts="each architecture at its own best",
     )
@@ -163,18 +168,18 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
     high = found.above.stands if found.above else found.here
     axes.axvspan(low, high, color="0.93", zorder=0)
     axes.axvline(found.here, color="0.3", linewidth=1.2, linestyle=":")
-    if found.axis == "load":
+    if found.axis != "acceptance":
         axes.set_xscale("log", base=2)
         axes.set_xticks([found.here * 2.0**power for power in range(-2, 3) if found.here * 2.0**power in found.probes])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel("Request rate (req/s)" if found.axis == "load" else "Acceptance rate")
+    axes.set_xlabel(AXES[found.axis])
     means = [v.mean for probe in found.probes.values() for v in probe.values.values()]
     if max(means) > 10 * min(means) > 0:
         axes.set_yscale("log")
         axes.set_ylim(min(means) / 2, max(means) * 2)  # the curves set the frame: intervals may reach to nothing
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-    title = "Over the load" if found.axis == "load" else "Over acceptance"
+    title = "Over acceptance" if found.axis == "acceptance" else "Over the load"
     axes.set_title(title, fontweight="bold", loc="left")
 
 

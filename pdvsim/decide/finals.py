@@ -1,9 +1,10 @@
 """The contest: every architecture tuned, the best replicated on seeds the search has not seen, one of them chosen.
 
 All commands that say who is best ask `decided`, so that the same question has the same answer in all of them. Where the
-best leads another by more than what does not count, but seeds scatter too much to be sure, seeds are added: as many
-again, up to `MOST_TIMES` those asked for. So they are where a lead over the indifference leaves open which one to take.
-A lead that is too small to count gets no more of them, nor does who asked for fewer seeds than tell anything apart.
+best leads another by more than what does not count, but seeds scatter too much to be sure, seeds are added to these
+two: as many again, up to `MOST_TIMES` those asked for. So they are where a lead over the indifference leaves open which
+one to take. A lead that is sure, or too small to count, gets no more of them, nor does who asked for fewer seeds than
+tell anything apart.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ class Finals:
 
 
 def decided(
-    search: Search, places: Sequence[Experiment], bench: Bench, num_runs: int, budget: int | None = None
+    search: Search,
+    places: Sequence[Experiment],
+    bench: Bench,
+    num_runs: int,
+    budget: int | None = None,
+    equally: bool = False,
 ) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
     """Places by number, each with everyone's best settings and the finals, again where added seeds made it surer.
 
-    `budget` is of simulations, beyond which no seeds are added. Ctrl-C: what is known is decided, then it is raised.
+    `budget` is of simulations, beyond which no seeds are added; `equally` adds them to everyone. Ctrl-C: what is known
+    is decided, then it is raised.
     """
     best = tuned(search, places, bench)
     finals = [_finalists(search, here) for here in best]
@@ -56,7 +63,8 @@ def decided(
             if not all(bench.known(replications(mine, num_runs)) for mine in here):
                 continue
             budget = 0
-        for found in replicated(here, search.goal, bench, num_runs, search.indifference, budget, search.name):
+        asked = (search.indifference, budget, search.name, equally)
+        for found in replicated(here, search.goal, bench, num_runs, *asked):
             yield at, best[at], found
     if interrupted is not None:
         raise interrupted
@@ -78,23 +86,26 @@ def replicated(
     indifference: float,
     budget: int | None = None,
     name: Callable[[Experiment], str] = lambda candidate: str(candidate.arch),
+    equally: bool = False,
 ) -> Iterator[Finals]:
-    """Run every candidate, each of its own name, on the same seeds, and compare; again with more seeds each time.
+    """Run every candidate, each of its own name, on the same seeds, and compare; then those that more seeds would tell.
 
-    The last is the answer. `budget` is of simulations.
+    The last is the answer. `budget` is of simulations. `equally`: everyone has as many seeds.
     """
     seeds, names = num_runs, {name(candidate): candidate for candidate in candidates}
+    found: dict[Experiment, list[Row]] = {}
+    going = list(candidates)
     while True:
-        rows = bench.rows([run for candidate in candidates for run in replications(candidate, seeds)])
-        found = {c: rows[i * seeds : (i + 1) * seeds] for i, c in enumerate(candidates)}
-        rows_of = {who: found[candidate] for who, candidate in names.items()}
-        held = judged(rows_of, goal, names, indifference)
-        yield Finals(found, held, names)
-        more = len(candidates) * seeds
-        would_tell = any(held.leads[other].mean > held.thresholds[other] for other in held.unsure)
-        would_tell |= any(held.leads[other].mean > indifference for other in held.alike)
+        rows = bench.rows([run for candidate in going for run in replications(candidate, seeds)])
+        found |= {c: rows[i * seeds : (i + 1) * seeds] for i, c in enumerate(going)}
+        held = judged({who: found[candidate] for who, candidate in names.items()}, goal, names, indifference)
+        yield Finals(dict(found), held, names)
+        open_ = {other for other in held.unsure if held.leads[other].mean > held.thresholds[other]}
+        open_ |= {other for other in held.alike if held.leads[other].mean > indifference}
+        going = [names[who] for who in names if equally or who in (held.best, *open_)]
+        more = len(going) * seeds
         spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
-        if not would_tell or spent or num_runs < LEAST_SEEDS:
+        if not open_ or spent or num_runs < LEAST_SEEDS:
             return
         seeds *= 2
 

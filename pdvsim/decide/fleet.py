@@ -21,6 +21,7 @@ from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import RANGES, check
 from pdvsim.sim.policies import kin, policy_of
+from pdvsim.sim.workload.asked import drafter_name
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
 APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # one lane's GPU, and the others'
@@ -33,10 +34,12 @@ class Fleet:
     name: str
     arch: Arch
     hardware: Hardware
+    drafted: Drafted | None = None  # who drafts, where drafters compete
 
     def of(self, place: Experiment) -> Experiment:
         """The experiment on this fleet."""
-        return replace(place, arch=self.arch, hardware=self.hardware)
+        mine = place if self.drafted is None else self.drafted.of(place)
+        return replace(mine, arch=self.arch, hardware=self.hardware)
 
     def cards(self, place: Experiment) -> tuple[str, ...]:
         """Every GPU of it."""
@@ -45,10 +48,10 @@ class Fleet:
         server = tuple(card for at, card in enumerate(seats) for _ in range(mine.group(at)))
         return server * self.hardware.replicas
 
-    @staticmethod
-    def named(candidate: Experiment) -> str:
-        """The name of a candidate's fleet."""
-        return fleet_name(candidate)
+    def named(self, candidate: Experiment) -> str:
+        """The name of a candidate's fleet: 2x colocated, or 2x colocated with eagle3 where drafters compete."""
+        drafts = self.drafted is not None and candidate.has_drafter
+        return fleet_name(candidate) + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
 
     @property
     def splits(self) -> bool:
@@ -74,9 +77,16 @@ def contender(candidate: Experiment, ways: Sequence[Fleet | Drafted]) -> str:
 
 
 def fleets(
-    base: Experiment, archs: Sequence[Arch], gpus: int, drafter_card: str | None = None, alone: bool = False
+    base: Experiment,
+    archs: Sequence[Arch],
+    gpus: int,
+    drafter_card: str | None = None,
+    alone: bool = False,
+    drafted: Sequence[Drafted] = (),
 ) -> tuple[Fleet, ...]:
     """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
+
+    Where drafters compete, each way to use the GPUs is one of each who can draft in it (`drafted`).
 
     An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs or groups; one
     that drafts ahead is not replicated, as on one GPU it has nothing to gain. A head or an n-gram search stays with its
@@ -91,8 +101,12 @@ def fleets(
         )
     if given.profile and drafter_card is not None and given.profile != "roofline":
         raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")
-    apart = base.server.drafted_by in ("model", "none")
-    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, drafter_card, alone, apart)]
+    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, drafter_card, alone)]
+    if drafted:
+        ways = [(way.of(base), way) for way in drafted]
+        each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, drafter_card, alone)]
+        found = [replace(fleet, drafted=way) for fleet, way in each]
+        found = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in found]
     if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
         raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
     fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
@@ -103,11 +117,10 @@ def fleets(
     return tuple(fitting)
 
 
-def _ways(
-    base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alone: bool, apart: bool
-) -> Iterator[Fleet]:
-    """Of one architecture, whether its models can be divided so or not; `apart` if its drafter can have a GPU."""
+def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alone: bool) -> Iterator[Fleet]:
+    """Of one architecture, whether its models can be divided so or not."""
     given = base.hardware
+    apart = base.server.drafted_by in ("model", "none")  # a drafter that can have a GPU of its own
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 

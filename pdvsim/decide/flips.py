@@ -21,7 +21,7 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.runs import Bench, least_prompts, load_axis, replications
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
@@ -29,6 +29,8 @@ from pdvsim.study.stats import Interval
 
 STEPS = 3  # of bisection
 PROMPTS = 200  # of a run at a place: shorter than a final one
+
+_MIDDLES = {"load": lambda a, b: math.sqrt(a * b), "acceptance": lambda a, b: (a + b) / 2}  # others: whole numbers
 
 Move = Callable[[Experiment, float], Experiment]
 
@@ -96,7 +98,8 @@ class Rivalry:
         if candidate.has_drafter and server.controller == "fixed" and len(self.draft_lengths) > 1:
             best = Formula(candidate).ranked(self.draft_lengths)[0].k
             server = replace(server, num_speculative_tokens=best)
-        few = min(PROMPTS, traffic.num_prompts)
+        whole = load_axis(traffic) == "requests"  # a shorter job would be another load
+        few = traffic.num_prompts if whole else least_prompts(traffic, PROMPTS)
         warmup = candidate.scoring.warmup_requests * few // traffic.num_prompts
         scoring = replace(candidate.scoring, warmup_requests=warmup)
         return replace(candidate, server=server, traffic=replace(traffic, num_prompts=few), scoring=scoring)
@@ -112,7 +115,7 @@ def find_flips(
     """Look at the places from `here` outward in both directions, while simulations are left of the budget."""
     found = Flips(axis, here)
     found.probes[here] = _probe(here, (who.recommended, *who.rivals), who, bench, who.num_runs)  # as they were decided
-    middle = (lambda a, b: math.sqrt(a * b)) if axis == "load" else (lambda a, b: (a + b) / 2)
+    middle = _MIDDLES.get(axis, lambda a, b: float(round(math.sqrt(a * b))))
     lower, higher = sorted((p for p in places if p < here), reverse=True), sorted(p for p in places if p > here)
     sides = {
         "above": _outward(found, higher, move, middle, who, bench, budget),

@@ -12,7 +12,8 @@ slow a round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import NamedTuple
@@ -29,6 +30,7 @@ from pdvsim.sim.workload.requests import make_requests
 
 SAMPLE = 256  # requests that the means are taken over
 JOINING = 0.5  # rounds that a newcomer waits for its first one, in the mean
+RATES = tuple(i / 50 for i in range(51))  # acceptance rates that are tried
 QUANTILES = 64  # of the rates of requests, where these differ
 
 
@@ -169,6 +171,17 @@ class Formula:
         """Draft lengths, the most promising first: those that keep up by their pace, the others by their speed."""
         found = [self.at(k) for k in lengths]
         return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_a_token if p.keeps_up else -p.tokens_per_s))
+
+
+def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | None:
+    """The lowest acceptance rate, in steps, at which the formula ranks a draft length above none; None: at no rate."""
+
+    def drafts(rate: float) -> bool:
+        at = replace(experiment, acceptance=Acceptance(rate))
+        return Formula(at).ranked([0, *lengths])[0].k > 0
+
+    at = bisect_left(RATES, x=True, key=drafts)
+    return RATES[at] if at < len(RATES) else None
 
 
 @cache

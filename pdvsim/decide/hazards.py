@@ -64,7 +64,8 @@ def _alone(candidate: Experiment) -> Experiment:
 class BreakEven:
     """The acceptance rate above which drafting beats plain decoding, by the objective asked."""
 
-    arch: str  # the one that drafts
+    who: str  # drafts
+    here: float  # its acceptance rate
     loses_at: float | None  # the highest acceptance tried where plain decoding is better; None: it never is
     wins_at: float | None  # the lowest where drafting is; None: it never is
 
@@ -79,15 +80,16 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
         rows = bench.rows(replications(who.placed(at_acceptance(drafting, rate)), num_runs))
         return sign * (interval(map(value, rows)).mean - against) > 0
 
+    mine = who.name(drafting), drafting.acceptance.acceptance_rate
     if wins(0.0):
-        return BreakEven(drafting.arch, None, 0.0)
+        return BreakEven(*mine, None, 0.0)
     if not wins(1.0):
-        return BreakEven(drafting.arch, 1.0, None)
+        return BreakEven(*mine, 1.0, None)
     low, high = 0.0, 1.0
     for _ in range(BREAK_EVEN_STEPS):
         middle = (low + high) / 2
         low, high = (low, middle) if wins(middle) else (middle, high)
-    return BreakEven(drafting.arch, low, high)
+    return BreakEven(*mine, low, high)
 
 
 def break_even_runs(who: Rivalry) -> int:
@@ -161,13 +163,13 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
-    plan = Plan(base, (base.arch,), (gpus,), who.num_runs, who.goal, warmup_share=warmup_share)
+    plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, warmup_share=warmup_share)
     return find_capacities(plan, bench, usd)
 
 
 def saturation_runs(who: Rivalry) -> int:
     """Simulations that `saturation` takes, more or less."""
-    return SEARCH_RUNS * who.num_runs
+    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:

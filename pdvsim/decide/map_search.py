@@ -26,7 +26,9 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     places = [grid.placed(load, place) for load, place in grid.cells()]
     ran: dict[int, Ran] = {}
     try:
-        for at, settings, finals in decided(search, places, bench, grid.num_runs, 0 if grid.fleets else None):
+        equally = grid.against is not None  # everyone is compared with one of them, besides
+        budget = 0 if grid.fleets else None
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, equally):
             ran[at] = {name: finals.rows[mine] for name, mine in finals.names.items()}, settings
         bench.rows([run for cell in ran.values() for runs in _rest(grid, cell).values() for run in runs])
     except KeyboardInterrupt:

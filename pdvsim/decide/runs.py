@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
@@ -20,7 +20,12 @@ from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 if TYPE_CHECKING:
     import pandas as pd
 
+LoadAxis = Literal["load", "concurrency", "requests"]
+
 LEAST_SATURATED = 200  # requests of a run that is to saturate a server
+LOOP_TURNS = 4  # requests of a closed loop for each that is outstanding, at the least
+TURNS = 2  # the same of a shorter run
+BATCH_PROMPTS = 512  # requests of a batch job that are enough to tell settings apart: twice the largest batch
 WAITING = 0.03  # share of a run's requests that may, on average, be waiting for admission
 
 
@@ -41,7 +46,7 @@ class Bench:
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
-        experiments = list(map(self._as_run, experiments))
+        asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
         new.sort(key=lambda experiment: -experiment.traffic.num_prompts)  # a long run begun last would keep one core
         # a point's number finds its experiment again, whichever of them finished
@@ -53,16 +58,21 @@ class Bench:
             except SweepInterrupted as stop:
                 self._keep(new, stop.points)
                 raise
-        return [self._known[experiment] for experiment in experiments]
+        return self.known(asked) or []
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments that have all been run; None if one has not."""
-        experiments = list(map(self._as_run, experiments))
-        if any(experiment not in self._known for experiment in experiments):
+        runs = list(map(self._as_run, experiments))
+        if any(run not in self._known for run in runs):
             return None
-        return [self._known[experiment] for experiment in experiments]
+        return [self._known[run] | {"pair": e.server.pair} for run, e in zip(runs, experiments, strict=True)]
 
     def _as_run(self, experiment: Experiment) -> Experiment:
+        """What is simulated for an experiment: of those that draft nothing, one for all drafters."""
+        if not experiment.speculates:
+            server = experiment.server
+            alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)
+            experiment = replace(experiment, server=alone)
         return suited(experiment if self.band else without_band(experiment))
 
     def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:
@@ -80,6 +90,43 @@ def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:
     """The same experiment with `num_runs` seeds from its own on."""
     seed = experiment.traffic.seed
     return [replace(experiment, traffic=replace(experiment.traffic, seed=seed + run)) for run in range(num_runs)]
+
+
+def load_axis(traffic: Traffic) -> LoadAxis:
+    """How a load is put: as a request rate, as a closed loop, or as a batch job that is sent at once."""
+    if traffic.request_rate < math.inf:
+        return "load"
+    return "requests" if traffic.max_concurrency is None else "concurrency"
+
+
+def load_of(traffic: Traffic) -> float:
+    """The load on that axis."""
+    loads = {"load": traffic.request_rate, "requests": traffic.num_prompts, "concurrency": traffic.max_concurrency}
+    return float(loads[load_axis(traffic)] or 0)
+
+
+def load_words(traffic: Traffic) -> str:
+    """The load as a sentence has it: at ..."""
+    words = {"load": "{:g} req/s", "requests": "{:g} requests sent at once", "concurrency": "concurrency {:g}"}
+    return words[load_axis(traffic)].format(load_of(traffic))
+
+
+def at_load(experiment: Experiment, load: float) -> Experiment:
+    """The same experiment at another load of its kind."""
+    axis, traffic = load_axis(experiment.traffic), experiment.traffic
+    if axis == "load":
+        return at_rate(experiment, load)
+    if axis == "requests":
+        return replace(experiment, traffic=replace(traffic, num_prompts=round(load)))
+    enough = max(traffic.num_prompts, LOOP_TURNS * round(load))
+    return replace(experiment, traffic=replace(traffic, max_concurrency=round(load), num_prompts=enough))
+
+
+def least_prompts(traffic: Traffic, few: int) -> int:
+    """Requests of a run that is to be as short as `few`, and still shows the load."""
+    if load_axis(traffic) == "requests":
+        few = max(few, BATCH_PROMPTS)  # fewer would not fill the batches that all of them do
+    return min(traffic.num_prompts, max(few, TURNS * (traffic.max_concurrency or 0), 1))
 
 
 def at_rate(experiment: Experiment, rate: float) -> Experiment:

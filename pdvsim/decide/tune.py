@@ -20,7 +20,7 @@ from itertools import zip_longest
 from pdvsim.decide.drafters import Drafted
 from pdvsim.decide.fleet import Fleet, contender
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, replications, without_band
+from pdvsim.decide.runs import Bench, least_prompts, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
@@ -32,7 +32,6 @@ KEPT = 2  # settings of an architecture that go on from one kind to the next
 SEEDS = 2
 APART = 100_000  # search seeds are this far from those of the replications
 SHORT = 0.25  # length of a search run, as a share of the final ones
-TURNS = 2  # requests of a search run for each that may be in the system at once, at the least
 
 Seated = tuple[int, str]  # the number of a place, and who competes there
 
@@ -208,8 +207,8 @@ def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, be
 def _short(found: Search, candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
     traffic = candidate.traffic
-    few = max(int(SHORT * traffic.num_prompts), TURNS * (traffic.max_concurrency or 0), 1)
-    short = replace(traffic, num_prompts=min(few, traffic.num_prompts), seed=traffic.seed + APART)
+    few = least_prompts(traffic, int(SHORT * traffic.num_prompts))
+    short = replace(traffic, num_prompts=few, seed=traffic.seed + APART)
     whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
     scored = found.goal.prepared(whole, found.warmup_share)
     return replications(without_band(scored), SEEDS)

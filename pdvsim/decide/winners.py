@@ -25,6 +25,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.differences import COST, Differences
 from pdvsim.decide.fleet import Fleet, hourly
+from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.report import (
     Answer,
@@ -37,13 +38,14 @@ from pdvsim.decide.report import (
 )
 from pdvsim.decide.runs import at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.hardware.models import GPUS, MODELS, same_vocabulary
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.view import table
+from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
 Family = Literal["map", "cell"]
@@ -70,7 +72,7 @@ class Grid:
     usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
     per_dollar: bool = False
     against: str | None = None  # whom everyone is compared with, besides
-    pair_acceptance: Mapping[str, float] = field(default_factory=dict)  # of pairs that have their own
+    pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs that have their own
 
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
@@ -92,7 +94,8 @@ class Grid:
         )
         if self.axis == "acceptance" and not self.base.acceptance.by_rate:
             raise ValueError(
-                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"
+                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model, --acceptance-trace "
+                "or --acceptance-from"
             )
         vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
@@ -152,7 +155,7 @@ class Grid:
             named_pair(place)
             placed = replace(loaded, server=replace(loaded.server, pair=place))
             if place in self.pair_acceptance:
-                placed = at_acceptance(placed, self.pair_acceptance[place])
+                placed = replace(placed, acceptance=self.pair_acceptance[place])
         return self.goal.prepared(placed, self.warmup_share)
 
 
@@ -267,7 +270,20 @@ def _lines(found: WinnerMap) -> list[str]:
         f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
         *map(border_text, reversed(found.borders)),
         *rests_on(grid.base.traffic, found.rows),
+        *(_on_assumption(found) if grid.axis != "acceptance" else ()),
     ]
+
+
+def _on_assumption(found: WinnerMap) -> list[str]:
+    """Where acceptance comes from and, where it is assumed, at which rate drafting breaks even in each cell."""
+    notes = acceptance_notes(mine for cell in found.cells for mine in cell.settings.values())
+    for cell in found.cells:
+        drafting = next((mine for mine in cell.settings.values() if is_assumed(mine)), None)
+        if drafting is not None:
+            rate = break_even_rate(drafting, tuple(k for k in found.grid.space.draft_lengths if k))
+            even = "breaks even with plain decoding at no acceptance" if rate is None else f"breaks even at {rate:.2f}"
+            notes.append(f"{place_text(cell.place)}, {cell.load:g}: drafting {even}, by formula (which favours drafts)")
+    return notes
 
 
 def natural_pairs() -> tuple[str, ...]:

@@ -63,12 +63,14 @@ class Run:
     def values(self) -> dict[str, Any]:
         """The metrics as one level, with what was run: what the tables print."""
         from pdvsim.study.sweep import flatten
+        from pdvsim.view.setting import acceptance_source, is_assumed
 
         experiment = self.result.experiment
         load = {"request_rate": experiment.traffic.request_rate, "max_concurrency": experiment.traffic.max_concurrency}
-        return {"arch": experiment.arch, "pair": experiment.server.pair, **load, **self.result.meta} | flatten(
-            self.metrics
-        )
+        meta = self.result.meta
+        if meta.get("verdict") != "own" and (is_assumed(experiment) or experiment.acceptance.acceptance_model):
+            meta = meta | {"acceptance_source": acceptance_source(experiment.acceptance)}
+        return {"arch": experiment.arch, "pair": experiment.server.pair, **load, **meta} | flatten(self.metrics)
 
     def table(self) -> str:
         """The metrics as `vllm bench serve` prints them."""

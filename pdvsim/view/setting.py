@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.workload.asked import has_rates
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
 
 Settings = Mapping[str, Mapping[str, Any]]  # groups of an experiment's settings, as they are saved
 
+ASSUMED_RATE = Acceptance.acceptance_rate
+RECORDED_WITH = "Llama-3.1-8B"  # the target of every recording that is shipped
 LISTED = 3  # values that are named one by one
 UNITS = {"concurrency": "at once", "request_rate": "req/s"}
 
@@ -83,8 +88,31 @@ def acceptance_of(acceptance: Mapping[str, Any]) -> str:
         return f"as {acceptance['acceptance_model']}"
     if acceptance.get("acceptance_trace"):
         return "as recorded"
-    spread = acceptance.get("acceptance_concentration")
-    return f"{acceptance.get('acceptance_rate', math.nan):g}" + (f" (Beta, {spread:g})" if spread else "")
+    spread, rate = acceptance.get("acceptance_concentration"), acceptance.get("acceptance_rate", math.nan)
+    return f"{rate:g}" + (f" (Beta, {spread:g})" if spread else " (assumed)" if rate == ASSUMED_RATE else "")
+
+
+def acceptance_source(acceptance: Acceptance) -> str:
+    """Where an acceptance comes from, in a few words."""
+    if acceptance == Acceptance():
+        return f"{ASSUMED_RATE:g}, assumed"
+    if acceptance.acceptance_model is not None:
+        return f"recorded with {RECORDED_WITH}, {acceptance.acceptance_model}"
+    return f"{acceptance_of(asdict(acceptance))}, as given"
+
+
+def is_assumed(experiment: Experiment) -> bool:
+    """Whether a run rests on an acceptance that nobody measured or gave."""
+    return experiment.has_drafter and experiment.acceptance == Acceptance() and not has_rates(experiment.traffic)
+
+
+def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
+    """A note where the result of any of the experiments rests on an assumed acceptance, or on a recorded one."""
+    drafting = [experiment for experiment in experiments if experiment.has_drafter]
+    recorded = dict.fromkeys(e.acceptance.acceptance_model for e in drafting if e.acceptance.acceptance_model)
+    notes = [f"acceptance as recorded with {RECORDED_WITH}: {', '.join(recorded)}"] if recorded else []
+    assumed = f"acceptance {ASSUMED_RATE:g} is assumed: give yours with --acceptance-from or --acceptance-rate"
+    return [*notes, assumed] if any(map(is_assumed, drafting)) else notes
 
 
 def loads_text(points: pd.DataFrame) -> str:

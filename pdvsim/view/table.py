@@ -89,6 +89,8 @@ def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Se
         marks += [(percentile_name(p).upper(), percentile_name(p)) for p in percentiles]
         found.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))
     speculation = _lines(values, SPECULATION)
+    if speculation and "acceptance_source" in values:
+        speculation.insert(0, ("Acceptance:", str(values["acceptance_source"])))
     per_position = values.get("spec_decode_per_position_acceptance_rates")
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]

@@ -145,6 +145,7 @@ READS = {
     "flags.toml": ("run", "--config", "{}"),
     "azure.csv": ("run", "--dataset-name", "azure", "--dataset-path", "{}", *TINY),
     "accepted.jsonl": ("run", "--acceptance-trace", "{}", *TINY),
+    "metrics.txt": ("run", "--acceptance-from", "{}", *TINY),
     "runs.jsonl": ("validate", "{}"),
     "run.json": ("report", "{}"),
 }

@@ -21,8 +21,9 @@ from pdvsim.decide.map_search import draw_map
 from pdvsim.decide.options import TunedServer
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.winners import WinnerMap
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.asked import AskedAcceptance
 
 ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
 SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batched_tokens=2048)
@@ -131,7 +132,7 @@ def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
 def advice() -> Advice:
     options = AdviseOptions(
         ("colocated", "pdv-ahead"), 2, "l4", ("h200=4", "l4=0.5"), num_runs=5, budget=400, jobs=1, server=SETTLED,
-        acceptance=Acceptance(0.8), traffic=replace(ASKED, num_prompts=24, output_len=32),
+        acceptance=AskedAcceptance(0.8), traffic=replace(ASKED, num_prompts=24, output_len=32),
     )  # fmt: skip
     return advise(options.question(), Bench(1))
 

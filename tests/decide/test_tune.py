@@ -206,6 +206,35 @@ def test_seeds_are_added_while_that_would_tell(
     assert finals.held.best == "pd"
 
 
+@pytest.mark.parametrize("equally", [False, True])
+def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Made-up figures: pd leads pdv by what scatters, and leads plain decoding surely. Later seeds are slow for all."""
+
+    class Made(Bench):
+        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+            scatter = {"pd": 0.3, "pdv": 0.0, "autoregressive": -0.2}
+            return [
+                {
+                    "output_throughput": (1 + scatter[e.arch] + 0.3 * (e.arch == "pd") * (-1) ** e.traffic.seed)
+                    * (1.0 if e.traffic.seed < 5 else 0.4)
+                }
+                for e in experiments
+            ]
+
+    for module in ("goal", "finals"):
+        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
+    three = [replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")]
+    first, *_, last = replicated(three, Goal("throughput"), Made(1), 5, 0.035, equally=equally)
+    assert first.held.unsure == ("pdv",)
+    assert {c.arch: len(rows) for c, rows in last.rows.items()} == {
+        "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,
+    }  # fmt: skip
+    assert last.held.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
+    assert last.held.behind == ("pdv", "autoregressive")
+    assert last.held.sure
+    assert last.held.leads["autoregressive"] == first.held.leads["autoregressive"] or equally
+
+
 # ---- what the user gave ----------------------------------------------------------------------------------------------
 
 GIVEN = ["--num-speculative-tokens", "3", "--max-num-seqs", "32", "--max-num-batched-tokens", "512"]

@@ -8,9 +8,12 @@ import pytest
 
 from pdvsim.cli import main
 from pdvsim.decide.drafters import Drafted, acceptance_text, drafters
+from pdvsim.decide.runs import Bench, without_band
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.study.sweep import Point, run_point
 
 ARCHS = ("autoregressive", "colocated", "pdv")
+FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "total_output_tokens")
 
 
 @pytest.mark.parametrize(
@@ -47,11 +50,26 @@ def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:
     texts = {acceptance_text(way) for way in drafters(base, "llama-3.1-8b", ARCHS, None)}
     assert texts == {
         "llama-3.2-1b: 0.6, assumed",
-        "eagle3: recorded, sharegpt-eagle3",
-        "ngram: recorded, sharegpt-ngram",
+        "eagle3: recorded with Llama-3.1-8B, sharegpt-eagle3",
+        "ngram: recorded with Llama-3.1-8B, sharegpt-ngram",
     }
     mine = drafters(base, "llama-3.1-8b", ARCHS, Acceptance(0.7))
-    assert {acceptance_text(way).partition(": ")[2] for way in mine} == {"as given"}
+    assert {acceptance_text(way).partition(": ")[2] for way in mine} == {"0.7, as given"}
+
+
+def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
+    """Each row is the one of a bench of its own, under the name of its own pair."""
+    traffic = Traffic("random", num_prompts=8, input_len=32, output_len=8, request_rate=20.0)
+    pairs = ("llama-3.2-1b:llama-3.1-8b", "eagle3-llama-3.1-8b:llama-3.1-8b")
+    servers = [Server(pair, num_speculative_tokens=k) for pair in pairs for k in (0, 2)]
+    runs = [Experiment("colocated", traffic, server=server) for server in servers]
+    bench = Bench(1)
+    rows = bench.rows(runs)
+    assert bench.runs == 3
+    assert [row["pair"] for row in rows] == [run.server.pair for run in runs]
+    for run, row in zip(runs, rows, strict=True):
+        alone = run_point(0, Point("request_rate", 20.0, 0, without_band(run)))
+        assert {name: row[name] for name in FIGURES} == {name: alone[name] for name in FIGURES}
 
 
 def test_advice_on_a_model_names_the_drafter(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,6 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
         "--arch colocated --priority none",
         "--arch colocated --contention max",
         "--synthetic-acceptance-rates 0.8,0.6",
-        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4,0.3",
         "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4 --acceptance-rate 0.7",
         "--arch pd --max-decode-queue 4",
         "--admission-factor 2",

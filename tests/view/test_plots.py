@@ -188,7 +188,7 @@ def test_curves_that_coincide_are_one() -> None:
 def test_the_caption_names_the_setting() -> None:
     points = made_up().points.assign(gpu="h200")
     line = points_line(points, [asdict(Experiment())])
-    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6, 1 to 4 at once, seeds 0 to 2."
+    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6 (assumed), 1 to 4 at once, seeds 0 to 2."
     fixed = Experiment(traffic=Traffic(dataset_name="random", input_len=512, random_range_ratio=0.5))
     assert "random 512 tokens in, 128 out ±50%, k=4" in points_line(points, [asdict(fixed)])
     varied = points.assign(num_speculative_tokens=2, acceptance_rate=0.5)

@@ -1,0 +1,138 @@
+"""Acceptance from a file of a server: vLLM's counters of drafts and accepted tokens, or rounds as they were recorded.
+
+Counters say how often each draft position is accepted. Beyond the longest draft that was measured, the last position's
+share of the one before it goes on.
+
+Not told by counters: which requests are easy to draft for, and rounds for which an n-gram search found no draft.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
+from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
+from pdvsim.sim.workload.datasets import bad, opened
+from pdvsim.sim.workload.options import Acceptance
+
+POSITIONS = 8  # that a file's rates go on to, if it has fewer: the longest draft that commands try
+READ = (
+    "vLLM's /metrics with vllm:spec_decode_num_drafts, a result of `vllm bench serve` with spec_decode_num_drafts, "
+    "or recorded rounds, one JSON list of accepted counts per line"
+)
+COUNTER = re.compile(
+    r"vllm:spec_decode_(num_drafts|num_draft_tokens|num_accepted_tokens|num_accepted_tokens_per_pos)(?:_total)?"
+    r"(\{.*\})?\s+(\S+)"
+)
+POSITION = re.compile(r'[{,]\s*position="(\d{1,3})"')
+STEPS = 50  # of bisection
+UNEVEN = 0.98  # of the draft tokens that drafts of one length would have
+
+
+def read_acceptance(path: str) -> Acceptance:
+    """The acceptance that a file tells, of whichever kind it is; a Note says what was read.
+
+    A ValueError of one line names the file and what is wrong with it.
+    """
+    with opened(path) as file:
+        first = file.read(1 << 16).lstrip()[:1]
+    if first == "[":
+        return Acceptance(acceptance_trace=path)
+    try:
+        text = read_text(path)
+    except (OSError, ValueError) as error:
+        raise bad(path, "", f"cannot be read ({said(error)})", READ) from None
+    if first != "{":
+        return _by_position(path, *_of_metrics(path, text))
+    try:
+        result = parse_json(text)
+    except ValueError:
+        return Acceptance(acceptance_trace=path)  # responses, one a line: whatever is wrong is said when it is read
+    if "spec_decode_num_drafts" not in result and isinstance(result.get("metrics"), dict):
+        return Acceptance(acceptance_trace=path)
+    return _by_position(path, *_of_result(path, result))
+
+
+def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]:
+    """Drafts, their tokens, those accepted, and the share accepted at each position: of Prometheus text."""
+    counts: dict[str, float] = defaultdict(float)  # of all engines of a server
+    positions: dict[int, float] = defaultdict(float)
+    for number, line in enumerate(text.splitlines(), 1):
+        if not (found := COUNTER.match(line.strip())):
+            continue
+        name, labels, value = found.groups()
+        count = _count(path, f"line {number}", value)
+        if name != "num_accepted_tokens_per_pos":
+            counts[name] += count
+        elif position := POSITION.search(labels or ""):
+            positions[int(position[1])] += count
+    drafts = counts["num_drafts"]
+    if not drafts > 0:
+        raise bad(path, "", "holds no count of drafts", READ)
+    shares = [positions.get(at, 0.0) / drafts for at in range(len(positions))]
+    return drafts, counts["num_draft_tokens"], counts["num_accepted_tokens"], shares
+
+
+def _of_result(path: str, result: dict[str, Any]) -> tuple[float, float, float, list[float]]:
+    """The same of a result of `vllm bench serve`, or of `pdvsim run`."""
+    names = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
+    drafts, tokens, accepted = (_count(path, name, result.get(name)) for name in names)
+    if not drafts > 0:
+        raise bad(path, "spec_decode_num_drafts", "is 0: nothing was drafted", READ)
+    name = "spec_decode_per_position_acceptance_rates"
+    rates = result.get(name) or []
+    if not isinstance(rates, list):
+        raise bad(path, name, f"is {quoted(rates)}", "a list of shares")
+    return drafts, tokens, accepted, [_count(path, f"{name}, item {at}", rate) for at, rate in enumerate(rates)]
+
+
+def _count(path: str, where: str, value: object) -> float:
+    try:
+        count = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        count = math.nan
+    if isinstance(value, bool) or not 0 <= count < math.inf:
+        raise bad(path, where, f"is {quoted(value)}", READ)
+    return count
+
+
+def _by_position(path: str, drafts: float, tokens: float, accepted: float, shares: Sequence[float]) -> Acceptance:
+    """The acceptance of these counts: by position, or as one rate where only the totals are known."""
+    length = len(shares) or round(min(tokens / drafts, LONGEST_RUN))
+    if not length or max([accepted / drafts / length, *shares]) > 1:
+        raise bad(path, "", "holds counts that do not fit together: more is accepted than drafted", READ)
+    found = f"{path}: {drafts:,.0f} drafts"
+    if len(shares) < 2:
+        rate = round(shares[0] if shares else _rate(accepted / drafts, length), 4)
+        _note(f"{found} of up to {length} tokens, acceptance rate {rate:g}")
+        return Acceptance(acceptance_rate=rate)
+    rates = [round(min(shares[: at + 1]), 4) for at in range(length)]
+    going_on = rates[-1] / rates[-2] if rates[-2] else 0.0
+    text = f"{found}, accepted by position {', '.join(f'{rate:.2f}' for rate in rates)}"
+    if length < POSITIONS:
+        text += f"; longer drafts go on at {going_on:.2f} of the position before"
+    if tokens < UNEVEN * drafts * length:
+        text += "; drafts were of several lengths, and positions that were not drafted count as not accepted"
+    _note(text)
+    while len(rates) < POSITIONS:
+        rates.append(round(rates[-1] * going_on, 4))
+    return Acceptance(synthetic_acceptance_rates=tuple(rates))
+
+
+def _rate(accepted: float, k: int) -> float:
+    """The rate at which a round of k draft tokens has so many accepted, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if expected_tokens(middle, k) - 1 < accepted else (low, middle)
+    return low
+
+
+def _note(text: str) -> None:
+    warnings.warn(printable(text), Note, stacklevel=2)

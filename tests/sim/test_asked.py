@@ -1,0 +1,241 @@
+"""Acceptance that a command is asked for: read from the user's own server, recorded of the drafter, or assumed."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.cli.runcommand import AskedExperiment, RunCommand
+from pdvsim.common.commandline import command_line
+from pdvsim.common.options import build, parse
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
+from pdvsim.sim.workload.counters import read_acceptance
+
+PAIR = "llama-3.2-1b:llama-3.1-8b"
+EAGLE3 = "eagle3-llama-3.1-8b:llama-3.1-8b"
+LABELS = 'engine="{}",model_name="meta-llama/Llama-3.1-8B"'
+SMALL = {"dataset_name": "random", "input_len": 32, "output_len": 200, "num_prompts": 60, "max_concurrency": 8}
+
+
+def metrics(drafts: int, tokens: int, by_position: list[int], engines: int = 1) -> str:
+    """What vLLM's /metrics says of so many drafts by each engine, among other things."""
+    lines = ["# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts."]
+    for engine in range(engines):
+        labels = LABELS.format(engine)
+        lines += [
+            f"vllm:num_requests_running{{{labels}}} 3.0",
+            f"vllm:spec_decode_num_drafts_total{{{labels}}} {float(drafts)}",
+            f"vllm:spec_decode_num_drafts_created{{{labels}}} 1.7e+09",
+            f"vllm:spec_decode_num_draft_tokens_total{{{labels}}} {float(tokens)}",
+            f"vllm:spec_decode_num_accepted_tokens_total{{{labels}}} {float(sum(by_position))}",
+        ]
+        lines += [
+            f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{{labels},position="{at}"}} {float(count)}'
+            for at, count in enumerate(by_position)
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def written(folder: Path, text: str, name: str = "metrics.txt") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("engines", [1, 2])
+def test_counters_by_position_are_shares_of_the_drafts(tmp_path: Path, engines: int) -> None:
+    path = written(tmp_path, metrics(1000, 3000, [800, 600, 300], engines))
+    with pytest.warns(Note, match=r"accepted by position 0.80, 0.60, 0.30; longer drafts go on at 0.50"):
+        found = read_acceptance(path)
+    assert found.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
+    assert found.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
+
+
+def test_a_result_of_vllm_and_its_counters_say_the_same(tmp_path: Path) -> None:
+    keys: dict[str, Any] = {
+        "num_drafts": 1000, "draft_tokens": 3000, "accepted_tokens": 1700, "acceptance_rate": 56.67,
+        "per_position_acceptance_rates": [0.8, 0.6, 0.3],
+    }  # fmt: skip
+    result = json.dumps({f"spec_decode_{name}": value for name, value in keys.items()} | {"ttfts": [0.1]}, indent=1)
+    with pytest.warns(Note):
+        of_result = read_acceptance(written(tmp_path, result, "bench.json"))
+    with pytest.warns(Note):
+        assert of_result == read_acceptance(written(tmp_path, metrics(1000, 3000, [800, 600, 300])))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.85, 1.0])
+def test_totals_alone_are_the_rate_that_accepts_as_many(tmp_path: Path, rate: float) -> None:
+    totals = {"num_drafts": 10**6, "draft_tokens": 4 * 10**6, "accepted_tokens": 10**6 * (expected_tokens(rate, 4) - 1)}
+    text = json.dumps({f"spec_decode_{name}": value for name, value in totals.items()})
+    with pytest.warns(Note, match="1,000,000 drafts of up to 4 tokens"):
+        assert read_acceptance(written(tmp_path, text)).acceptance_rate == pytest.approx(rate, abs=1e-4)
+
+
+def test_recorded_rounds_are_replayed(tmp_path: Path) -> None:
+    lists = written(tmp_path, "[4, 0, 2]\n[1]\n", "lists.jsonl")
+    response = {"metrics": {"speculative_decoding": {"per_step_accepted": [4, 0, 2]}}}
+    one = written(tmp_path, json.dumps(response) + "\n", "one.jsonl")
+    two = written(tmp_path, (json.dumps(response) + "\n") * 2, "two.jsonl")
+    for path in (lists, one, two):
+        assert read_acceptance(path) == Acceptance(acceptance_trace=path)
+        pdvsim.run(arch="colocated", acceptance_from=path, **SMALL)
+
+
+def test_a_run_repeats_what_another_run_says_of_its_drafts(tmp_path: Path) -> None:
+    """Through the file of `pdvsim run`, which has vLLM's keys: as many tokens a round, at each position."""
+    path = tmp_path / "run.json"
+    argv = ["run", "--arch", "colocated", "--pair", EAGLE3, "--num-speculative-tokens", "4", "-o", str(path)]
+    flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main([*argv, *flags]) == 0
+    recorded = json.loads(path.read_text())
+    with pytest.warns(Note, match="accepted by position"):
+        again = pdvsim.run(
+            arch="colocated", pair=EAGLE3, num_speculative_tokens=4, acceptance_from=str(path), seed=7, **SMALL
+        )
+    rates = recorded["spec_decode_per_position_acceptance_rates"]
+    assert again.metrics["spec_decode_per_position_acceptance_rates"] == pytest.approx(rates, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "holds no count of drafts"),
+        ("vllm:num_requests_running 3\n", "holds no count of drafts"),
+        (metrics(0, 0, [0, 0]), "holds no count of drafts"),
+        (metrics(10, 20, [15, 1]), "more is accepted than drafted"),
+        ("vllm:spec_decode_num_drafts_total nan\n", "line 1: is 'nan'"),
+        ('{"completed": 3}', "spec_decode_num_drafts: is None"),
+        ('{"spec_decode_num_drafts": 0, "spec_decode_draft_tokens": 0, "spec_decode_accepted_tokens": 0}', "drafted"),
+        ('{"spec_decode_num_drafts": 1, "spec_decode_draft_tokens": 2, "spec_decode_accepted_tokens": true}', "True"),
+        ('{"spec_decode_num_drafts": 1', "is not JSON"),
+        ("[1, 2, -3]", "item 2 is -3"),
+    ],
+)
+def test_what_tells_no_acceptance_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, says: str
+) -> None:
+    path = written(tmp_path, text)
+    assert main(["run", "--num-prompts", "2", "--acceptance-from", path]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert path in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("run --acceptance-from {} --acceptance-rate 0.5", "exclude each other"),
+        ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "exclude each other"),
+        ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
+        ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "n-gram"),
+        ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions, and drafts have up to 9"),
+        ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it, with --drafter"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    path = written(tmp_path, metrics(1000, 3000, [800, 600, 300]))
+    assert main(flags.format(path).split()) == 2
+    assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_every_command_that_simulates_drafts_reads_it(tmp_path: Path) -> None:
+    from pdvsim.cli.advise import AdviseOptions
+    from pdvsim.cli.capacity import CapacityOptions
+    from pdvsim.cli.draft_table import DraftTableOptions
+    from pdvsim.cli.map import MapOptions
+    from pdvsim.cli.sweep import SweepOptions
+
+    path = written(tmp_path, metrics(1000, 3000, [800, 600, 300]))
+    asked: dict[str, Any] = {"pair": PAIR, "acceptance_from": path}
+    with pytest.warns(Note):
+        bases = [
+            build(AskedExperiment, asked).asked(),
+            build(SweepOptions, asked).sweep().base,
+            build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).plan().base,
+            build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).grid().base,
+            build(DraftTableOptions, asked).question().base,
+            build(AdviseOptions, asked | {"request_rate": 2}).question().base,
+        ]
+    assert {base.acceptance.synthetic_acceptance_rates[:3] for base in bases} == {(0.8, 0.6, 0.3)}
+
+
+def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
+    assert build(AskedExperiment, {"pair": EAGLE3}).asked().acceptance.acceptance_model == "sharegpt-eagle3"
+    assert build(AskedExperiment, {"pair": PAIR}).asked().acceptance == Acceptance()
+    assert build(AskedExperiment, {"pair": EAGLE3, "acceptance_rate": 0.6}).asked().acceptance == Acceptance()
+    assert usual_acceptance("ngram:llama-3.1-8b", Traffic("random")).acceptance_model == "sharegpt-ngram"
+    assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
+
+
+def test_a_column_of_the_requests_file_comes_before_a_recording(tmp_path: Path) -> None:
+    path = written(tmp_path, "prompt_tokens,output_tokens,acceptance\n10,20,0.9\n", "own.csv")
+    own = Traffic("custom", path, num_prompts=1)
+    assert usual_acceptance(EAGLE3, own) == Acceptance()
+    without = written(tmp_path, "prompt_tokens,output_tokens\n10,20\n", "plain.csv")
+    assert usual_acceptance(EAGLE3, Traffic("custom", without, num_prompts=1)).acceptance_model == "sharegpt-eagle3"
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance(), Acceptance(0.7), Acceptance(acceptance_model="cnn-eagle3")])
+def test_a_command_line_keeps_the_acceptance_of_a_head(acceptance: Acceptance) -> None:
+    experiment = Experiment("colocated", acceptance=acceptance, server=Server(EAGLE3))
+    command = shlex.split(command_line("pdvsim run", experiment))
+    assert parse(RunCommand, command[2:]).experiment == experiment
+
+
+def test_nothing_given_is_open() -> None:
+    assert AskedAcceptance().is_open
+    assert not AskedAcceptance(0.6).is_open
+    assert AskedAcceptance(acceptance_concentration=5.0).asked(PAIR, Traffic()) == Acceptance(0.6, 5.0)
+
+
+def assumed(text: str) -> bool:
+    return "acceptance 0.6 is assumed" in text or "0.6, assumed" in text
+
+
+@pytest.mark.parametrize("given", [[], ["--acceptance-rate", "0.7"]])
+def test_an_assumed_rate_is_called_so_wherever_it_decides(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "12", *given]
+    few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "--num-speculative-tokens", "2"]
+    few += ["--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
+    commands = {
+        "run": ["--arch", "colocated"],
+        "sweep": ["--arch", "colocated", "--concurrency", "2", "-o", str(tmp_path / "sweep")],
+        "capacity": [*few, "--goodput", "ttft:500", "-o", str(tmp_path / "capacity")],
+        "map": [*few, "--y", "card", "--try-cards", "h200", "--concurrency", "2", "-o", str(tmp_path / "map")],
+        "draft-table": ["--max-num-seqs", "4", "--max-k", "2", "--num-runs", "1", "--jobs", "1"],
+        "advise": [*few, "--request-rate", "5", "--budget", "60"],
+    }
+    for name, flags in commands.items():
+        assert main([name, *small, *flags]) == 0
+        text = capsys.readouterr().out
+        assert assumed(text) is not bool(given), (name, text)
+        decides = name in ("advise", "map", "draft-table")
+        told = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
+        assert told or not decides or given, (name, text)
+
+
+def test_the_break_even_of_a_draft_table_is_where_plain_decoding_is_as_fast() -> None:
+    options: dict[str, Any] = {"pair": PAIR, "max_num_seqs": 8, "max_k": 2, "num_runs": 2, "jobs": 1, "num_prompts": 30}
+    [tier, *_] = pdvsim.draft_table(**options).tiers
+    assert tier.break_even is not None
+    assert 0 < tier.break_even < 0.6
+    below = pdvsim.draft_table(**options, acceptance_rate=max(0.0, tier.break_even - 0.12))
+    above = pdvsim.draft_table(**options, acceptance_rate=tier.break_even + 0.12)
+    gains = [table.tiers[0].over_plain[0] if table.tiers[0].k else -math.inf for table in (below, above)]
+    assert gains[0] < gains[1]
+    assert above.tiers[0].k > 0
