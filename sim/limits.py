@@ -70,6 +70,7 @@ RANGES: dict[str, Range] = {
     "input_len": Range(1, MAX_TOKENS),
     "output_len": Range(1, MAX_TOKENS),
     "random_range_ratio": _PART,
+    "max_model_len": Range(2, 2 * MAX_TOKENS),
     "seed": Range(0, 2**53),
     # acceptance
     "acceptance_rate": _SHARE,

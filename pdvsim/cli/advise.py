@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdvsim.cli.page import deliver, page_file
+from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Question
@@ -24,12 +25,14 @@ from pdvsim.decide.options import (
     TrimmedScoring,
     TunedServer,
     forewarn_few,
+    own_rate,
 )
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import CONTROLLERS, Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 
@@ -40,7 +43,17 @@ class AskedTraffic(OpenTraffic):
     num_prompts: int = PROMPTS
     """Requests of a run; those of the search are a quarter as long."""
     request_rate: float = math.inf
-    """The load to give advice for, in requests per second."""
+    """The load to give advice for, in requests per second; default: that of a file with arrival times, replayed."""
+
+    def asked(self, server: Server, *pairs: str) -> Traffic:
+        """The traffic; a trace is replayed at its own rate where none is given."""
+        traffic = super().asked(server, *pairs)
+        timed = traffic.use_trace_timestamps or trace_rate(traffic) is not None
+        if math.isfinite(traffic.request_rate) or not timed:
+            return traffic
+        rate = own_rate(traffic)
+        say("pdvsim", f"{traffic.dataset_path} is replayed at its own {rate:.3g} requests per second")
+        return replace(traffic, request_rate=rate, use_trace_timestamps=True)
 
 
 @dataclass(frozen=True)
@@ -115,6 +128,11 @@ class AdviseOptions:
         traffic, scoring = self.traffic.asked(self.server.given()), plain(Scoring, self.scoring)
         goal = Goal(self.objective or ("headroom" if scoring.goodput else "e2el"), scoring.goodput, self.attainment)
         base = self._base(traffic, scoring)
+        drafters = self.drafters(base)
+        if traffic.dataset_path is not None and traffic.max_model_len is None:  # of all drafters the same requests
+            contexts = [way.of(base).context for way in drafters]
+            shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
+            base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
         return Question(
             base,
             space,
@@ -126,7 +144,7 @@ class AdviseOptions:
             self.gpu_hour_usd,
             self.fleets(base),
             self.card_hour_usd,
-            self.drafters(base),
+            drafters,
         )
 
     def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
