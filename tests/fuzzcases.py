@@ -24,6 +24,7 @@ from resultdirs import sweep_folder
 
 from pdvsim import cli
 from pdvsim.calibration.fit import vidur
+from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
@@ -70,6 +71,13 @@ REAL = {
     "held_out": False,
     "metrics": {"output_throughput": 400.0, "mean_ttft_ms": 9.0, "mean_tpot_ms": 4.0},
 }  # fmt: skip
+BENCH = {
+    "num_prompts": 3, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": 2, "duration": 2.0, "completed": 3,
+    "total_input_tokens": 27, "total_output_tokens": 12, "request_throughput": 1.5, "output_throughput": 6.0,
+    "mean_ttft_ms": 9.0, "p99_tpot_ms": 4.0, "input_lens": [9, 9, 9], "output_lens": [4, 0, 4], "ttfts": [0.1, 0, 0.1],
+    "start_times": [5.0, 5.5, 6.0], "queue_times": [0, 0.1, 0], "spec_decode_num_drafts": 2,
+    "spec_decode_draft_tokens": 4, "spec_decode_per_position_acceptance_rates": [0.5, 0.5],
+}  # fmt: skip
 TOML = 'arch = "pd"\nnum_prompts = 3\noutput_len = 5\nrequest_rate = 8.0\ngoodput = ["ttft:500"]\n'
 SIZES = ["num_tokens", "n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers"]
 VIDUR = "\n".join(
@@ -108,6 +116,7 @@ def make_yard(folder: Path) -> Yard:
         "sharegpt.json": json.dumps(TALK),
         "accepted.jsonl": "[4, 0, 2]\n[1, 1]\n",
         "runs.jsonl": json.dumps(REAL) + "\n",
+        "bench.json": json.dumps(BENCH),
         "flags.toml": TOML,
         "mlp.csv": VIDUR,
     }
@@ -252,6 +261,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "runs.jsonl": read_runs,
+    "bench.json": lambda path: read_load(str(path)),
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
@@ -272,6 +282,7 @@ USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, whic
     "burst.csv": ("run", "--dataset-name", "burstgpt", "--dataset-path", "{}", "--num-prompts", "3"),
     "mooncake.jsonl": ("run", "--dataset-name", "mooncake", "--dataset-path", "{}", "--use-trace-timestamps", *SMALL),
     "accepted.jsonl": ("run", "--acceptance-trace", "{}", *SMALL),
+    "bench.json": ("validate", "--bench", "{}", "--model", "llama-2-7b", "--num-speculative-tokens", "0", "--json"),
     "runs.jsonl": ("validate", "{}", "--no-ablations", "--jobs", "1", "--json"),
     "flags.toml": ("run", "--config", "{}"),
     "run.json": ("report", "{}", "-o", "{}.html"),

@@ -43,7 +43,7 @@ class AskedTraffic(OpenTraffic):
     num_prompts: int = PROMPTS
     """Requests of a run; those of the search are a quarter as long."""
     request_rate: float = math.inf
-    """The load to give advice for, in requests per second; default: that of a file with arrival times, replayed."""
+    """Requests per second to advise on; default: a trace's own, replayed."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
         """The traffic; a trace is replayed at its own rate where none is given."""

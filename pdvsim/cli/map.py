@@ -59,7 +59,7 @@ class MapOptions:
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
     request_rate: tuple[float, ...] = ()
-    """Loads as requests per second (open loop); with --use-trace-timestamps default: 1/2 to 4 times the trace's."""
+    """Loads as requests per second; of a trace, default: around its own."""
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates of --y acceptance."""
     pairs: tuple[str, ...] = ()

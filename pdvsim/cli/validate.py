@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.cli.validate_bench import BenchedServer, compare_bench
 from pdvsim.common.console import say
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Placed, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Hardware, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
@@ -33,6 +32,14 @@ WORST = 10  # runs shown
 OF_BENCH = {"pair", "arch", "acceptance", "server", "hardware"}  # options that only --bench has
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
 LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
+
+
+@dataclass(frozen=True)
+class BenchedServer(Server):
+    """The server that was benched, with --bench."""
+
+    num_speculative_tokens: int | None = None  # type: ignore[assignment]
+    """Draft length; default: that of the benchmark."""
 
 
 @dataclass(frozen=True)
@@ -107,9 +114,12 @@ def main(argv: list[str]) -> int:
     if args.serve is not None:
         return _serve(args, args.serve)
     if args.bench is not None and args.pair is not None:
-        server, hardware = replace(args.server, pair=args.pair), args.hardware
-        hardware = replace(hardware, profile=args.profile, contention=args.contention)
-        return compare_bench(args.bench, args.arch, args.acceptance, server, hardware, args.json)
+        from pdvsim.cli.validate_bench import compare_bench
+
+        k = args.server.num_speculative_tokens
+        server = plain(Server, replace(args.server, pair=args.pair, num_speculative_tokens=k or 0))
+        hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
+        return compare_bench(args.bench, args.arch, args.acceptance, server, hardware, k, args.json)
 
     from pdvsim.calibration.validate import compare
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
@@ -21,20 +20,12 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class BenchedServer(Server):
-    """The server that was benched, with --bench."""
-
-    num_speculative_tokens: int | None = None  # type: ignore[assignment]
-    """Draft length; default: that of the benchmark."""
-
-
 def compare_bench(
-    path: str, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, as_json: bool
+    path: str, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None, as_json: bool
 ) -> int:
-    """Simulate the load of a benchmark, and print both sides; returns the exit code."""
+    """Simulate the load of a benchmark with drafts of `k`, or its own, and print both sides; returns the exit code."""
     load = read_load(path)
-    experiment = load.experiment(arch, acceptance, server, hardware, server.num_speculative_tokens)
+    experiment = load.experiment(arch, acceptance, server, hardware, k)
     vet([experiment])
     result = simulate(experiment, requests=load.requests(experiment.acceptance))
     predicted = spanned(result)

@@ -12,6 +12,7 @@ from pdvsim.sim.reading import quoted, read_json, said
 from pdvsim.sim.workload.datasets import bad
 
 MARK = '"request_throughput"'  # a key of every result, which no file of requests has
+LATEST_S = 1e18
 DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 
 
@@ -51,6 +52,6 @@ def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _difference(path: str, number: int, start_s: Any, queued_s: Any) -> float:
     for name, value in (("start_times", start_s), ("queue_times", queued_s)):
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST_S:
             raise bad(path, f"request {number}", f"{name} holds {quoted(value)}", "seconds")
     return float(start_s - queued_s)

@@ -46,11 +46,11 @@ class Traffic:
     max_concurrency: int | None = None
     """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
-    """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake), scaled to --request-rate if given."""
+    """Replay a trace's arrival times, scaled to --request-rate if given."""
     input_len: int | None = None
-    """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
+    """Prompt tokens; default: the data set's own, 1024 for random."""
     output_len: int | None = None
-    """Output tokens; random: default 128, other data sets: overrides their own lengths."""
+    """Output tokens; default: the data set's own, 128 for random."""
     random_range_ratio: float = 0.0
     """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0

@@ -83,6 +83,14 @@ def test_the_table_has_both_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "profile h200-measured" in lines[-1]
 
 
+def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bench_of(served(0, max_concurrency=8), tmp_path / "bench.json")
+    for models in (["--pair", PAIR], ["--model", "llama-2-7b", "--drafter", "none"]):
+        assert main(["validate", "--bench", path, *models, "--arch", "autoregressive", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["metrics"]
+        assert found["output_throughput"]["error"] == pytest.approx(0, abs=0.02)
+
+
 def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
