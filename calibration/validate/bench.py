@@ -145,7 +145,7 @@ def _drafts(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float, .
     rates = document.get("spec_decode_per_position_acceptance_rates") or []
     if not isinstance(rates, list) or not all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates):
         raise ValueError(f"{path}: spec_decode_per_position_acceptance_rates must be shares from 0 to 1")
-    rounds, drafted = (document.get(f"spec_decode_{name}") for name in ("num_drafts", "draft_tokens"))
+    rounds, drafted = (document.get(f"spec_decode_{name}", 0) for name in ("num_drafts", "draft_tokens"))
     k = round(drafted / rounds) if _positive(drafted) and _positive(rounds) else len(rates)
     return k, tuple(float(rate) for rate in np.minimum.accumulate(rates)) if rates else ()
 

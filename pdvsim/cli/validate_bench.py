@@ -69,5 +69,5 @@ def _facts(
         f"{traffic.num_prompts} requests, {' and '.join(sent) or 'all at once'}; {lengths}",
         f"{experiment.arch} of {experiment.server.pair}, {drafts}{accepted}",
         *load.notes,
-        f"profile {meta['profile']}: {meta['foundation']}; error range: {predicted['error_range']}",
+        f"profile {meta['profile']}: {meta['foundation']}; error range: {predicted.get('error_range', 'none')}",
     ]
