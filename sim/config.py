@@ -9,7 +9,7 @@ number is in `limits`; in the parts, and here, is what values must be together.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -175,7 +175,16 @@ class Experiment:
         named = (*inputs, profile, *cards, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
+    @property
+    def context(self) -> int | None:
+        """The shortest context of its models, whether or not its architecture drafts: all get the same requests."""
+        models = named_pair(self.server.pair)
+        limits = (model.max_position_embeddings for model in (models.draft, models.target))
+        return min((limit for limit in limits if limit is not None), default=None)
+
     def __post_init__(self) -> None:
+        if self.traffic.dataset_path is not None and self.traffic.model_context != (context := self.context):
+            object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
         kind = self.kin
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
             raise ValueError(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 
-from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
@@ -52,12 +52,20 @@ def warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _columns(traffic: Traffic) -> tuple[str, ...]:
-    """What the columns of a file of one's own were taken for."""
-    if traffic.dataset_name != "custom":
+    """What the columns of a file were taken for, and how many of its requests are left out."""
+    path = traffic.dataset_path
+    if path is None:
         return ()
-    from pdvsim.sim.workload.own import read_requests
+    from pdvsim.sim.workload.datasets import ESTIMATED
 
-    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).notes
+    if traffic.dataset_name not in TRACES:
+        return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
+    fits = traffic.fitting()
+    if not (left_out := int((~fits).sum())):
+        return traffic.trace().notes
+    most = traffic.longest_request
+    text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are left out (--max-model-len)"
+    return (*traffic.trace().notes, f"{path}: {text}")
 
 
 def _linked(hardware: Hardware) -> tuple[str, ...]:

@@ -70,6 +70,8 @@ RANGES: dict[str, Range] = {
     "input_len": Range(1, MAX_TOKENS),
     "output_len": Range(1, MAX_TOKENS),
     "random_range_ratio": _PART,
+    "max_model_len": Range(2, 2 * MAX_TOKENS),
+    "model_context": Range(1, 1_000_000_000),
     "seed": Range(0, 2**53),
     # acceptance
     "acceptance_rate": _SHARE,

@@ -24,6 +24,7 @@ from resultdirs import sweep_folder
 
 from pdvsim import cli
 from pdvsim.calibration.fit import vidur
+from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
@@ -77,8 +78,11 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="0"} 70.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="1"} 40.0
 """
 BENCH = {
-    "spec_decode_num_drafts": 100, "spec_decode_draft_tokens": 200, "spec_decode_accepted_tokens": 110,
-    "spec_decode_per_position_acceptance_rates": [0.7, 0.4],
+    "num_prompts": 3, "request_rate": 2.0, "burstiness": 1.0, "max_concurrency": 2, "duration": 2.0, "completed": 3,
+    "total_input_tokens": 27, "total_output_tokens": 12, "request_throughput": 1.5, "output_throughput": 6.0,
+    "mean_ttft_ms": 9.0, "p99_tpot_ms": 4.0, "input_lens": [9, 9, 9], "output_lens": [4, 0, 4], "ttfts": [0.1, 0, 0.1],
+    "start_times": [5.0, 5.5, 6.0], "queue_times": [0, 0.1, 0], "spec_decode_num_drafts": 2,
+    "spec_decode_draft_tokens": 4, "spec_decode_per_position_acceptance_rates": [0.5, 0.5],
 }  # fmt: skip
 TOML = 'arch = "pd"\nnum_prompts = 3\noutput_len = 5\nrequest_rate = 8.0\ngoodput = ["ttft:500"]\n'
 SIZES = ["num_tokens", "n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers"]
@@ -118,8 +122,8 @@ def make_yard(folder: Path) -> Yard:
         "sharegpt.json": json.dumps(TALK),
         "accepted.jsonl": "[4, 0, 2]\n[1, 1]\n",
         "metrics.txt": METRICS,
-        "bench.json": json.dumps(BENCH),
         "runs.jsonl": json.dumps(REAL) + "\n",
+        "bench.json": json.dumps(BENCH),
         "flags.toml": TOML,
         "mlp.csv": VIDUR,
     }
@@ -264,8 +268,8 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
-    "bench.json": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
+    "bench.json": lambda path: read_load(str(path)),
     "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
@@ -287,7 +291,7 @@ USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, whic
     "mooncake.jsonl": ("run", "--dataset-name", "mooncake", "--dataset-path", "{}", "--use-trace-timestamps", *SMALL),
     "accepted.jsonl": ("run", "--acceptance-trace", "{}", *SMALL),
     "metrics.txt": ("run", "--acceptance-from", "{}", *SMALL),
-    "bench.json": ("run", "--acceptance-from", "{}", *SMALL),
+    "bench.json": ("validate", "--bench", "{}", "--model", "llama-2-7b", "--num-speculative-tokens", "0", "--json"),
     "runs.jsonl": ("validate", "{}", "--no-ablations", "--jobs", "1", "--json"),
     "flags.toml": ("run", "--config", "{}"),
     "run.json": ("report", "{}", "-o", "{}.html"),

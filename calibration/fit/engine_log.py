@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.reading import check_file, quoted, read_json, said
+from pdvsim.sim.reading import check_file, quoted, said
+from pdvsim.sim.workload.bench import bench_document
 
 Floats = NDArray[np.float64]
 
@@ -119,14 +120,7 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
 
 def read_bench(path: str) -> BenchRun:
     """A result of `vllm bench serve`, or of `realrun`; a ValueError of one line if it is not one."""
-    try:
-        document = read_json(path)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a result of `vllm bench serve`") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {said(error)}") from None
-    if not isinstance(document, dict):
-        raise ValueError(f"{path}: no result of `vllm bench serve`: expected a JSON object")
+    document = bench_document(path)
     concurrency = document.get("max_concurrency")
     if type(concurrency) is not int or concurrency < 1:
         raise ValueError(f"{path}: max_concurrency is {quoted(concurrency)}; bench with --max-concurrency")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdvsim.cli.page import deliver, page_file
+from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Question
@@ -25,6 +26,7 @@ from pdvsim.decide.options import (
     TrimmedScoring,
     TunedServer,
     forewarn_few,
+    own_rate,
 )
 from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
 from pdvsim.decide.space import CONTROLLERS, Space
@@ -32,6 +34,7 @@ from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Host, 
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.asked import AskedAcceptance
+from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 
@@ -43,19 +46,30 @@ class AskedTraffic(OpenTraffic):
     """Requests of a run; default: 500 at a rate, 200 or more in a closed loop. Without a load: a batch job, all sent
     at once."""
     request_rate: float = math.inf
-    """The load to give advice for, in requests per second."""
+    """Requests per second to advise on; default: a trace's own, replayed."""
+
+    def asked(self, server: Server, *pairs: str) -> Traffic:
+        """The traffic; a trace is replayed at its own rate where none is given."""
+        traffic = super().asked(server, *pairs)
+        timed = traffic.use_trace_timestamps or trace_rate(traffic) is not None
+        if math.isfinite(traffic.request_rate) or traffic.max_concurrency is not None or not timed:
+            return traffic
+        rate = own_rate(traffic)
+        say("pdvsim", f"{traffic.dataset_path} is replayed at its own {rate:.3g} requests per second")
+        return replace(traffic, request_rate=rate, use_trace_timestamps=True)
 
     def at(self, concurrency: int | None, server: Server) -> Traffic:
         """The traffic at the load asked about; a ValueError where there is none, or two."""
         rated = self.request_rate < math.inf
         if rated and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        if not rated and concurrency is None and self.num_prompts is None:
+        usual = PROMPTS if concurrency is None else max(LOOP_PROMPTS, LOOP_TURNS * concurrency)
+        found = replace(self, num_prompts=self.num_prompts or usual, max_concurrency=concurrency).asked(server)
+        if self.num_prompts is None and concurrency is None and math.isinf(found.request_rate):
             raise ValueError(
                 "advice is for a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
             )
-        usual = PROMPTS if rated else max(LOOP_PROMPTS, LOOP_TURNS * (concurrency or 0))
-        return replace(self, num_prompts=self.num_prompts or usual, max_concurrency=concurrency).asked(server)
+        return found
 
 
 @dataclass(frozen=True)
@@ -137,6 +151,11 @@ class AdviseOptions:
         batch = load_axis(traffic) == "requests"
         if batch and self.warmup_share != WARMUP_SHARE:
             raise ValueError("--warmup-share does nothing for a batch job: all of it counts")
+        drafters = self.drafters(base)
+        if traffic.dataset_path is not None and traffic.max_model_len is None:  # of all drafters the same requests
+            contexts = [way.of(base).context for way in drafters]
+            shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
+            base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
         return Question(
             base,
             space,
@@ -148,7 +167,7 @@ class AdviseOptions:
             self.gpu_hour_usd,
             self.fleets(base),
             self.card_hour_usd,
-            self.drafters(base),
+            drafters,
         )
 
     def drafters(self, base: Experiment) -> tuple[Drafted, ...]:

@@ -26,6 +26,7 @@ class TableTraffic(OpenTraffic):
     num_prompts: int = 60
     """Requests of a simulation; at least three times the batch."""
     burstiness: Internal[float] = 1.0
+    use_trace_timestamps: Internal[bool] = False
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few
+from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, natural_pairs
@@ -30,6 +30,7 @@ from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
+TRACE_LOADS = (0.5, 1, 2, 4)  # times a trace's own rate
 BORDER_STEPS = 3  # of bisection in a row, more or less
 
 
@@ -38,9 +39,6 @@ class MapTraffic(CountedTraffic):
     """Who asks what."""
 
     max_concurrency: Internal[int | None] = None
-    use_trace_timestamps: Internal[bool] = False
-    num_prompts: int | None = None
-    """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ class MapOptions:
     concurrency: tuple[int, ...] = ()
     """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
     request_rate: tuple[float, ...] = ()
-    """Loads as requests per second (open loop)."""
+    """Loads as requests per second; of a trace, default: around its own."""
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates of --y acceptance."""
     pairs: tuple[str, ...] = ()
@@ -97,10 +95,20 @@ class MapOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    def rates(self) -> tuple[float, ...]:
+        """Request rates; of a trace that is replayed around its own if none is given, to three digits."""
+        if not self.traffic.use_trace_timestamps:
+            return self.request_rate
+        if self.concurrency:
+            raise ValueError("--use-trace-timestamps replays arrivals: it takes --request-rate, not --concurrency")
+        own = own_rate(self.traffic)
+        return self.request_rate or tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
+
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
         scoring = plain(Scoring, self.scoring)
-        loads = self.concurrency or (() if self.request_rate else LOADS)
+        rates = self.rates()
+        loads = self.concurrency or (() if rates else LOADS)
         usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         places: tuple[Place, ...] = self.acceptances
@@ -117,7 +125,7 @@ class MapOptions:
         elif self.try_cards:
             raise ValueError("--try-cards is for --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.at(self.request_rate, self.server.given(), *pairs)
+        traffic = self.traffic.at(rates, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
@@ -136,7 +144,7 @@ class MapOptions:
             base,
             self.server.space(archs),
             loads,
-            self.request_rate,
+            rates,
             self.y,
             places,
             self.num_runs,

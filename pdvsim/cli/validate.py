@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.console import say
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Placed, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import Contention, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Hardware, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
@@ -29,8 +29,17 @@ if TYPE_CHECKING:
 
 RUNS = "runs.jsonl"
 WORST = 10  # runs shown
+OF_BENCH = {"pair", "arch", "acceptance", "server", "hardware"}  # options that only --bench has
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
 LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
+
+
+@dataclass(frozen=True)
+class BenchedServer(Server):
+    """The server that was benched, with --bench."""
+
+    num_speculative_tokens: int | None = None  # type: ignore[assignment]
+    """Draft length; default: that of the benchmark."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +78,26 @@ class ValidateCommand:
     """With --serve: start no run after so many minutes."""
     tiny: bool = False
     """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
+    bench: str | None = None
+    """Compare another thing: a result of `vllm bench serve` on your server, and the same load simulated."""
+    pair: str | None = None
+    """With --bench: the models that were served, as draft:target, or the target alone (or --model)."""
+    arch: Arch = "colocated"
+    """With --bench: the architecture; vLLM is colocated."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: BenchedServer = field(default_factory=BenchedServer)
+    hardware: Hardware = field(default_factory=Hardware)
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        given = {field.name for field in fields(self) if getattr(self, field.name) != field.default}
+        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
+        given = {name for name, value in usual.items() if getattr(self, name) != value}
+        if self.bench is None and given & OF_BENCH:
+            raise ValueError("--pair, --arch and the options of a server go with --bench")
+        if self.bench is not None and given - {"bench", "profile", "contention", "json", *OF_BENCH}:
+            raise ValueError("--bench goes with the options of a server, --profile, --contention and --json alone")
+        if self.bench is not None and self.pair is None:
+            raise ValueError("--bench needs --model, or --pair draft:target: the models that were served")
         if self.serve is None and given & {"output", "minutes", "tiny"}:
             raise ValueError("--output, --minutes and --tiny go with --serve")
         if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
@@ -88,6 +113,13 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
     if args.serve is not None:
         return _serve(args, args.serve)
+    if args.bench is not None and args.pair is not None:
+        from pdvsim.cli.validate_bench import compare_bench
+
+        k = args.server.num_speculative_tokens
+        server = plain(Server, replace(args.server, pair=args.pair, num_speculative_tokens=k or 0))
+        hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
+        return compare_bench(args.bench, args.arch, args.acceptance, server, hardware, k, args.json)
 
     from pdvsim.calibration.validate import compare
 

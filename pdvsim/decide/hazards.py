@@ -18,7 +18,7 @@ from pdvsim.decide.contest import Contest
 from pdvsim.decide.finals import judged
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, at_acceptance, replications
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.hardware.latency import Latency
@@ -56,7 +56,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
 
 def _alone(candidate: Experiment) -> Experiment:
     few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
-    traffic = replace(candidate.traffic, request_rate=math.inf, max_concurrency=1, num_prompts=few)
+    traffic = replace(at_rate(candidate, math.inf).traffic, max_concurrency=1, num_prompts=few)
     return replace(candidate, traffic=traffic, scoring=replace(candidate.scoring, warmup_requests=0))
 
 

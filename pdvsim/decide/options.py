@@ -9,9 +9,9 @@ from dataclasses import dataclass, fields, replace
 from pdvsim.common.console import say
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Internal, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Internal, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.workload.requests import Workload
+from pdvsim.sim.workload.requests import Workload, trace_rate
 
 BUDGET = 1500  # simulations of an answer of `advise`
 WARMUP_SHARE = 0.2  # the server starts empty
@@ -58,9 +58,10 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
 class OpenTraffic(VariedTraffic):
     """Who asks what; when is for the command to choose."""
 
+    num_prompts: int = Traffic.usual_prompts
+    """Requests of a run; of a trace that is replayed, a stretch of so many, another for each seed."""
     request_rate: Internal[float] = math.inf
     max_concurrency: Internal[int | None] = None
-    use_trace_timestamps: Internal[bool] = False
 
 
 @dataclass(frozen=True)
@@ -117,12 +118,20 @@ class CountedTraffic(VariedTraffic):
 
     request_rate: Internal[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests of a run; default: 500 at a request rate, 200 in a closed loop, or all of a trace that is replayed."""
+    """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
 
     def at(self, request_rate: tuple[float, ...], server: Server, *pairs: str) -> Traffic:
         """The traffic of these loads, or of closed loops where there are none."""
-        usual = OPEN if self.use_trace_timestamps else PROMPTS if request_rate else LOOP_PROMPTS
+        usual = PROMPTS if request_rate else LOOP_PROMPTS
         return (self if self.num_prompts is not None else replace(self, num_prompts=usual)).asked(server, *pairs)
+
+
+def own_rate(traffic: Traffic) -> float:
+    """Requests per second of a trace, on average; a ValueError where it has no times."""
+    rate = trace_rate(traffic)
+    if rate is None:
+        raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no arrival times to replay")
+    return rate
 
 
 def forewarn_few(num_runs: int, contenders: int) -> None:

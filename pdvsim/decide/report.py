@@ -73,8 +73,10 @@ def plural(count: int, what: str) -> str:
 
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
-    """Notes on lengths that are given, on profiles, and on what is outside their measurements."""
-    return [*lengths_note(traffic), *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
+    """Notes on given lengths, on a trace that is replayed, on profiles, and on what is outside their measurements."""
+    replay = f"arrivals: {traffic.dataset_path} replayed, scaled to the rate; each seed begins elsewhere in it"
+    replayed = [replay] if traffic.use_trace_timestamps else []
+    return [*lengths_note(traffic), *replayed, *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
 
 
 def outside_measured(rows: Sequence[Row]) -> str | None:

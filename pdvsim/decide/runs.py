@@ -131,7 +131,8 @@ def least_prompts(traffic: Traffic, few: int) -> int:
 
 def at_rate(experiment: Experiment, rate: float) -> Experiment:
     """The same experiment at another request rate: the same requests, squeezed or stretched in time."""
-    return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate))
+    replays = experiment.traffic.use_trace_timestamps and rate < math.inf  # all at once have no times
+    return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate, use_trace_timestamps=replays))
 
 
 @lru_cache
@@ -152,7 +153,7 @@ def saturated(experiment: Experiment) -> Experiment:
     limit, servers = experiment.server.max_num_seqs, experiment.hardware.replicas
     rows = limit * servers
     traffic = replace(
-        experiment.traffic, request_rate=math.inf, max_concurrency=2 * rows, num_prompts=max(8 * rows, LEAST_SATURATED)
+        at_rate(experiment, math.inf).traffic, max_concurrency=2 * rows, num_prompts=max(8 * rows, LEAST_SATURATED)
     )
     scoring = replace(experiment.scoring, warmup_requests=max(3 * rows, LEAST_SATURATED // 4))
     return replace(experiment, traffic=traffic, scoring=scoring)

@@ -118,9 +118,9 @@ class RunDocument(ResultHeader):
     @property
     def load(self) -> tuple[str, float]:
         """What a sweep would call the load."""
-        if self.config.traffic.get("use_trace_timestamps"):
-            return "trace", math.nan
         rate = float(self.request_rate)
+        if self.config.traffic.get("use_trace_timestamps") and math.isinf(rate):
+            return "trace", math.nan
         if math.isinf(rate) and self.max_concurrency is not None:
             return "concurrency", float(self.max_concurrency)
         return "request_rate", rate

@@ -80,8 +80,8 @@ class Sweep:
             raise ValueError("--concurrency and --request-rate exclude each other")
         if self.concurrency and self.base.traffic.max_concurrency is not None:
             raise ValueError("--concurrency and --max-concurrency exclude each other")
-        if self.base.traffic.use_trace_timestamps and (self.concurrency or self.request_rate):
-            raise ValueError("--use-trace-timestamps fixes the load: it takes no --concurrency and no --request-rate")
+        if self.base.traffic.use_trace_timestamps and self.concurrency:
+            raise ValueError("--use-trace-timestamps replays arrivals: it takes --request-rate, not --concurrency")
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
@@ -115,7 +115,7 @@ class Sweep:
     def _loads(self) -> Iterator[tuple[LoadKind, float]]:
         if self.concurrency:
             yield from (("concurrency", float(c)) for c in self.concurrency)
-        elif self.base.traffic.use_trace_timestamps:
+        elif self.base.traffic.use_trace_timestamps and not self.request_rate:
             yield "trace", math.nan
         else:
             yield from (("request_rate", float(r)) for r in self.request_rate or DEFAULT_RATES)

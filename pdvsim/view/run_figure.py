@@ -34,7 +34,7 @@ def run_line(experiment: Experiment, meta: dict[str, Any]) -> str:
     rate, most = traffic["request_rate"], traffic["max_concurrency"]
     load = f"{load_text(rate)} req/s" if np.isfinite(rate) else f"{most} at once" if most else "all at once"
     if traffic["use_trace_timestamps"]:
-        load = "the trace's own load"
+        load = f"the trace at {load}" if np.isfinite(rate) else "the trace's own load"
     acceptance = None if experiment.speculates else ""
     return setting_line(
         config, load, seeds_text([traffic["seed"]]), card=meta.get("gpu"), drafts=drafts, acceptance=acceptance

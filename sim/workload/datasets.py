@@ -29,7 +29,10 @@ TOKENS_ACCEPTED = f"a whole number from 1 to {MAX_TOKENS}"
 SHAREGPT_ACCEPTED = (
     'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
 )
-SHAREGPT_FILTER = "prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= 2048 tokens"
+SHAREGPT_TOKENS = 2048  # of a prompt and its answer at most, in vLLM
+SHAREGPT_FILTER = f"prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= {SHAREGPT_TOKENS} tokens"
+CHARACTERS_A_TOKEN = 4  # of English text, more or less
+ESTIMATED = f"no --tokenizer: lengths are estimated, at {CHARACTERS_A_TOKEN} characters per token"
 EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
 
@@ -251,8 +254,13 @@ def _conversations(path: str) -> list[tuple[str, str]]:
     return pairs
 
 
-def token_counter(folder: str) -> Callable[[list[str]], list[int]]:
-    """A function from texts to token counts (special tokens included, as vLLM counts) by a local tokenizer."""
+def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
+    """A function from texts to token counts (special tokens included, as vLLM counts) by a local tokenizer.
+
+    Without one they are estimated.
+    """
+    if folder is None:
+        return lambda texts: [math.ceil(len(text) / CHARACTERS_A_TOKEN) for text in texts]
     accepted = "a local folder of a Hugging Face tokenizer (tokenizer.json, tokenizer_config.json)"
     if "\0" in folder or not Path(folder).is_dir():
         raise bad(folder, "--tokenizer", "is not a folder", accepted)
@@ -276,20 +284,24 @@ def token_counter(folder: str) -> Callable[[list[str]], list[int]]:
     return count
 
 
-def read_sharegpt(path: str, tokenizer: str, wanted: int, rng: np.random.Generator) -> Lengths:
+def read_sharegpt(
+    path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int | None = None
+) -> Lengths:
     """Lengths of up to `wanted` conversations in random order, under vLLM's filter; fewer where the file is smaller.
 
-    Only as many are tokenized as are needed, in blocks: the whole of ShareGPT V3 would take minutes.
+    None has more than `longest` tokens. Only as many are tokenized as are needed, in blocks: the whole of ShareGPT V3
+    would take minutes.
     """
     pairs = _conversations(path)
     count = token_counter(tokenizer)
     order = rng.permutation(len(pairs)).tolist()
     kept: list[tuple[int, int]] = []
+    most = min(longest or SHAREGPT_TOKENS, SHAREGPT_TOKENS)
     for start in range(0, len(order), 256):
         block = [pairs[i] for i in order[start : start + 256]]
         counts = count([text for pair in block for text in pair])
         lengths = zip(counts[::2], counts[1::2], strict=True)
-        kept += [(p, o) for p, o in lengths if p >= 4 and o >= 4 and p <= 1024 and p + o <= 2048]
+        kept += [(p, o) for p, o in lengths if p >= 4 and o >= 4 and p <= 1024 and p + o <= most]
         if len(kept) >= wanted:
             break
     if not kept:

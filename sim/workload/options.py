@@ -5,9 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import Internal, check_ranges
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from pdvsim.sim.workload.datasets import Trace
 
 Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 
@@ -26,7 +32,11 @@ class Traffic:
     dataset_path: str | None = None
     """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None
-    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom)."""
+    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom);
+    default: estimated."""
+    max_model_len: int | None = None
+    """Leave out requests of the file with more prompt and output tokens; default: the models' shortest context."""
+    model_context: Internal[int | None] = None  # that shortest context, as the experiment says
     num_prompts: int = OPEN
     """Number of requests; default: 1000, or all of a trace that is replayed."""
     request_rate: float = math.inf
@@ -36,17 +46,22 @@ class Traffic:
     max_concurrency: int | None = None
     """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
-    """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake) instead of --request-rate."""
+    """Replay a trace's arrival times, scaled to --request-rate if given."""
     input_len: int | None = None
-    """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
+    """Prompt tokens; default: the data set's own, 1024 for random."""
     output_len: int | None = None
-    """Output tokens; random: default 128, other data sets: overrides their own lengths."""
+    """Output tokens; default: the data set's own, 128 for random."""
     random_range_ratio: float = 0.0
     """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0
     """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
 
     usual_prompts = 1000  # requests where their number is open
+
+    @property
+    def longest_request(self) -> int | None:
+        """Most tokens of a request of the file."""
+        return self.max_model_len or self.model_context
 
     @property
     def fixed_lengths(self) -> tuple[int, ...]:
@@ -65,10 +80,9 @@ class Traffic:
             raise ValueError("dataset random takes no --dataset-path")
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
-        if self.use_trace_timestamps and self.request_rate != math.inf:
-            raise ValueError("--use-trace-timestamps and --request-rate exclude each other")
         if self.num_prompts == OPEN:
-            object.__setattr__(self, "num_prompts", self._all() if self.use_trace_timestamps else self.usual_prompts)
+            count = max(1, int(self.fitting().sum())) if self.use_trace_timestamps else self.usual_prompts
+            object.__setattr__(self, "num_prompts", count)
         check_ranges(self)
 
     @staticmethod
@@ -81,11 +95,17 @@ class Traffic:
         except (OSError, ValueError):
             return "sharegpt"
 
-    def _all(self) -> int:
+    def trace(self) -> Trace:
         """The requests of the file."""
         from pdvsim.sim.workload.own import read_requests
 
-        return len(read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer).lengths)
+        return read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer)
+
+    def fitting(self) -> NDArray[np.bool_]:
+        """Which of them are short enough."""
+        from pdvsim.sim.workload.own import fitting
+
+        return fitting(self.trace(), self.longest_request, self.input_len, self.output_len)
 
 
 @dataclass(frozen=True)

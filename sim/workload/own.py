@@ -1,5 +1,7 @@
 """Traffic of one's own: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
 
+A file may also hold responses of OpenAI's API, one a line, or be a result of `vllm bench serve --save-detailed`.
+
 Columns are found by their names, of which the many in use are known, and what was taken for what is said. Sessions are
 counted and no more: nothing of a request is cached for the next of its session.
 """
@@ -21,7 +23,8 @@ from numpy.typing import NDArray
 from pdvsim.sim.limits import MAX_TOKENS
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload import datasets
-from pdvsim.sim.workload.datasets import TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
+from pdvsim.sim.workload.bench import MARK, bench_rows
+from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
 ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "prompt"]
 Value = Any  # of a cell: text in CSV, text or a number in JSON
@@ -61,10 +64,11 @@ READERS: dict[str, Callable[[str], Trace]] = {
     "mooncake": datasets.read_mooncake,
 }
 UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+A_CLOCK_S = 1e8  # seconds from which on a time is a date, not a time since a start
 SUFFIXES = {"s": "seconds", "sec": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 ACCEPTED = (
     "a CSV or JSONL file with columns like prompt_tokens and output_tokens, and arrival_s to replay it; "
-    'or JSONL of {"prompt": text}, with --tokenizer'
+    'JSONL of {"prompt": text} or of responses with their usage; or a result of vllm bench serve --save-detailed'
 )
 
 
@@ -89,6 +93,18 @@ def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
     except (OSError, ValueError):
         version = 0, 0  # the reader says what is wrong with it
     return _read(name, path, tokenizer, version)
+
+
+def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> NDArray[np.bool_]:
+    """Which requests have at most `longest` tokens; `prompt` and `output` are lengths in place of their own.
+
+    Where both are given no request is longer than another, and none is left out.
+    """
+    if longest is None or (prompt is not None and output is not None):
+        return np.ones(len(trace.lengths), dtype=np.bool_)
+    own = trace.lengths[:, [prompt is None, output is None]].sum(axis=1)
+    fits: NDArray[np.bool_] = own + (prompt or 0) + (output or 0) <= longest
+    return fits
 
 
 def kind_of(path: str) -> str:
@@ -125,8 +141,6 @@ def read_own(path: str, tokenizer: str | None = None) -> Trace:
         columns.pop("prompt", None)
     if counted and tokenizer is not None:
         raise ValueError(f"--tokenizer does nothing here: {path} has its tokens counted, as {columns['prompt_tokens']}")
-    if not counted and tokenizer is None:
-        raise ValueError(f"{path} holds prompts as text: --tokenizer, a local folder, counts their tokens")
     table = _Table(path, columns)
     for line, row in chain([first], rows):
         table.add(line, row)
@@ -145,6 +159,7 @@ class _Table:
         self.prompts: list[str] = []
         self.lines: list[int] = []
         self.empty = 0
+        self.spread = False
 
     def add(self, line: int, row: dict[str, Value]) -> None:
         """Take a row; one without prompt or output is counted and left out, as a request that failed."""
@@ -174,7 +189,7 @@ class _Table:
 
     def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole) -> int:
         value = row.get(self.columns[role])
-        number = _number(value)
+        number = 0 if value is None and "usage" in row else _number(value)  # a response without its usage failed
         if not (0 <= number <= MAX_TOKENS and number == int(number)):
             raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", TOKENS_ACCEPTED)
         return int(number)
@@ -184,7 +199,7 @@ class _Table:
         if not self.lengths:
             raise bad(self.path, "", "holds no request with a prompt and an output", ACCEPTED)
         lengths = np.array(self.lengths, dtype=np.int64)
-        if tokenizer is not None:
+        if self.prompts:
             lengths[:, 0] = np.maximum(1, token_counter(tokenizer)(self.prompts))
         unit, arrival_s = self._arrivals() if self.times else ("", np.zeros(len(lengths)))
         return Trace(
@@ -193,7 +208,7 @@ class _Table:
             acceptance=np.array(self.acceptance, dtype=np.float32) if self.acceptance else None,
             sessions=tuple(self.sessions) or None,
             timed=bool(self.times),
-            notes=self._notes(unit),
+            notes=self._notes(unit, tokenizer),
         )
 
     def _arrivals(self) -> tuple[str, NDArray[np.float64]]:
@@ -208,14 +223,33 @@ class _Table:
             if not abs(values[at]) <= 1e19:
                 raise bad(self.path, f"line {self.lines[at]}", f"{name} is {quoted(time)}", accepted)
         if dated:
-            return "dates", values
+            return "dates", self._spread(values)
         unit = SUFFIXES.get(_plain(name).rpartition("_")[2]) or _unit(float(np.median(values)))
-        return unit, values * UNITS[unit]
+        return unit, self._spread(values * UNITS[unit])
 
-    def _notes(self, unit: str) -> tuple[str, ...]:
+    def _spread(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Times of a clock of whole seconds, as OpenAI's `created`, with those of a second evenly over it.
+
+        Left as they are, they would be bursts that never were.
+        """
+        seconds, at, counts = np.unique(times_s, return_inverse=True, return_counts=True)
+        if seconds[0] < A_CLOCK_S or (seconds % 1).any() or counts.max() == 1:
+            return times_s
+        self.spread = True
+        order = np.argsort(at, kind="stable")
+        place = np.empty(len(at))
+        place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+        spread: NDArray[np.float64] = times_s + place / counts[at]
+        return spread
+
+    def _notes(self, unit: str, tokenizer: str | None) -> tuple[str, ...]:
         taken = [f"{role} is {quoted(name)}" for role, name in self.columns.items() if name != role]
         taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
         said = [f"{self.path}: {', '.join(taken)}"] if taken else []
+        if self.prompts and tokenizer is None:
+            said.append(f"{self.path}: {ESTIMATED}")
+        if self.spread:
+            said.append(f"{self.path}: times are whole seconds; the requests of a second are spread evenly over it")
         if self.empty:
             rows = self.empty + len(self.lengths)
             said.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output, and are left out")
@@ -225,15 +259,25 @@ class _Table:
 def _rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
     """Line number and cells of each row."""
     with opened(path) as file:
-        as_json = file.read(1 << 16).lstrip().startswith("{")
-    return _json_rows(path) if as_json else _csv_rows(path)
+        head = file.read(1 << 16).lstrip()
+    if not head.startswith("{"):
+        return _csv_rows(path)
+    return bench_rows(path) if MARK in head else _json_rows(path)
 
 
 def _json_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
     for line, row in json_lines(path, ACCEPTED):
         if not isinstance(row, dict):
             raise bad(path, f"line {line}", f"holds {quoted(row)}", ACCEPTED)
-        yield line, row
+        yield line, _unpacked(row)
+
+
+def _unpacked(row: dict[str, Value]) -> dict[str, Value]:
+    """A row with the columns of the objects in it: the `usage` of a response, also inside a log or a batch's output."""
+    for name in ("response", "body", "usage"):
+        if isinstance(inner := row.get(name), dict):
+            row = {**inner, **row}
+    return row
 
 
 def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:

@@ -22,7 +22,6 @@ from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import TRACES, Acceptance, Traffic
-from pdvsim.sim.workload.own import read_requests
 
 CHUNK = 4096  # requests drawn at once
 
@@ -46,11 +45,12 @@ class Workload:
         trace = _trace(traffic)
         given = acceptance != Acceptance()  # an option takes the column's place
         self._rates = None if trace is None or given else trace.acceptance
-        self._replayed = _replayed(traffic, trace) if trace is not None and traffic.use_trace_timestamps else None
+        replays = traffic.use_trace_timestamps
+        self._replayed = _replayed(traffic, trace, self._lengths) if trace is not None and replays else None
         self._table, self._order = (None, None) if self._replayed is not None else _table(traffic, trace, self._lengths)
 
     def __len__(self) -> int:
-        return self.traffic.num_prompts
+        return self.traffic.num_prompts if self._replayed is None else len(self._replayed[0])
 
     def __iter__(self) -> Iterator[Request]:
         streams, id = deepcopy(self._streams), 0
@@ -135,24 +135,59 @@ def _arrivals(
 
 
 def _trace(traffic: Traffic) -> Trace | None:
-    """The requests of the file, where the data set is one of requests."""
+    """The requests of the file that are short enough, where the data set is one of requests."""
     if traffic.dataset_name not in TRACES:
         return None
-    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer)
+    trace, fits = traffic.trace(), traffic.fitting()
+    if fits.all():
+        return trace
+    if not fits.any():
+        raise ValueError(
+            f"{traffic.dataset_path}: all {len(fits)} requests have more than {traffic.longest_request} tokens: "
+            "choose models of longer context, or raise --max-model-len"
+        )
+    rates = None if trace.acceptance is None else trace.acceptance[fits]
+    return trace._replace(arrival_s=trace.arrival_s[fits], lengths=trace.lengths[fits], acceptance=rates)
 
 
-def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Lengths, NDArray[np.int64]]:
-    """The trace's first `num_prompts` requests by time, the first of them at 0, and their rows."""
+def trace_rate(traffic: Traffic) -> float | None:
+    """Requests per second of the traffic's file, on average; None where it has no times, or only one."""
+    trace = _trace(traffic)
+    if trace is None or not trace.timed or not (span_s := float(np.ptp(trace.arrival_s))):
+        return None
+    return (len(trace.arrival_s) - 1) / span_s
+
+
+def _replayed(
+    traffic: Traffic, trace: Trace, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], Lengths, NDArray[np.int64]]:
+    """The trace's requests by time, the first at 0, and their rows.
+
+    Without a request rate they are the first `num_prompts` of those that are short enough, as they came. With one they
+    are a stretch that begins where the seed says and goes on at the trace's beginning after its end, a mean gap later;
+    its times are scaled to the rate.
+    """
     if not trace.timed:
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
-    rows = len(trace.arrival_s)
-    if traffic.num_prompts > rows:
+    rows, count = len(trace.arrival_s), traffic.num_prompts
+    order = np.argsort(trace.arrival_s, kind="stable")
+    if math.isinf(traffic.request_rate):
+        if count > (rows := len(traffic.fitting())):
+            raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {rows} requests to replay")
+        order = order[:count]
+        arrival_s = trace.arrival_s[order]
+        return arrival_s - arrival_s[0], trace.lengths[order], order
+    laps, at = np.divmod(rng.integers(rows) + np.arange(count + 1), rows)
+    span_s = float(np.ptp(trace.arrival_s))
+    times_s = trace.arrival_s[order[at]] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
+    times_s -= times_s[0]
+    if not times_s[-1] > 0:
         raise ValueError(
-            f"num-prompts is {traffic.num_prompts}, but {traffic.dataset_path} holds {rows} requests to replay"
+            f"{traffic.dataset_path}: {count + 1} requests in a row arrive at the same time, which have no rate: "
+            "raise --num-prompts, or leave out --use-trace-timestamps"
         )
-    order = np.argsort(trace.arrival_s, kind="stable")[: traffic.num_prompts]
-    arrival_s = trace.arrival_s[order]
-    return arrival_s - arrival_s[0], trace.lengths[order], order
+    order = order[at[:-1]]
+    return times_s[:-1] * (count / traffic.request_rate / times_s[-1]), trace.lengths[order], order
 
 
 def _table(
@@ -164,9 +199,7 @@ def _table(
         return trace.lengths, rng.permutation(len(trace.lengths))[:count]
     if traffic.dataset_path is None:
         return None, None
-    if traffic.tokenizer is None:
-        raise ValueError("dataset sharegpt with --dataset-path needs --tokenizer, a local folder, to count tokens")
-    rows = datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng)
+    rows = datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng, traffic.longest_request)
     return rows, np.arange(len(rows))
 
 

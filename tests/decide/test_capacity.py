@@ -147,6 +147,26 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
         assert np.mean([row["rate"] for row in found.rows]) == pytest.approx(rates[holds].max(), rel=0.25)
 
 
+def test_the_capacity_for_a_trace_is_lindleys(one_by_one: Experiment, tmp_path: Path) -> None:
+    """Of the trace's own gaps, scaled to each rate; its bursts are held less well than Poisson arrivals."""
+    gaps = np.random.default_rng(0).gamma(0.4, 1.0, 400)
+    path = tmp_path / "bursts.csv"
+    rows = (f"{time},100,1" for time in np.cumsum(gaps))
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    trace, goal = Traffic(dataset_path=str(path), num_prompts=300), Goal("throughput", ("ttft:50",), 0.9)
+    rates = []
+    for traffic in (replace(trace, use_trace_timestamps=True), trace):
+        found = find_capacities(
+            Plan(replace(one_by_one, traffic=traffic), ("autoregressive",), (1,), 3, goal), Bench(1)
+        )
+        for row in found.rows:
+            assert lindley_holds(found.plan, row["seed"], row["rate"])
+            assert not lindley_holds(found.plan, row["seed"], row["failed_rate"])
+        rates.append(np.mean([row["rate"] for row in found.rows]))
+        assert ("bursts.csv replayed, scaled to the rate" in str(found)) is traffic.use_trace_timestamps
+    assert rates[0] < 0.9 * rates[1]
+
+
 def test_a_looser_level_never_holds_less(one_by_one: Experiment) -> None:
     held: list[list[float]] = []
     for level_ms in (12, 20, 40):

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.cli import main
-from pdvsim.sim.config import Acceptance, Experiment, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.own import NAMES, kind_of, read_own, read_requests
@@ -101,7 +102,6 @@ def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -
         (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
         (("when", "how_long"), (0, 1), "no column is known as prompt tokens, of 'when, how_long'"),
         (("prompt_tokens",), (5,), "no column is known as output tokens"),
-        (("prompt", "output_tokens"), ("hello", 4), "--tokenizer, a local folder, counts their tokens"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, header: tuple[str, ...], row: tuple[Any, ...], says: str) -> None:
@@ -189,6 +189,130 @@ def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:
     assert read_own(json_file(tmp_path, *lines), folder).lengths.tolist() == [[4, 7]]
     with pytest.raises(ValueError, match="--tokenizer does nothing here"):
         read_own(csv_file(tmp_path), folder)
+
+
+def test_text_without_a_tokenizer_is_estimated_and_said(tmp_path: Path) -> None:
+    trace = read_own(json_file(tmp_path, {"prompt": "a" * 41}, {"prompt": ""}))
+    assert trace.lengths.tolist() == [[11, 256], [1, 256]]  # 4 characters per token
+    assert trace.notes == (f"{tmp_path}/mine.jsonl: no --tokenizer: lengths are estimated, at 4 characters per token",)
+    talks = [{"conversations": [{"from": "human", "value": "b" * 400}, {"from": "gpt", "value": "c" * 80}]}]
+    path = tmp_path / "talks.json"
+    path.write_text(json.dumps(talks))
+    [request] = make_requests(Traffic(dataset_path=str(path), num_prompts=1), Acceptance())
+    assert (request.prompt_tokens, request.output_tokens) == (100, 20)
+    with pytest.warns(match=r"talks\.json: no --tokenizer: lengths are estimated"):
+        vet([Experiment(traffic=Traffic(dataset_path=str(path), num_prompts=1))])
+
+
+def response(created: int, prompt: int, output: int) -> dict[str, Any]:
+    usage = {"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output}
+    return {"id": "chatcmpl-1", "object": "chat.completion", "created": created, "model": "m", "usage": usage}
+
+
+def test_responses_of_openais_api_are_traffic(tmp_path: Path) -> None:
+    answers = [response(1_700_000_000, 10, 3), response(1_700_000_001, 20, 4), response(1_700_000_003, 30, 5)]
+    for lines in (
+        answers,
+        [
+            {"custom_id": "r", "response": {"status_code": 200, "body": one}, "error": None} for one in answers
+        ],  # a batch
+        [{"level": "info", "response": one} for one in answers],
+    ):
+        trace = read_own(json_file(tmp_path, *lines))
+        assert (trace.arrival_s - 1_700_000_000).tolist() == [0, 1, 3]
+        assert trace.lengths.tolist() == [[10, 3], [20, 4], [30, 5]]
+    failed = {**response(1_700_000_009, 1, 1), "usage": None}
+    assert "1 of 4 rows have no prompt or no output" in read_own(json_file(tmp_path, *answers, failed)).notes[-1]
+
+
+def test_requests_of_one_second_are_spread_over_it(tmp_path: Path) -> None:
+    start = 1_700_000_000
+    trace = read_own(json_file(tmp_path, *(response(start + second, 9, 9) for second in (2, 0, 2, 2, 0))))
+    assert (trace.arrival_s - start).tolist() == pytest.approx([2, 0, 2 + 1 / 3, 2 + 2 / 3, 0.5])
+    assert "times are whole seconds" in trace.notes[-1]
+    bursts = read_own(csv_file(tmp_path, HEADER[:3], [(0, 1, 1), (0, 1, 1), (5, 1, 1)]))
+    assert bursts.arrival_s.tolist() == [0, 0, 5]  # seconds since a start are what they say
+
+
+def bench_file(folder: Path, **more: Any) -> str:
+    """A result of vllm bench serve with --save-detailed, in its own words (vllm/benchmarks/serve.py)."""
+    document = {
+        "date": "20260801-120000", "backend": "openai", "model_id": "m", "num_prompts": 3, "request_rate": 2.0,
+        "burstiness": 1.0, "max_concurrency": None, "duration": 2.0, "completed": 2, "failed": 1,
+        "request_throughput": 1.0, "output_throughput": 4.0, "input_lens": [10, 20, 30], "output_lens": [3, 0, 5],
+        "ttfts": [0.1, 0.0, 0.1], "itls": [[0.1, 0.1], [], [0.1]], "start_times": [100.5, 101.0, 102.25],
+        "generated_texts": ["a", "", "b"], "errors": ["", "timeout", ""],
+    }  # fmt: skip
+    path = folder / "bench.json"
+    path.write_text(json.dumps({**document, **more}))
+    return str(path)
+
+
+def test_a_result_of_vllm_is_traffic(tmp_path: Path) -> None:
+    path = bench_file(tmp_path)
+    trace = read_own(path)
+    assert trace.arrival_s.tolist() == [100.5, 102.25]
+    assert trace.lengths.tolist() == [[10, 3], [30, 5]]
+    assert trace.notes == (f"{path}: 1 of 3 rows have no prompt or no output, and are left out",)
+    assert Traffic(dataset_path=path, use_trace_timestamps=True).num_prompts == 2
+    queued = read_own(bench_file(tmp_path, queue_times=[0.5, 0.0, 1.0]))
+    assert queued.arrival_s.tolist() == [100.0, 101.25]  # when they were due, not when they were let through
+    with pytest.raises(ValueError, match=r"no list of prompt_tokens for each request; accepted: .*--save-detailed"):
+        read_own(bench_file(tmp_path, input_lens=None))
+    with pytest.raises(ValueError, match="no list of output_tokens"):
+        read_own(bench_file(tmp_path, output_lens=[3]))
+    with pytest.raises(ValueError, match="start_times holds 'soon'; accepted: seconds"):
+        read_own(bench_file(tmp_path, start_times=["soon"] * 3, queue_times=[0, 0, 0]))
+
+
+def test_a_replay_at_a_rate_is_the_trace_scaled(tmp_path: Path) -> None:
+    """Gaps and lengths are the trace's, in its order, from where the seed begins; the mean rate is as asked."""
+    rng = np.random.default_rng(3)
+    times = np.cumsum(rng.gamma(0.3, 1.0, 40))
+    rows = [(repr(float(time)), 10 + at, 5) for at, time in enumerate(times)]
+    traffic = Traffic("custom", csv_file(tmp_path, HEADER[:3], rows), use_trace_timestamps=True, request_rate=8.0)
+    assert traffic.num_prompts == 40
+    gaps, starts = np.diff(times), set()
+    for seed in range(6):
+        requests = make_requests(replace(traffic, seed=seed, num_prompts=100), Acceptance())
+        arrival_s = np.array([request.arrival_s for request in requests])
+        first = requests[0].prompt_tokens - 10
+        starts.add(first)
+        assert [r.prompt_tokens - 10 for r in requests] == [(first + i) % 40 for i in range(100)]
+        known = [i for i in range(99) if (first + i) % 40 != 39]  # the gap to the next lap is a mean one
+        own, told = gaps[[(first + i) % 40 for i in known]], np.diff(arrival_s)[known]
+        assert told == pytest.approx(own * told.sum() / own.sum(), abs=1e-9)
+        assert 90 / 8 < arrival_s[-1] < 100 / 8
+        twice = make_requests(replace(traffic, seed=seed, num_prompts=100, request_rate=16.0), Acceptance())
+        assert [r.arrival_s for r in twice] == pytest.approx((arrival_s / 2).tolist())
+        assert [r.prompt_tokens for r in twice] == [r.prompt_tokens for r in requests]
+    assert len(starts) > 3
+    at_once = csv_file(tmp_path, HEADER[:3], [(1, 10, 5)] * 900)
+    with pytest.raises(ValueError, match="3 requests in a row arrive at the same time"):
+        make_requests(replace(traffic, dataset_path=at_once, num_prompts=2), Acceptance())
+
+
+def test_requests_beyond_the_context_are_left_out_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """TinyLlama's context ends at 2048, whether or not it drafts: all architectures get the same requests."""
+    path = csv_file(tmp_path, HEADER[:3], [(0, 2000, 48), (1, 2000, 49), (2, 10, 5), (3, 9000, 1)])
+    for arch in ("autoregressive", "pdv"):
+        for more in ([], ["--num-prompts", "4"]):
+            assert main(["run", "--arch", arch, "--dataset-path", path, "--use-trace-timestamps", "--json", *more]) == 0
+            captured = capsys.readouterr()
+            assert json.loads(captured.out)["completed"] == 2
+            assert f"{path}: 2 of 4 requests have more than 2048 tokens and are left out" in captured.err
+    traffic = Traffic("custom", path, num_prompts=50)
+    longer = Experiment(traffic=traffic, server=Server("llama-3.2-1b:llama-3.1-8b")).traffic
+    lengths = {request.prompt_tokens for request in make_requests(longer, Acceptance())}
+    assert lengths == {2000, 10, 9000}
+    short = replace(longer, max_model_len=100)
+    assert {request.prompt_tokens for request in make_requests(short, Acceptance())} == {10}
+    assert main(["run", "--dataset-path", path, "--max-model-len", "9"]) == 2
+    assert "all 4 requests have more than 9 tokens" in capsys.readouterr().err
+    assert main(["run", "--max-model-len", "9"]) == 2
+    assert "--max-model-len does nothing here: it needs a file, --dataset-path" in capsys.readouterr().err
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:

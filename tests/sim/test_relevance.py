@@ -69,7 +69,7 @@ def test_a_length_of_another_data_set_is_refused() -> None:
 def changed(need: Any, experiment: Experiment) -> Experiment:
     """The experiment with an option at another value."""
     values: dict[str, Any] = {
-        "tokenizer": "x", "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
+        "tokenizer": "x", "max_model_len": 100, "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
         "acceptance_concentration": 4.0, "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
         "acceptance_model": "cnn-ngram",
         "num_speculative_tokens": 2,

@@ -1,0 +1,154 @@
+"""A result of `vllm bench serve`: the load that a server had, to be simulated, and what was measured of it.
+
+With --save-detailed the lengths, and from vLLM's start_times on the arrivals, are those of the benchmark. Without, all
+requests have the mean lengths, and arrivals are drawn. What the result says of drafts is taken from it: their length,
+and how often they were accepted at each position.
+
+Not modelled: the client, the network and tokenisation, which are in what was measured.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.limits import MAX_REQUESTS
+from pdvsim.sim.reading import quoted
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.acceptance import Streams
+from pdvsim.sim.workload.bench import bench_document
+from pdvsim.sim.workload.datasets import Lengths
+from pdvsim.sim.workload.own import read_own
+from pdvsim.sim.workload.requests import Workload
+
+METRIC = re.compile(
+    r"(request|output|total_token)_throughput|(mean|median|p(?P<percentile>\d+(\.\d+)?))_(ttft|tpot|itl|e2el)_ms"
+)
+
+
+@dataclass(frozen=True)
+class BenchedLoad:
+    """The requests of a benchmark, the drafts of its server, and what was measured."""
+
+    traffic: Traffic  # how they were sent; its lengths are the means
+    lengths: Lengths
+    arrival_s: NDArray[np.float64]
+    k: int  # draft length; 0: none
+    accepted: tuple[float, ...]  # share of drafts at each position; none where the result does not say
+    measured: dict[str, float]
+    notes: tuple[str, ...]  # how the load was taken from the result
+
+    def experiment(
+        self, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None
+    ) -> Experiment:
+        """The same load on a simulated server; draft length and acceptance are the benchmark's where not given."""
+        k = self.k if k is None else k
+        if k and acceptance == Acceptance():
+            if not self.accepted:
+                raise ValueError("the result does not say how often drafts were accepted: give --acceptance-rate")
+            acceptance = Acceptance(synthetic_acceptance_rates=self.accepted[:k])
+        found = (METRIC.fullmatch(name) for name in self.measured)
+        percentiles = {float(name["percentile"]) for name in found if name and name["percentile"]}
+        return suited(
+            Experiment(
+                arch,
+                self.traffic,
+                acceptance,
+                replace(server, num_speculative_tokens=k),
+                hardware,
+                scoring=Scoring(metric_percentiles=tuple(sorted(percentiles))),
+            )
+        )
+
+    def requests(self, acceptance: Acceptance) -> list[Request]:
+        """The requests as they were sent."""
+        coins, rates = (np.random.default_rng(seed) for seed in np.random.SeedSequence(self.traffic.seed).spawn(2))
+        runs = Streams(acceptance, coins, rates).draw(self.lengths[:, 1])
+        rows = zip(self.arrival_s.tolist(), *self.lengths.T.tolist(), runs, strict=True)
+        return [Request(number, *row) for number, row in enumerate(rows)]
+
+    def errors(self, predicted: Mapping[str, float]) -> dict[str, float]:
+        """Predicted over measured, less one, of every metric that both have."""
+        both = (name for name in self.measured if math.isfinite(predicted.get(name, math.nan)))
+        return {name: predicted[name] / self.measured[name] - 1 for name in both}
+
+
+def read_load(path: str) -> BenchedLoad:
+    """The load of a result; a ValueError of one line where it is none."""
+    document = bench_document(path)
+    measured = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _positive(value)}
+    if "output_throughput" not in measured:
+        raise ValueError(f"{path}: no result of `vllm bench serve`: it has no output_throughput")
+    rate, limit = _rate(path, document), document.get("max_concurrency")
+    if limit is not None and (type(limit) is not int or limit < 1):
+        raise ValueError(f"{path}: max_concurrency is {quoted(limit)}; accepted: a whole number from 1 on")
+    paced = math.isfinite(rate) or "ramp_up_strategy" in document
+    if document.get("input_lens"):
+        trace = read_own(path)
+        lengths, notes = trace.lengths, list(trace.notes)
+        sent_s = trace.arrival_s - trace.arrival_s.min() if trace.timed else None
+    else:
+        lengths, sent_s, notes = _mean_lengths(path, document), None, ["no --save-detailed: mean lengths for all"]
+    prompt, output = (max(1, round(float(mean))) for mean in lengths.mean(axis=0))
+    traffic = Traffic(
+        "random", num_prompts=len(lengths), request_rate=rate, burstiness=_burstiness(path, document),
+        max_concurrency=limit, input_len=prompt, output_len=output,
+    )  # fmt: skip
+    if limit is not None and not paced and "queue_times" not in document:
+        sent_s = np.zeros(len(lengths))  # a request is sent as another is answered: here, as soon as that is
+    if sent_s is None:
+        if "ramp_up_strategy" in document:
+            raise ValueError(f"{path}: a ramp of the rate without start_times: bench with --save-detailed")
+        sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
+        notes += ["no start_times: arrivals drawn at the same rate"] if paced else []
+    k, accepted = _drafts(path, document)
+    return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes))
+
+
+def _rate(path: str, document: Mapping[str, Any]) -> float:
+    rate = document.get("request_rate", math.inf)
+    if rate in ("inf", None):
+        return math.inf
+    if not _positive(rate):
+        raise ValueError(f"{path}: request_rate is {quoted(rate)}; accepted: requests per second, or inf")
+    return float(rate)
+
+
+def _burstiness(path: str, document: Mapping[str, Any]) -> float:
+    burstiness = document.get("burstiness", 1.0)
+    if not _positive(burstiness):
+        raise ValueError(f"{path}: burstiness is {quoted(burstiness)}; accepted: a number above 0")
+    return float(burstiness)
+
+
+def _mean_lengths(path: str, document: Mapping[str, Any]) -> Lengths:
+    """The mean lengths for as many requests as were completed."""
+    most = {"completed": MAX_REQUESTS, "total_input_tokens": 10**15, "total_output_tokens": 10**15}
+    for name, limit in most.items():
+        if type(document.get(name)) is not int or not 1 <= document[name] <= limit:
+            raise ValueError(f"{path}: {name} is {quoted(document.get(name))}; accepted: a whole number from 1 on")
+    completed, *tokens = (document[name] for name in most)
+    means = [max(1, round(total / completed)) for total in tokens]
+    return np.tile(np.array(means, dtype=np.int64), (completed, 1))
+
+
+def _drafts(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float, ...]]:
+    """Draft length, and the share of drafts accepted at each position."""
+    rates = document.get("spec_decode_per_position_acceptance_rates") or []
+    if not isinstance(rates, list) or not all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates):
+        raise ValueError(f"{path}: spec_decode_per_position_acceptance_rates must be shares from 0 to 1")
+    rounds, drafted = (document.get(f"spec_decode_{name}", 0) for name in ("num_drafts", "draft_tokens"))
+    k = round(drafted / rounds) if _positive(drafted) and _positive(rounds) else len(rates)
+    return k, tuple(float(rate) for rate in np.minimum.accumulate(rates)) if rates else ()
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e15

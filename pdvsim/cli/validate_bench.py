@@ -1,0 +1,73 @@
+"""`pdvsim validate --bench`: a benchmark of the user's own server, measured and predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pdvsim.calibration.validate.bench import BenchedLoad, read_load
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server
+from pdvsim.sim.doubts import vet
+from pdvsim.sim.run import simulate
+from pdvsim.study import output
+from pdvsim.study.band import spanned
+from pdvsim.view.table import cell, grid
+
+TITLES = {
+    "request_throughput": "Request throughput (req/s)",
+    "output_throughput": "Output token throughput (tok/s)",
+    "total_token_throughput": "Total token throughput (tok/s)",
+}
+
+
+def compare_bench(
+    path: str, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None, as_json: bool
+) -> int:
+    """Simulate the load of a benchmark with drafts of `k`, or its own, and print both sides; returns the exit code."""
+    load = read_load(path)
+    experiment = load.experiment(arch, acceptance, server, hardware, k)
+    vet([experiment])
+    result = simulate(experiment, requests=load.requests(experiment.acceptance))
+    predicted = spanned(result)
+    errors = load.errors(predicted)
+    rows = {
+        name: {"measured": load.measured[name], "predicted": predicted[name], "error": error}
+        for name, error in errors.items()
+    }
+    facts = _facts(load, experiment, result.meta, predicted)
+    print(output.dumps({"bench": path, "metrics": rows, "notes": facts}) if as_json else _text(rows, facts))
+    return 0
+
+
+def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:
+    cells = [
+        [_title(name), cell(row["measured"]), cell(row["predicted"]), f"{cell(row['error'], 1, 100, '+')}%"]
+        for name, row in rows.items()
+    ]
+    return "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])
+
+
+def _title(metric: str) -> str:
+    """A metric as vLLM prints it."""
+    if metric in TITLES:
+        return TITLES[metric]
+    which, name, _ = metric.split("_")
+    return f"{which.capitalize()} {name.upper()} (ms)"
+
+
+def _facts(
+    load: BenchedLoad, experiment: Experiment, meta: Mapping[str, Any], predicted: Mapping[str, Any]
+) -> list[str]:
+    """What was simulated, on what, and how far that may be off."""
+    traffic, rates = load.traffic, experiment.acceptance.synthetic_acceptance_rates
+    sent = [f"{traffic.request_rate:g} req/s"] if traffic.request_rate < float("inf") else []
+    sent += [f"concurrency {traffic.max_concurrency}"] if traffic.max_concurrency else []
+    lengths = f"on average {traffic.input_len} tokens in, {traffic.output_len} out"
+    drafts = f"draft length {experiment.longest_draft}" if experiment.speculates else "no drafts"
+    accepted = f", accepted {', '.join(f'{rate:.2f}' for rate in rates)}" if experiment.speculates and rates else ""
+    return [
+        f"{traffic.num_prompts} requests, {' and '.join(sent) or 'all at once'}; {lengths}",
+        f"{experiment.arch} of {experiment.server.pair}, {drafts}{accepted}",
+        *load.notes,
+        f"profile {meta['profile']}: {meta['foundation']}; error range: {predicted.get('error_range', 'none')}",
+    ]

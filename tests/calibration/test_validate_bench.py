@@ -1,0 +1,174 @@
+"""A benchmark of one's own server against its prediction: the load of the result is what is simulated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdvsim.calibration.validate.bench import read_load
+from pdvsim.cli import main
+from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
+from pdvsim.sim.metrics.iterations import iteration_lines
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
+
+PAIR = "tinyllama-1.1b:llama-2-7b"
+USUAL, SLOW = Host(), Host(completion_s=2e-3)  # the profile's host, and one that takes longer
+
+
+def served(k: int, host: Host = USUAL, **traffic: Any) -> Result:
+    load = Traffic("random", num_prompts=40, input_len=200, output_len=60, random_range_ratio=0.5, **traffic)
+    accepted = Acceptance(synthetic_acceptance_rates=(0.8, 0.6)) if k else Acceptance()
+    return simulate(Experiment("colocated", load, accepted, Server(num_speculative_tokens=k), host=host))
+
+
+def bench_of(result: Result, path: Path, detailed: bool = True, **more: Any) -> str:
+    """The result as `vllm bench serve --save-result` writes it, under vLLM's names."""
+    traffic, requests = result.experiment.traffic, result.requests
+    order = np.argsort(requests["id"])
+    lists = {
+        "input_lens": requests["prompt_tokens"], "output_lens": requests["output_tokens"],
+        "start_times": 1000 + requests["arrival_s"],
+    }  # fmt: skip
+    document = {
+        "num_prompts": traffic.num_prompts, "burstiness": 1.0, "max_concurrency": traffic.max_concurrency,
+        "request_rate": "inf" if traffic.request_rate == float("inf") else traffic.request_rate,
+        **{name: value for name, value in summarise(result).items() if not isinstance(value, dict)},
+        **({name: column[order].tolist() for name, column in lists.items()} if detailed else {}), **more,
+    }  # fmt: skip
+    path.write_text(json.dumps({name: value for name, value in document.items() if value == value}))
+    return str(path)
+
+
+def compared(capsys: pytest.CaptureFixture[str], path: str, *more: str) -> dict[str, Any]:
+    assert main(["validate", "--bench", path, "--pair", PAIR, "--json", *more]) == 0
+    document: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return document
+
+
+@pytest.mark.parametrize("k", [0, 2])
+@pytest.mark.parametrize("load", [{"request_rate": 12.0}, {"max_concurrency": 8}, {}], ids=["open", "closed", "burst"])
+def test_the_load_of_a_result_is_simulated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], k: int, load: dict[str, Any]
+) -> None:
+    """A server that is the simulator itself: nothing is off but the coins of acceptance."""
+    result = served(k, **load)
+    found = compared(capsys, bench_of(result, tmp_path / "bench.json"))["metrics"]
+    told = {"request_throughput", "output_throughput", "total_token_throughput"}
+    told |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
+    assert set(found) == told
+    for name, row in found.items():
+        assert row["error"] == row["predicted"] / row["measured"] - 1
+        if not k:
+            assert row["error"] == pytest.approx(0, abs=1e-6), name
+        elif name.startswith(("mean", "output")):
+            assert row["error"] == pytest.approx(0, abs=0.1), name
+
+
+def test_the_table_has_both_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json")
+    assert main(["validate", "--bench", path, "--pair", PAIR]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["measured", "predicted", "error"]
+    assert any(line.startswith("Output token throughput (tok/s)") and line.endswith("%") for line in lines)
+    assert any(line.startswith("P99 TTFT (ms)") for line in lines)
+    assert "40 requests, concurrency 8; on average" in lines[-3]
+    rates = json.loads(Path(path).read_text())["spec_decode_per_position_acceptance_rates"]
+    assert f"draft length 2, accepted {rates[0]:.2f}, {rates[1]:.2f}" in lines[-2]
+    assert "profile h200-measured" in lines[-1]
+
+
+def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bench_of(served(0, max_concurrency=8), tmp_path / "bench.json")
+    for models in (["--pair", PAIR], ["--model", "llama-2-7b", "--drafter", "none"]):
+        assert main(["validate", "--bench", path, *models, "--arch", "autoregressive", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["metrics"]
+        assert found["output_throughput"]["error"] == pytest.approx(0, abs=0.02)
+
+
+def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Start times of a slow server would hide how much faster the predicted one is."""
+    path = bench_of(served(0, SLOW, max_concurrency=8), tmp_path / "bench.json")
+    found = compared(capsys, path)["metrics"]
+    assert found["output_throughput"]["error"] > 0.1
+    assert found["mean_tpot_ms"]["error"] < -0.1
+
+
+def test_without_details_lengths_are_means_and_arrivals_drawn(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bench_of(served(0, request_rate=12.0), tmp_path / "bench.json", detailed=False)
+    document = compared(capsys, path)
+    assert "no --save-detailed: mean lengths for all" in document["notes"]
+    assert "no start_times: arrivals drawn at the same rate" in document["notes"]
+    assert document["metrics"]["mean_tpot_ms"]["error"] == pytest.approx(0, abs=0.1)
+
+
+def test_when_requests_were_due_is_read(tmp_path: Path) -> None:
+    queue_s = np.linspace(0, 0.2, 40)
+    result = served(0, max_concurrency=8)
+    starts = (1000 + result.requests["arrival_s"][np.argsort(result.requests["id"])]).tolist()
+    ramp = {"ramp_up_strategy": "linear", "request_rate": "inf"}
+    load = read_load(bench_of(result, tmp_path / "a.json", **ramp))
+    assert load.arrival_s.tolist() == pytest.approx((np.array(starts) - min(starts)).tolist())
+    load = read_load(bench_of(result, tmp_path / "b.json", queue_times=queue_s.tolist()))
+    due = np.array(starts) - queue_s
+    assert load.arrival_s.tolist() == pytest.approx((due - due.min()).tolist())
+    assert not read_load(bench_of(result, tmp_path / "c.json")).arrival_s.any()
+
+
+def test_a_profile_of_the_server_predicts_it_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of the slow server give a profile; with it, a benchmark that it has not seen is predicted better."""
+    logs, lines = tmp_path / "k0.log", list[str]()
+    for users in (1, 4, 16):
+        lines += iteration_lines(result := served(0, SLOW, max_concurrency=users), "pdvsim", "0")
+    logs.write_text("\n".join(lines) + "\n")
+    bench = bench_of(result, tmp_path / "k0-16.json")
+    profile = str(tmp_path / "mine.json")
+    command = ["calibrate", "--from-vllm", str(logs), "--bench", bench, "--pair", PAIR, "--gpu", "h200", "-o", profile]
+    assert main(command) == 0
+    capsys.readouterr()
+    other = bench_of(served(0, SLOW, max_concurrency=8), tmp_path / "k0-8.json")
+    shipped, mine = (compared(capsys, other, *more)["metrics"] for more in ((), ("--profile", profile)))
+    for name in ("output_throughput", "mean_tpot_ms", "mean_e2el_ms"):
+        assert abs(mine[name]["error"]) < abs(shipped[name]["error"]) / 2, name
+        assert abs(mine[name]["error"]) < 0.05, name
+
+
+@pytest.mark.parametrize(
+    ("change", "more", "says"),
+    [
+        ({"output_throughput": None}, [], "no result of `vllm bench serve`: it has no output_throughput"),
+        ({"request_rate": "fast"}, [], "request_rate is 'fast'"),
+        ({"max_concurrency": 0}, [], "max_concurrency is 0"),
+        ({"burstiness": "even"}, [], "burstiness is 'even'"),
+        ({"input_lens": [1, 2]}, [], "no list of output_tokens for each request"),
+        ({"spec_decode_per_position_acceptance_rates": [2]}, [], "must be shares from 0 to 1"),
+        ({"spec_decode_per_position_acceptance_rates": []}, [], "give --acceptance-rate"),
+        ({}, ["--held-out"], "--bench goes with the options of a server, --profile, --contention and --json alone"),
+        ({}, ["--pair", "none-such:llama-2-7b"], "none-such"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], more: list[str], says: str
+) -> None:
+    path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json", **change)
+    assert main(["validate", "--bench", path, *(more if "--pair" in more else ["--pair", PAIR, *more])]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert says in error
+
+
+def test_options_of_a_server_need_a_bench(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--bench", "x.json"]) == 2
+    assert "--bench needs --model, or --pair draft:target" in capsys.readouterr().err
+    for more in (["--pair", PAIR], ["--gpu", "h100-sxm"], ["--drafter", "ngram"], ["--num-speculative-tokens", "2"]):
+        assert main(["validate", *more]) == 2
+        assert "go with --bench" in capsys.readouterr().err
