@@ -20,12 +20,11 @@ from pdvsim.common.version import __version__
 from pdvsim.view.run import Run
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
     from pdvsim.decide.winners import WinnerMap
+    from pdvsim.view.points import SweepPoints
     from pdvsim.whatif import Explorer
 
 __all__ = [
@@ -53,17 +52,26 @@ def run(**options: Any) -> Run:
     return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
 
 
-def sweep(**options: Any) -> pd.DataFrame:
-    """Simulate architectures x loads x replications; one row a point. Keywords are the flags of `pdvsim sweep`.
+def sweep(**options: Any) -> SweepPoints:
+    """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. A frame, one row a run.
 
-    `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is written.
+    Printed: its summary; `plot()` draws it. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is
+    written.
     """
+    from dataclasses import asdict
+
     from pdvsim.cli.sweep import SweepOptions
     from pdvsim.common.options import build
+    from pdvsim.study.output import tidy
     from pdvsim.study.sweep import run_sweep
+    from pdvsim.view.points import SweepPoints
+    from pdvsim.view.setting import points_line
 
     chosen = build(SweepOptions, options)
-    return run_sweep(chosen.sweep().points(), backend=chosen.where())
+    asked = chosen.sweep()
+    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.where())))
+    points.setting = points_line(points, [asdict(asked.base)])
+    return points
 
 
 def capacity(**options: Any) -> Capacities:
@@ -71,10 +79,13 @@ def capacity(**options: Any) -> Capacities:
     from pdvsim.cli.capacity import CapacityOptions
     from pdvsim.common.options import build
     from pdvsim.decide.capacity_search import find_capacities
+    from pdvsim.decide.figures import capacity_figure
     from pdvsim.decide.runs import Bench
 
     chosen = build(CapacityOptions, options)
-    return find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
+    found = find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
+    found.drawn_by = capacity_figure
+    return found
 
 
 def advise(**options: Any) -> Advice:
@@ -85,10 +96,13 @@ def advise(**options: Any) -> Advice:
     from pdvsim.cli.advise import AdviseOptions
     from pdvsim.common.options import build
     from pdvsim.decide.advise import advise as answer
+    from pdvsim.decide.figures import advice_figure
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    return answer(chosen.question(), Bench(chosen.jobs))
+    advice = answer(chosen.question(), Bench(chosen.jobs))
+    advice.drawn_by = advice_figure
+    return advice
 
 
 def draft_table(**options: Any) -> DraftTable:
@@ -106,11 +120,14 @@ def winner_map(**options: Any) -> WinnerMap:
     """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
     from pdvsim.cli.map import MapOptions
     from pdvsim.common.options import build
+    from pdvsim.decide.figures import map_figure
     from pdvsim.decide.map_search import draw_map
     from pdvsim.decide.runs import Bench
 
     chosen = build(MapOptions, options)
-    return draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
+    found = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
+    found.drawn_by = map_figure
+    return found
 
 
 def explore(**options: Any) -> Explorer:

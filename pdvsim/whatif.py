@@ -6,18 +6,22 @@ who wins. For that ask `pdvsim.advise`.
 
 from __future__ import annotations
 
+import base64
 import html
 import math
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import ipywidgets as widgets
+import pandas as pd
 
 from pdvsim.cli.sweep import SweepOptions
 from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.policies import named
 from pdvsim.study.sweep import run_point
+from pdvsim.view.plots import sweep_png
 from pdvsim.view.style import arch_colour, grew, name_of
 from pdvsim.view.table import cell
 
@@ -27,6 +31,7 @@ START: dict[str, Any] = {
     "request_rate": 8.0,
     "metric_percentiles": (99.0,),
 }
+DPI = 64  # of the picture
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 STEPS = {
@@ -67,6 +72,7 @@ class Explorer:
                 options=sorted({*CHUNKS, base.server.max_num_batched_tokens}), **common,
             ),
         }  # fmt: skip
+        self._shown: list[Row] = []
         self.table = widgets.HTML()
         self.widget = widgets.VBox([*self.sliders.values(), self.table])
         for slider in self.sliders.values():
@@ -88,12 +94,19 @@ class Explorer:
     def update(self) -> None:
         """Follow the sliders; what cannot be run says why in place of the table."""
         try:
-            self.table.value = answer_html(self.rows(), self.settings())
+            self._shown = self.rows()
+            self.table.value = answer_html(self._shown, self.settings())
         except (ValueError, RuntimeError) as error:
             self.table.value = f"<p>{html.escape(str(error))}</p>"
 
     def _repr_mimebundle_(self, **_: Any) -> Any:
-        return self.widget._repr_mimebundle_()
+        """The sliders, and for whoever opens the notebook without a kernel a picture of what they show."""
+        return self.widget._repr_mimebundle_() | {"image/png": base64.b64encode(self.picture()).decode()}
+
+    def picture(self) -> bytes:
+        """The architectures as the sliders stand, as a PNG file's content."""
+        base = build(SweepOptions, self.settings()).sweep().base
+        return sweep_png(pd.DataFrame(self._shown), asdict(base), DPI)
 
 
 def answer_html(rows: list[Row], settings: Mapping[str, Any]) -> str:

@@ -309,7 +309,7 @@ def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = N
     print(text)
     facts = facts_of(asked[0].experiment)
     caption = f"Simulated, h200 ({facts['foundation']}), seed 0."
-    sheet = Sheet("The original question", LEAD_TEXT, text, original_figures(rows, caption), facts)
+    sheet = Sheet("The original question", LEAD_TEXT, [("", [text])], original_figures(rows, caption), facts)
     output.save({page: sheet.html().encode(), table: output.parquet(rows)})
 
 

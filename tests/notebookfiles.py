@@ -35,13 +35,14 @@ def execute(path: Path, prompts: int | None = None) -> Any:
 
 
 def clean(notebook: Any) -> Any:
-    """Leave out times, versions and sliders: without a kernel a slider shows nothing."""
+    """Leave out times, versions and sliders: without a kernel a slider shows nothing. Their picture stays."""
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {}
         cell.id = f"cell-{number}"
         if cell.cell_type == "code":
-            cell.outputs = [output for output in cell.outputs if WIDGET not in output.get("data", {})]
+            for output in cell.outputs:
+                output.get("data", {}).pop(WIDGET, None)
     return notebook
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import pdvsim
@@ -28,6 +31,24 @@ def test_sweep_is_a_frame() -> None:
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 4], jobs=1, **SMALL)
     assert points[["arch", "load"]].to_numpy().tolist() == [["pdv", 1.0], ["pd", 1.0], ["pdv", 4.0], ["pd", 4.0]]
     assert (points["completed"] == 6).all()
+    assert type(points[points["load"] == 1.0]) is pd.DataFrame
+
+
+def test_a_sweep_shows_its_summary_and_draws_itself() -> None:
+    points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 4], jobs=1, **SMALL)
+    shown = repr(points)
+    assert shown.splitlines()[0].split()[:2] == ["concurrency", "arch"]
+    assert "profile h200-measured" in shown
+    assert points._repr_html_().count("<tr>") == 1 + 4
+    figure = points.plot()
+    assert "Output throughput" in [axes.get_title(loc="left") for axes in figure.axes]
+    assert "acceptance 0.6, 1 to 4" in figure.get_supxlabel().replace("\n", " ")
+    assert points.plot.scatter("load", "mean_ttft_ms").get_xlabel() == "load"  # pandas' own
+    again = pd.read_csv(io.StringIO(points.to_csv(index=False)))
+    assert again["output_throughput"].tolist() == pytest.approx(points["output_throughput"].tolist())
+    assert not [name for name in points if isinstance(points[name].iloc[0], list | dict)]  # tidy: one value a cell
+    del points["arch"]
+    assert "..." in repr(points)  # no sweep any more: as pandas shows it
 
 
 def test_what_a_sweep_varies_is_a_dictionary() -> None:
@@ -104,6 +125,8 @@ def test_explore_follows_its_sliders() -> None:
     assert asked.rows()[0]["output_throughput"] == by_hand["output_throughput"][0]
     asked.sliders["num_speculative_tokens"].value = 0
     assert "spec_decode_num_drafts" not in asked.rows()[0]  # nothing is drafted
+    picture = base64.b64decode(asked._repr_mimebundle_()["image/png"])  # for whoever has no kernel
+    assert picture.startswith(b"\x89PNG")
     pdvsim.explore(**SMALL)  # the function is still there
     with pytest.raises(ValueError, match="unknown option request_rat"):
         pdvsim.explore(request_rat=3)  # type: ignore[call-arg]

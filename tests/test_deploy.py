@@ -15,7 +15,7 @@ import pytest
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
-from pdvsim.decide.deploy import CHECKPOINTS, Block, deployment, deployment_text, sglang, vllm
+from pdvsim.decide.deploy import CHECKPOINTS, Block, Deployment, deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -243,7 +243,7 @@ def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
 
 def test_the_text_has_every_block() -> None:
     blocks = deployment(COLOCATED)
-    text = deployment_text(blocks)
+    text = str(Deployment(blocks))
     for block in blocks:
         assert f"{block.label}:\n{block.text}" in text
         assert all(f"- {note}" in text for note in block.notes)

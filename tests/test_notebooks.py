@@ -13,7 +13,6 @@ import pytest
 
 PROMPTS = 8
 MOST_BYTES = 1_500_000
-SLIDERS = "interact("  # need a kernel, and are not kept
 SHOWS = ("print(", "plt.show()", "display(")
 
 ALL = pytest.mark.parametrize("path", notebookfiles.paths(), ids=lambda path: path.stem)
@@ -36,10 +35,9 @@ def test_it_is_committed_with_its_outputs(path: Path) -> None:
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1)), "not run from top to bottom"
     for cell in code[1:]:  # the first sets things up
-        if SLIDERS not in cell.source:
-            source = re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)  # Jupyter's own commands are no Python
-            ends_in_value = isinstance(ast.parse(source).body[-1], ast.Expr)
-            assert cell.outputs or not (ends_in_value or any(call in source for call in SHOWS)), source
+        source = re.sub(r"^%.*$", "", cell.source, flags=re.MULTILINE)  # Jupyter's own commands are no Python
+        ends_in_value = isinstance(ast.parse(source).body[-1], ast.Expr)
+        assert cell.outputs or not (ends_in_value or any(call in source for call in SHOWS)), source
     outputs = [output for cell in code for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]

@@ -10,10 +10,10 @@ from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import Question
+from pdvsim.decide.advice import FLIPS, HOW_SURE, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.drafters import Drafted, drafters
-from pdvsim.decide.figures import flips_figure
+from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Fleet, fleets
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
@@ -215,8 +215,8 @@ def main(argv: list[str]) -> int:
     if args.output:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
-    with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
+    with Progress(question.budget, "simulations", args.json, after_s=0, bound="at most") as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
         advice = advise(question, bench)
-    pictures = {"Where the decision flips": flips_figure(advice)} if advice.flips else {}
+    pictures = {FLIPS if advice.flips_drawn else HOW_SURE: advice_figure(advice)} if advice.recommended else {}
     return deliver(advice, args, pictures, files, page)

@@ -117,6 +117,6 @@ def main(argv: list[str]) -> int:
     file = output.check_file(Path(args.output)) if args.output else None
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
         raise ValueError(f"{file} cannot be written: the table is made from it")
-    with Progress(usual_runs(question), "simulations, more or less,", args.json) as progress:
+    with Progress(usual_runs(question), "simulations", args.json, bound="about") as progress:
         table = find_table(question, Bench(args.options.jobs, progress.update))
     return deliver(table, args, {}, [file] if file is not None else ())

@@ -104,6 +104,7 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
     from pdvsim.live.pace import WINDOW_S, Feed, drive, drive_beside, setup_beside
     from pdvsim.live.page import Dashboard
     from pdvsim.live.session import Session
+    from pdvsim.sim.assembly import covering_profile
 
     setup = setup_beside(*_heard(args)) if args.beside else args.setup()
     Session(setup)  # what cannot be served is refused here, in one line
@@ -121,8 +122,10 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
         if args.browser:
             webbrowser.open(page.url)
 
+    profile = covering_profile(setup.base)
+    about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
     try:
-        page.run(Dashboard(feed, archs, names, shown, lambda saved: SavedSession(setup, saved)), ready)
+        page.run(Dashboard(feed, archs, names, shown, lambda saved: SavedSession(setup, saved), about), ready)
     finally:
         feed.close()
 

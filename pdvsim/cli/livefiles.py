@@ -102,7 +102,7 @@ class SavedSession:
         """What came of it, in a line or more of text; None while it goes on."""
         try:
             return str(self._pipe.recv()) if self._pipe.poll() else None
-        except EOFError:
+        except (EOFError, OSError):
             return "nothing was saved: the process that wrote it has ended"
 
 

@@ -187,7 +187,7 @@ def main(argv: list[str]) -> int:
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
     runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
-    with Progress(runs, "runs at most", args.json, after_s=0) as progress:
+    with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
     pictures = {"The map": map_figure(found)} if found.cells else {}
     if found.differences is not None:

@@ -42,7 +42,7 @@ def deliver(
     document = output.dumps(({} if date is None else {"date": date}) | report.document)
     print(document if wanted.json else report.text)
     if not report.empty:
-        write_page(page, Sheet(report.title, report.lead, report.text, pictures, facts_of(report.base)))
+        write_page(page, Sheet(report.title, report.lead, report.sections, pictures, facts_of(report.base)))
     if not files:
         if report.stopped:
             say("pdvsim", f"interrupted: {report.stopped}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
 from pdvsim.common.options import Option, converted, nearest, options, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
@@ -19,7 +20,7 @@ from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.backends import Backend, BackendName, check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
-from pdvsim.study.stats import headline, over_replications, paired_differences, varied
+from pdvsim.study.stats import over_replications, paired_differences, varied
 from pdvsim.study.sweep import DEFAULT_RATES, Sweep
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class SweepCommand:
     is 0 only if all are there and whole, 1 otherwise."""
     dry_run: bool = False
     """List the points and estimate the time; write nothing."""
+    csv: str | None = None
+    """Also write the rows to this file, as CSV."""
     json: bool = False
     """Print one JSON document instead of the table."""
     verbose: bool = False
@@ -177,7 +180,7 @@ def main(argv: list[str]) -> int:
 
     if args.check:
         return check(args.check, args.json)
-    date = output.now()
+    date, csv = output.now(), output.check_file(Path(args.csv)) if args.csv else None
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
     check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
@@ -209,6 +212,9 @@ def main(argv: list[str]) -> int:
             _notice(f"interrupted: {_kept(folder, len(rows), total)}")
             return 130
         frame, saved = folder.summarise(rows, partial(_draw, sweep))
+        if csv is not None:
+            write_whole(csv, output.csv(frame))
+            saved = [*saved, csv]
         config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
     if len(frame):
         _print_sweep(frame, sweep, config, args)
@@ -262,9 +268,10 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
 def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args: SweepCommand) -> None:
     from pdvsim.study import output
     from pdvsim.view import table
+    from pdvsim.view.points import sweep_table
     from pdvsim.view.setting import acceptance_notes
 
-    entries, names = over_replications(frame), varied(frame)
+    entries = over_replications(frame)
     differences = [
         difference
         for metric in PAIRED_METRICS
@@ -280,11 +287,8 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
             print(table.serving_table(entry | load, scoring.metric_percentiles) + "\n")
-    differences = differences if sweep.num_runs > 1 else []
-    compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
-    leads = [d for d in differences if d["metric"] == compared_by]
-    print(table.comparison_table(entries, percentiles=scoring.metric_percentiles, varied=names, differences=leads))
+    print(sweep_table(frame))
     for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
         print(note)
-    if differences and args.verbose:
-        print("\n" + table.paired_table(differences, names))
+    if differences and args.verbose and sweep.num_runs > 1:
+        print("\n" + table.paired_table(differences, varied(frame)))

@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
         paths = ", ".join(map(str, args.runs or _shipped()))
         facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
         pictures = {"Predicted and measured": figure}
-        write_page(page, Sheet("Simulated against real", lead, _tables(document), pictures, facts))
+        write_page(page, Sheet("Simulated against real", lead, [("", [_tables(document)])], pictures, facts))
     if not found.complete:
         done = len(found.checked[args.contention])
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")

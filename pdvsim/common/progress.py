@@ -1,4 +1,7 @@
-"""How far a run is, on standard error: a bar on a terminal, now and then a line elsewhere, nothing when quiet."""
+"""How far a run is, on standard error: a bar on a terminal, now and then a line elsewhere, nothing when quiet.
+
+Where any of that was shown, the last line says how much was done in all.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,21 @@ LINE_EVERY_S = 10.0
 
 
 class Progress:
-    """Call `update(done)`; the bar appears once the work has taken `after_s`, so a short run shows none."""
+    """Call `update(done)`; the bar appears once the work has taken `after_s`, so a short run shows none.
 
-    def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5) -> None:
+    `bound` says what the total is where it is not exact: "about", or "at most" of a search that may end sooner.
+    """
+
+    def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5, bound: str = "") -> None:
         self.total = total
         self.unit = unit
+        self.bound = bound
+        self._done = 0
         self.quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._started_s = time.monotonic()
         self._due_s = self._started_s + (after_s if self._terminal else max(after_s, 2.0))
+        self._shown = False
         self._bar: Bar | None = None
         self._task: TaskID | None = None
 
@@ -36,20 +45,31 @@ class Progress:
     ) -> None:
         if self._bar is not None:
             self._bar.stop()
+        if self._shown and error is None:
+            self._say(f"{self._done} {self.unit} in {self._elapsed_s:.0f} s")
 
     def update(self, done: int) -> None:
         """`done` of the total are done."""
+        self._done = done
         if self.quiet or time.monotonic() < self._due_s:
             return
+        self._shown = True
         if not self._terminal:
-            elapsed_s = time.monotonic() - self._started_s
-            print(f"pdvsim: {done} of {self.total} {self.unit} after {elapsed_s:.0f} s", file=sys.stderr, flush=True)
+            of = " ".join(filter(None, ("of", self.bound, str(self.total), self.unit)))
+            self._say(f"{done} {of} after {self._elapsed_s:.0f} s")
             self._due_s = time.monotonic() + LINE_EVERY_S
             return
         if self._bar is None:
             self._show()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done)
+
+    @property
+    def _elapsed_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def _say(self, text: str) -> None:
+        print(f"pdvsim: {text}", file=sys.stderr, flush=True)
 
     def _show(self) -> None:
         from rich.console import Console
@@ -65,5 +85,5 @@ class Progress:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(self.unit, total=self.total)
+        self._task = self._bar.add_task(f"{self.unit}, {self.bound}" if self.bound else self.unit, total=self.total)
         self._bar.start()

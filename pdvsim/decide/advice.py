@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.commandline import command_line
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.deploy import Block, deployment_text
+from pdvsim.decide.deploy import Block, Deployment
 from pdvsim.decide.drafters import Drafted, acceptance_text
 from pdvsim.decide.fleet import Fleet, contender, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
@@ -36,11 +36,17 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
+from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import DETAIL, TextTable, cell
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MILLION = 1e6
 FINISHED = ("Time to finish (s)", "duration")  # of a batch job
+HOW_SURE, FLIPS = "How sure", "Where the decision flips"
+TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # figures beside the recommendation
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
     ("Output throughput (tok/s)", "output_throughput"),
@@ -164,6 +170,27 @@ class Advice(Answer):
         price = self.question.hourly(self.question.name(candidate))
         return interval(price * MILLION / each for each in tokens)
 
+    def _expects(self, key: str) -> Interval:
+        """A metric of the recommendation."""
+        return interval(row.get(key, math.nan) for row in self.rows)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """One row a run of the finals: who ran with what settings, its seed and its metrics."""
+        import pandas as pd
+
+        ask, best = self.question, self.recommended
+        return pd.DataFrame(
+            {"finalist": ask.name(c), "settings": ", ".join(settings_text(c)), "recommended": c == best} | row
+            for c, rows in self.finals.items()
+            for row in rows
+        )
+
+    @property
+    def flips_drawn(self) -> list[Flips]:
+        """The axes along which more than the load asked about was tried."""
+        return [flips for flips in self.flips if len(flips.probes) > 1]
+
     def report(self) -> Report:
         """The whole advice, section by section."""
         ask = self.question
@@ -182,13 +209,15 @@ class Advice(Answer):
         stopped = "the above is what was known by then" if self.interrupted else ""
         if self.recommended is None or self.held is None:
             return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
+        figures = {label: positive(self._expects(key)) for label, key in _metrics(ask).items() if key in TILES}
+        card = Highlight(_recommendation(self, self.recommended), figures, self.met)
         sections = (
-            ("Recommendation" if self.met else _nothing(self), _recommendation(self, self.recommended)),
+            ("Recommendation" if self.met else _nothing(self), [card]),
             ("Expected", [_expected(self)]),
-            ("How sure", _how_sure(self, self.recommended, self.held)),
-            ("Where the decision flips", _where(self)),
+            (HOW_SURE, _how_sure(self, self.recommended, self.held)),
+            (FLIPS, _where(self)),
+            ("To run it", [Deployment(self.deployment)]),
             ("Failure modes near it", _failure_modes(self, self.recommended)),
-            ("To run it", [deployment_text(self.deployment)]),
             ("How this was found", _notes(self, self.recommended)),
         )
         document |= _decided(self, self.recommended, self.held)
@@ -209,7 +238,7 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "command": command_line("pdvsim run", best),
             "deployment": [asdict(block) for block in advice.deployment],
         },
-        "expected": {key: interval(row.get(key, math.nan) for row in rows) for key in _metrics(ask).values()}
+        "expected": {key: advice._expects(key) for key in _metrics(ask).values()}
         | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
         "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
         "objective": ask.goal.objective,
@@ -311,18 +340,24 @@ def _metrics(ask: Question) -> dict[str, str]:
     return {label.format(percentile.upper()): key.format(percentile) for label, key in (*batch, *EXPECTED)}
 
 
-def _expected(advice: Advice) -> str:
-    rows = advice.rows
-    shown = {label: [row.get(key, math.nan) for row in rows] for label, key in _metrics(advice.question).items()}
-    body = [[label, positive(interval(v)), cell(v[0])] for label, v in shown.items() if cell(v[0]) != "-"]
-    seed = advice.question.base.traffic.seed
-    return grid(["metric", f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"], body)
+def _expected(advice: Advice) -> TextTable:
+    rows, seed = advice.rows, advice.question.base.traffic.seed
+    shown = {label: (advice._expects(key), rows[0].get(key)) for label, key in _metrics(advice.question).items()}
+    mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"
+    return TextTable(
+        [
+            {"metric": label, mean: positive(values), first: cell(one)}
+            for label, (values, one) in shown.items()
+            if cell(one) != "-"
+        ]
+    )
 
 
-def _how_sure(advice: Advice, best: Experiment, held: Contest) -> list[str]:
+def _how_sure(advice: Advice, best: Experiment, held: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows = []
+    units = ("$/h", "$ per million tokens") if ask.card_hour_usd else ("GPU/h", "GPU-hours per million tokens")
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
@@ -333,10 +368,10 @@ def _how_sure(advice: Advice, best: Experiment, held: Contest) -> list[str]:
         ahead = lead_text(held, name) if name in held.leads else ""
         chosen = ("recommended" if advice.met else "least bad") if candidate == best else ""
         costs = [f"{ask.hourly(name):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
-        rows.append([ask.described(candidate), positive(values), ahead, *costs, state, chosen])
-    units = ("$/h", "$ per million tokens") if ask.card_hour_usd else ("GPU/h", "GPU-hours per million tokens")
-    header = [f"{held.best} ahead by", *(units if ask.fleets else ()), "", ""]
-    lines = [grid(["finalist", NAMES[goal.objective], *header], rows)]
+        row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
+        row |= {f"{held.best} ahead by": ahead} | dict(zip(units, costs, strict=False))
+        rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
+    lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
     if ask.card_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:

@@ -44,8 +44,9 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
+from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import grid
+from pdvsim.view.table import DETAIL, TextTable
 
 LONG = 16  # length of a run in durations of a request, at the rate held
 
@@ -170,7 +171,7 @@ class Capacities(Answer):
         plan, contests, summary = self.plan, self.contests(), self.summary()
         asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
-        lines = ["no search is done"]
+        lines: list[str | Showable] = ["no search is done"]
         if self.rows:
             most = [_most(gpus, held) for gpus, held in contests.items()]
             lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, contests)]
@@ -197,22 +198,23 @@ def _as_known(rate: Interval, below: float) -> Interval:
     return replace(rate, half_width=max(rate.half_width, below - rate.mean))  # nan, from one replication, stays
 
 
-def _table(summary: list[dict[str, Any]], priced: bool) -> str:
-    cost = ["$/M out tok at that rate"] if priced else []
+def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
     rows = []
     for entry in summary:
         rate, gpus = entry["rate"], entry["gpus"]
-        row = [str(gpus), entry["arch"], entry["settings"], positive(rate), positive(rate, scale=1 / gpus)]
-        row.append(positive(entry["output_tokens_per_s"], 0))
-        row += [positive(entry["usd_per_million_output_tokens"], 3)] if priced else []
+        figures = {"req/s held": positive(rate), "per GPU": positive(rate, scale=1 / gpus)}
+        figures["out tok/s"] = positive(entry["output_tokens_per_s"], 0)
+        if priced:
+            figures["$/M out tok at that rate"] = positive(entry["usd_per_million_output_tokens"], 3)
         limited, missed = str(entry["limited_by"]), entry["replications"] - entry["held_in"]
         if not entry["held_in"]:
-            row[3:] = ["none", *(["-"] * (len(row) - 4))]
+            figures = dict.fromkeys(figures, "-") | {"req/s held": "none"}
             limited += ", even at a trickle"
         elif missed:
             limited += f" (no rate held in {missed} of {entry['replications']})"
-        rows.append([*row, limited])
-    return grid(["GPUs", "arch", "settings", "req/s held", "per GPU", "out tok/s", *cost, "limited by"], rows)
+        row = {"GPUs": str(gpus), "arch": entry["arch"], "settings": entry["settings"]}
+        rows.append(row | figures | {"limited by": limited})
+    return TextTable(rows, ("per GPU", DETAIL, "settings"))
 
 
 def _most(gpus: int, held: Contest) -> str:

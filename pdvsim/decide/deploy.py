@@ -23,6 +23,7 @@ from pdvsim.sim.core import ModelSpec, Pair
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
+from pdvsim.view.report.sheet import command_html
 
 VLLM = "0.27.1"  # releases whose documentation and source were read
 SGLANG = "0.5.18"
@@ -91,13 +92,21 @@ def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
 
 
-def deployment_text(blocks: Sequence[Block]) -> str:
-    """Every block with its notes."""
-    parts = []
-    for block in blocks:
-        body = [block.text] if block.text else []
-        parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
-    return "\n\n".join(parts)
+@dataclass(frozen=True)
+class Deployment:
+    """Every block with its notes, printed or on a page."""
+
+    blocks: Sequence[Block]
+
+    def __str__(self) -> str:
+        parts = []
+        for block in self.blocks:
+            body = [block.text] if block.text else []
+            parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
+        return "\n\n".join(parts)
+
+    def html(self) -> str:
+        return "".join(command_html(block.label, block.text, block.notes) for block in self.blocks)
 
 
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:

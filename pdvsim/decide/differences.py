@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.report import TitledLines
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study.stats import Interval, over_replications, paired_differences
-from pdvsim.view.table import banded, cell, fitted_table, founded, load_name, load_text, uncertainty
+from pdvsim.view.report.sheet import PageSection
+from pdvsim.view.table import DETAIL, banded, cell, fitted_table, founded, load_name, load_text, uncertainty
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,7 +62,7 @@ class Differences:
         [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
         return f"{percentile_name(max(here.scoring.metric_percentiles))}_e2el_ms"
 
-    def sections(self) -> list[TitledLines]:
+    def sections(self) -> list[PageSection]:
         """Everyone's figures, then the differences."""
         return [("", self._figures()), ("", self._differences() if self.paired else [])]
 
@@ -78,13 +78,13 @@ class Differences:
                 **_seat(entry),
                 "settings": str(entry["settings"]),
                 **{title: banded(entry, key) for title, key in columns.items()},
-                "stability": str(entry.get("stability", "")),
+                "stability": str(entry.get("stability", "")).replace("/", ", "),
             }
             for entry in entries
         ]
         notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries), *uncertainty(entries)]
         notes += [] if COST in entries[0] else ["no cost: give the price of a card's hour with --card-hour-usd"]
-        spare = ("of judged", "accepted % of drafted", "tok/round", "stability", tail, "settings")
+        spare = ("of judged", "accepted % of drafted", "tok/round", DETAIL, "mean latency ms", "settings")
         return [*fitted_table(rows, spare, _places(entries)), *notes]
 
     def _differences(self) -> list[str]:

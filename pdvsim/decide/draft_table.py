@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-from pdvsim.decide.deploy import Block, Served, deployment_text, sglang, tensorrt_llm, vllm
+from pdvsim.decide.deploy import Block, Deployment, Served, sglang, tensorrt_llm, vllm
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.report import Answer, Report, lengths_note
@@ -234,7 +234,7 @@ class DraftTable(Answer):
         sections = [
             ("", [title, _tiers(self), *(f"- {note}" for note in _notes(self))]),
             ("", ["Draft lengths by batch size and context", *_by_context(self)] if self.by_context else []),
-            ("", [deployment_text(blocks)]),
+            ("", [Deployment(blocks)]),
         ]
         stopped = "the table rests on the simulations that had finished" if self.interrupted else ""
         return Report("Draft table", title, asked.base, sections, document, stopped)

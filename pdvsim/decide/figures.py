@@ -1,9 +1,10 @@
-"""Capacities, flips and winner maps as pictures."""
+"""Capacities, finalists, flips and winner maps as pictures."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,14 +15,15 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.fleet import APART, Fleet
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
+from pdvsim.decide.report import plural
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
 from pdvsim.sim.policies import policy_of
-from pdvsim.study.stats import Interval
+from pdvsim.study.stats import Interval, interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import run_seeds, setting_line
-from pdvsim.view.style import arch_colour, paler
+from pdvsim.view.style import arch_colour, number_text, paler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,35 +34,56 @@ AXES = {
     "acceptance": "Acceptance rate",
 }  # fmt: skip
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
-CROWDED = 7  # bars in a panel; beyond that their names and figures stand upright
 MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
 
 
 def capacity_figure(found: Capacities) -> Figure:
-    """The rate held by each architecture over the GPUs, and beside it what a million output tokens cost, if priced."""
+    """The rate held by each architecture on each number of GPUs, and what a million output tokens cost, if priced."""
     entries = found.summary()
-    archs = list(dict.fromkeys(str(entry["arch"]) for entry in entries))
     panels = [("rate", "Rate held within the service levels", "req/s")]
     if found.gpu_hour_usd is not None:
-        panels.append(
-            (
-                "usd_per_million_output_tokens",
-                f"Cost at that rate, at ${found.gpu_hour_usd:g} a GPU-hour",
-                "$ per million output tokens",
-            )
-        )
-    cut = any(upper(entry[key]) > _frame(entries, key) for key, *_ in panels for entry in entries)
+        price = f"Cost at that rate, at ${found.gpu_hour_usd:g} per GPU-hour"
+        panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
+    several = len(found.plan.gpus) > 1
+    names = [f"{e['arch']}, {plural(e['gpus'], 'GPU')}" if several else str(e["arch"]) for e in entries]
+    colours = [arch_colour(str(entry["arch"])) for entry in entries]
+    cut = any(upper(entry[key]) > _frame([e[key] for e in entries]) for key, *_ in panels for entry in entries)
     with styled():
-        figure = new_figure(7.5 * len(panels), 5.2, _footnote(found, cut))
-        colours = {arch: arch_colour(arch) for arch in archs}
-        for axes, (key, title, unit) in zip(figure.subplots(1, len(panels), squeeze=False).flat, panels, strict=True):
-            _bars(axes, entries, archs, key, colours)
+        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found, cut))
+        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
+        for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
+            _bars(axes, names, [entry[key] for entry in entries], colours)
             axes.set_title(title, fontweight="bold", loc="left")
-            axes.set_ylabel(unit)
-            axes.grid(visible=False, axis="x")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure), frameon=False)
+            axes.set_xlabel(unit)
     return figure
+
+
+def advice_figure(advice: Advice) -> Figure:
+    """Where the decision flips; the finalists where that was not looked for."""
+    if advice.recommended is None:
+        raise ValueError("nothing is decided: there is nothing to draw")
+    return flips_figure(advice) if advice.flips_drawn else finalists_figure(advice)
+
+
+def finalists_figure(advice: Advice) -> Figure:
+    """The objective of every finalist, the best first."""
+    ask, goal = advice.question, advice.question.goal
+    values = {c: interval(map(goal.value, rows)) for c, rows in advice.finals.items()}
+    order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
+    chosen = "recommended" if advice.met else "least bad"
+    names = [ask.described(c) + (f" ({chosen})" if c == advice.recommended else "") for c in order]
+    note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
+    with styled():
+        figure = new_figure(11, _height(len(order)), f"{note} Profile {advice.rows[0]['profile']}.")
+        axes = figure.subplots()
+        _bars(axes, names, [values[c] for c in order], [arch_colour(c.arch) for c in order])
+        axes.set_title(NAMES[goal.objective], fontweight="bold", loc="left")
+    return figure
+
+
+def _height(rows: int) -> float:
+    """Inches of a picture of so many bars: a bar is as thick alone as among others."""
+    return 1.3 + 0.45 * rows
 
 
 def across(figure: Figure) -> int:
@@ -68,35 +91,30 @@ def across(figure: Figure) -> int:
     return max(1, int(figure.get_figwidth() / LEGEND_INCHES))
 
 
-def _bars(axes: Axes, entries: list[dict[str, Any]], archs: list[str], key: str, colours: dict[str, Any]) -> None:
-    """A group of bars for each number of GPUs, a bar an architecture, its interval on top."""
-    counts = list(dict.fromkeys(entry["gpus"] for entry in entries))
-    width = 0.8 / len(archs)
-    for at, arch in enumerate(archs):
-        mine = {entry["gpus"]: entry[key] for entry in entries if entry["arch"] == arch}
-        x = [counts.index(gpus) + (at - (len(archs) - 1) / 2) * width for gpus in mine]
-        means = [0.0 if math.isnan(value.mean) else value.mean for value in mine.values()]
-        above = [upper(value) - mean for value, mean in zip(mine.values(), means, strict=True)]
-        below = list(map(min, above, means))  # neither a rate nor a cost is less than nothing
-        axes.bar(x, means, 0.92 * width, color=colours[arch], label=arch)
-        axes.errorbar(x, means, [below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
-        for place, mean in zip(x, means, strict=True):  # on a plate of its own: an interval may reach anywhere
-            text = (f"{mean:.3g}" if mean >= 100 else f"{mean:#.3g}") if mean else "none"
-            crowded = len(archs) * len(counts) > CROWDED
-            axes.annotate(
-                f"{arch} {text}" if crowded else f"{arch}\n{text}", (place, 0),
-                xytext=(0, 10), textcoords="offset points", ha="center", va="bottom", color="0.15",
-                fontweight="bold", size=10, rotation=90 if crowded else 0,
-                bbox={"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none"},
-            )  # fmt: skip
-    axes.set_xticks(range(len(counts)), [f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in counts])
-    axes.set_ylim(0, _frame(entries, key))
+def _bars(axes: Axes, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> None:
+    """A bar for each name, from the top, with its interval and its figure."""
+    rows, end = range(len(names)), _frame(values)
+    means = [0.0 if math.isnan(value.mean) else value.mean for value in values]
+    above = [upper(value) - mean for value, mean in zip(values, means, strict=True)]
+    below = list(map(min, above, means))  # neither a rate nor a cost is less than nothing
+    axes.barh(rows, means, 0.62, color=colours)
+    axes.errorbar(means, rows, xerr=[below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
+    for row, mean, more in zip(rows, means, above, strict=True):  # on a plate: an interval may reach anywhere
+        axes.annotate(
+            number_text(mean) if mean else "none", (min(mean + more, end), row), xytext=(8, 0),
+            textcoords="offset points", va="center", color="0.15", fontweight="bold", size=11,
+            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
+        )  # fmt: skip
+    axes.set_yticks(rows, names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_xlim(0, 1.2 * end)
+    axes.grid(visible=False, axis="y")
 
 
-def _frame(entries: list[dict[str, Any]], key: str) -> float:
-    """Where the picture ends: two replications make intervals without end."""
-    top = max((entry[key].mean for entry in entries if entry[key].mean > 0), default=1.0)
-    return 1.08 * min(max([top, *(upper(entry[key]) for entry in entries)]), 2 * top)
+def _frame(values: Sequence[Interval]) -> float:
+    """Where bars and intervals end: two replications make intervals without end."""
+    top = max((value.mean for value in values if value.mean > 0), default=1.0)
+    return min(max([top, *map(upper, values)]), 2 * top)
 
 
 def upper(value: Interval) -> float:
@@ -122,25 +140,20 @@ def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
-    compared = {name for found in advice.flips for probe in found.probes.values() for name in probe.values}
+    compared = {name for found in advice.flips_drawn for probe in found.probes.values() for name in probe.values}
     named = {advice.question.name(candidate): candidate for candidate in advice.finals}
     archs = [name for name in named if name in compared]
-    base = advice.question.base
-    note = setting_line(
-        asdict(base),
-        f"{load_words(base.traffic)} asked about",
-        run_seeds(base.traffic.seed, len(advice.rows)),
-        drafts="each architecture at its own best",
-    )
+    note = _asked_line(advice)
     note += (
         f" Shaded: {advice.question.name(best)} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
     )
     note += "none where fewer showed that nobody could be ahead. "
     note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
     with styled():
-        figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
+        flips = advice.flips_drawn
+        figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
-        for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
+        for axes, found in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
             _lines(
                 axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "least bad"
             )
@@ -150,6 +163,16 @@ def flips_figure(advice: Advice) -> Figure:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
+
+
+def _asked_line(advice: Advice) -> str:
+    base = advice.question.base
+    return setting_line(
+        asdict(base),
+        f"{load_words(base.traffic)} asked about",
+        run_seeds(base.traffic.seed, len(advice.rows)),
+        drafts="each architecture at its own best",
+    )
 
 
 def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:

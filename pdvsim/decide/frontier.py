@@ -23,9 +23,9 @@ from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import label_points, new_figure, styled
 from pdvsim.view.setting import Settings, points_line
-from pdvsim.view.style import GREEN, arch_colour, arch_marker, name_of, paler
+from pdvsim.view.style import arch_colour, arch_marker, name_of, paler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -199,14 +199,14 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
         labels: dict[tuple[str, float, float], list[str]] = {}  # points of one architecture on each other share one
         for point in shown:
             labels.setdefault((point.arch, point.x.mean, point.y.mean), []).append(", ".join(map(str, point.values)))
-        for (arch, *at), texts in labels.items():
-            place: dict[str, Any] = {"xytext": (8, 6), "textcoords": "offset points"}
-            axes.annotate("; ".join(texts), (at[0], at[1]), **place, size=9, color=arch_colour(arch))
         _frame(axes, shown)
+        spans = [span for point in shown for span in _whiskers(point)]
         if stair:  # what is on the stair or above it can be had: it goes on to the frame, up and to the right
             (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
             x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
             axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
+            spans += [(a, b, c, b) for a, b, c in zip(x, y, [*x[1:], right], strict=True)]
+            spans += [(a, b, a, c) for a, b, c in zip(x, [top, *y[:-1]], y, strict=True)]
         _draw_levels(axes, found, configs)
         names = [name_of(metric) for metric in (found.x, found.y)]
         axes.set_xlabel("{} ({})".format(*names[0][:2]))
@@ -217,7 +217,16 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
         ]
         handles.append(Line2D([], [], color="0.25", linewidth=1.8, label="frontier"))
         figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
+        named = [(x, y, "; ".join(texts), arch_colour(arch)) for (arch, x, y), texts in labels.items()]
+        if found.dims and named:
+            label_points(axes, named, spans)
     return figure
+
+
+def _whiskers(point: FrontierPoint) -> list[tuple[float, float, float, float]]:
+    """The lines of a point's intervals."""
+    (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
+    return [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
 
 
 def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
@@ -248,4 +257,4 @@ def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> No
     for metric, ends, line in ((found.x, axes.get_xlim(), axes.axvline), (found.y, axes.get_ylim(), axes.axhline)):
         level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
         if ends[0] <= level_ms <= ends[1]:
-            line(level_ms, color=GREEN, linewidth=1.4, linestyle="--", zorder=1)
+            line(level_ms, color="0.35", linewidth=1.4, linestyle="--", zorder=1)

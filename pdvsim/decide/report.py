@@ -6,22 +6,28 @@ joined, printed, put on a page and saved is the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.files import write_whole
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
 from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.study import output
 from pdvsim.study.stats import Interval
+from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import lengths_text
 from pdvsim.view.table import cell, founded, most_outside
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
-TitledLines = tuple[str, Sequence[str]]  # a heading, or none, and lines
+OPEN = 3  # sections that a notebook shows unfolded
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Report:
     title: str
     lead: str  # one sentence on what was asked
     base: Experiment
-    sections: Sequence[TitledLines]
+    sections: Sequence[PageSection]
     document: dict[str, Any]
     stopped: str = ""  # what there is of an answer that was interrupted
     empty: bool = False  # it came to nothing: no file is written
@@ -39,14 +45,17 @@ class Report:
     @property
     def text(self) -> str:
         """All sections that have lines, the headings underlined."""
-        blocks = ([*([title, "-" * len(title)] if title else []), *lines] for title, lines in self.sections if lines)
+        blocks = (
+            [*([title, "-" * len(title)] if title else []), *map(str, parts)] for title, parts in self.sections if parts
+        )
         return "\n\n".join(map("\n".join, blocks))
 
 
 class Answer:
-    """What a decision command found. Printed: its text."""
+    """What a decision command found. Printed: its text; in a notebook: its sections."""
 
     interrupted: bool = False
+    drawn_by: Callable[[Any], Figure] | None = None  # set by whoever hands it to a person
 
     def report(self) -> Report:
         """How it is shown."""
@@ -59,12 +68,32 @@ class Answer:
 
         return pd.DataFrame(getattr(self, "rows", []))
 
+    def to_csv(self, path: str | Path | None = None) -> str | None:
+        """The rows of `points` as CSV: written to a file, or without one returned."""
+        content = output.csv(self.points)
+        if path is None:
+            return content.decode()
+        write_whole(Path(path), content)
+        return None
+
+    def plot(self) -> Figure:
+        """The answer as a picture; a ValueError where there is none."""
+        if self.drawn_by is None:
+            raise ValueError("this answer has no picture")
+        return self.drawn_by(self)
+
     def document(self, **parts: Any) -> dict[str, Any]:
         """Its parts under the heading that all documents have."""
         return {"pdvsim_version": __version__, "interrupted": self.interrupted, **parts}
 
     def __repr__(self) -> str:
         return self.report().text
+
+    def _repr_html_(self) -> str:
+        report = self.report()
+        shown = [(f"<h4>{escape(title)}</h4>" if title else "") + parts_html(parts) for title, parts in report.sections]
+        folded = f"<details><summary>more</summary>{''.join(shown[OPEN:])}</details>" if shown[OPEN:] else ""
+        return "".join(shown[:OPEN]) + folded
 
 
 def plural(count: int, what: str) -> str:

@@ -31,6 +31,7 @@ LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = (50.0, 95.0, 99.0)
 SHOWN_BINS = 36  # of a histogram
 DRAFT = KINDS.index("draft")
+QUARTERS, LEAST_SLOTS = 4, 16  # that a queue is judged by
 
 
 def _spreads() -> dict[str, Spread]:
@@ -49,6 +50,7 @@ class Slot:
     accepted: int = 0
     refused: int = 0
     in_system: float = 0.0  # at its end
+    unanswered: int = 0  # requests without a token, at its end
     kv_share: float = 0.0
     draft_length: float = 0.0
     spreads: dict[str, Spread] = field(default_factory=_spreads)
@@ -139,7 +141,7 @@ class Gauge(Reader):
     def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
         """How the server stands now."""
         slot = self.slots[-1]
-        slot.in_system, slot.kv_share = in_system, kv_share
+        slot.in_system, slot.kv_share, slot.unanswered = in_system, kv_share, len(self._unanswered)
         slot.draft_length = float(controller.get("k", 0))
         self.queues, self.controller = queues, controller
 
@@ -176,6 +178,7 @@ class Gauge(Reader):
             "arrivals_per_s": sum(s.arrived for s in slots) / span_s,
             "marks_ms": {name: [mark * 1e3 for mark in spreads[name].percentiles([*MARKS])] for name in LATENCIES},
             "spreads": {name: spread.counted() for name, spread in spreads.items()},
+            "overloaded": grows([s.unanswered for s in slots], sum(s.arrived for s in slots)),
             "in_system": self.slots[-1].in_system,
             "kv_share": self.slots[-1].kv_share,
             "queues": self.queues,
@@ -214,6 +217,18 @@ class Gauge(Reader):
         """The launches of the last moment."""
         rows = _joined([*self.slots][-2:])
         return rows_of(rows, rows["end_s"] > self.now_s - STRIP_S)
+
+
+def grows(waiting: Sequence[int], arrived: int) -> bool:
+    """Whether the queue of a window kept growing: it was longer in each quarter, at its shortest, than in the last.
+
+    In all it must have grown by more than chance makes of so many arrivals. A burst that is being worked off does not
+    count, nor does a window of a few slots.
+    """
+    if len(waiting) < LEAST_SLOTS:
+        return False
+    shortest = [int(part.min()) for part in np.array_split(np.array(waiting), QUARTERS)]
+    return shortest == sorted(set(shortest)) and shortest[-1] - shortest[0] > math.sqrt(arrived)
 
 
 def binned(figures: Sequence[dict[str, Any]]) -> None:

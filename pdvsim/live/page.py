@@ -47,9 +47,11 @@ class Dashboard:
 
     static = str(static_path())
 
-    def __init__(self, feed: Feed, archs: Sequence[str], names: Sequence[str], setup: Setup | None, save: Save) -> None:
-        """`setup` is what can be turned; without one a real run is shown, and nothing can."""
-        self.feed, self.save = feed, save
+    def __init__(
+        self, feed: Feed, archs: Sequence[str], names: Sequence[str], setup: Setup | None, save: Save, about: str
+    ) -> None:
+        """`setup` is what can be turned; without one a real run is shown, and nothing can. `about` says what runs."""
+        self.feed, self.save, self.about = feed, save, about
         self.archs, self.names, self.setup = archs, names, setup
         self.controls = 0
         self._pictures = self._orders = -1
@@ -74,10 +76,10 @@ class Dashboard:
         """The page, the same for every browser."""
         template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
         # charts are drawn anew when their width changes: nothing that is shown may change it
-        sizes = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None}
+        given = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None, "about": self.about}
         text: str = file_html(
             self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
-            template=template, template_variables=sizes, suppress_callback_warning=True,
+            template=template, template_variables=given, suppress_callback_warning=True,
         )  # fmt: skip
         return text
 
@@ -209,6 +211,9 @@ class Dashboard:
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
         parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown), BESIDE]
         parts += [f"figures of the last {shown.window_s:g} s"]
+        late = [name for name, figures in zip(self.names, shown.figures, strict=True) if figures["overloaded"]]
+        if late:
+            parts.append(f'<b style="color:#a34700">{html.escape(", ".join(late))} overloaded: the queue grows</b>')
         if shown.figures[-1].get("dropped"):
             parts.append("<b>acceptance is halved</b>")
         if shown.refusal:

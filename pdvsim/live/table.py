@@ -86,10 +86,20 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
     )
     style = f"border-collapse:collapse;table-layout:fixed;width:{table_px(len(names))}px"
     head = f'<tr><th style="width:{NAME_PX}px"></th>{heads}</tr>'
+    states = "".join(map(_state, figures))
+    head += f'<tr><td style="padding:1px 4px 1px 0">queue</td>{states}</tr>'
     table = f'<table style="{style};font-variant-numeric:tabular-nums">{head}'
     against = f"Small: against {escape(names[0])}. " if len(names) > 1 else ""
     note = f'<p style="margin:6px 0 0;color:#59636b">{against}Launches: {kinds}</p>'
     return f"{table}{''.join(rows)}</table>{note}"
+
+
+def _state(shown: dict[str, Any]) -> str:
+    """Whether the queue grew in the window: then latencies are what they are only for now."""
+    look, word = (
+        ("color:#a34700;font-weight:bold", "overloaded") if shown["overloaded"] else ("color:#59636b", "steady")
+    )
+    return f'<td style="text-align:right;padding:1px 4px;{look}">{word}</td>'
 
 
 def _cell(value: float | None, first: float | None, is_share: bool) -> str:

@@ -95,6 +95,25 @@ def parquet(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
+def tidy(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with one value per cell: a list becomes a column for each place in it, what is missing is nan."""
+    frame = frame.astype({name: float for name in frame if frame[name].isna().all()})
+    columns: dict[str, Any] = {}
+    for name, column in frame.items():
+        if column.map(lambda value: isinstance(value, list)).any():
+            lists = [value if isinstance(value, list) else [] for value in column]
+            for at in range(max(map(len, lists))):
+                columns[f"{name}_{at}"] = [value[at] if at < len(value) else math.nan for value in lists]
+        else:
+            columns[str(name)] = column
+    return type(frame)(columns)
+
+
+def csv(frame: pd.DataFrame) -> bytes:
+    """A table as a CSV file's content."""
+    return tidy(frame).to_csv(index=False).encode()
+
+
 def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
     """A figure as the content of an image file, of the kind that the name of `path` says."""
     buffer = io.BytesIO()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.study.stats import Interval
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.plots.curves import Entry, arch_curve, legend
-from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, name_of
+from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, name_of, number_text
 from pdvsim.view.table import founded, load_text
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _forest(
                 continue
             y = number * len(archs) + at
             axes.text(
-                NAME_AT, y, f"{_short(entry[metric].mean)} {_drafts(entry)}".strip(), va="center", fontsize=9,
+                NAME_AT, y, f"{number_text(entry[metric].mean)} {_drafts(entry)}".strip(), va="center", fontsize=9,
                 color="0.25", transform=axes.get_yaxis_transform(),
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}, zorder=4,
             )  # fmt: skip
@@ -143,10 +143,6 @@ def _drafts(entry: Entry) -> str:
     """Of an entry's settings the draft length, or who chooses it; nothing where none is drafted."""
     first = str(entry.get("settings", "")).partition(",")[0]
     return first.removesuffix(" controller") if first.startswith("k=") or first.endswith(" controller") else ""
-
-
-def _short(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _name(place: str, entries: Sequence[Entry]) -> str:

@@ -105,7 +105,7 @@ class Run:
         title = f"{arch}: {self.metrics['completed']} requests served"
         lead = f"{self.setting} {result.meta.get('foundation', '')}"
         facts["settings"] = settings(result.experiment)
-        return Sheet(title, lead, self.table(), {"The run": self.figure()}, facts).html()
+        return Sheet(title, lead, [("", [self.table()])], {"The run": self.figure()}, facts).html()
 
     def _repr_html_(self) -> str:
         from pdvsim.view.report.sheet import image

@@ -11,7 +11,7 @@ from pdvsim.sim.metrics.summary import STEPS, latencies_s
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.report.series import in_flight, waiting
 from pdvsim.view.setting import seeds_text, setting_line
-from pdvsim.view.style import GREY, PINK, STEP_COLOURS, arch_colour
+from pdvsim.view.style import LILAC, SLATE, STEP_COLOURS, arch_colour, number_text
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _histogram(axes: Axes, values_ms: Any, name: str, colour: str, level_s: floa
         axes.hist(values_ms, HISTOGRAM, range=ends, color=colour, edgecolor="white", linewidth=0.4)
         middle = float(np.median(values_ms))
         axes.axvline(middle, color="0.2", linewidth=1.5)
-        axes.annotate(f"median {middle:,.3g}", (middle, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
+        axes.annotate(f"median {number_text(middle)}", (middle, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                       textcoords="offset points", va="top", fontsize=9)  # fmt: skip
         if level_s is not None and level_s * 1e3 < NEAR * values_ms.max():  # else all bars would be at the left edge
             axes.axvline(level_s * 1e3, color="0.2", linewidth=1.5, linestyle="--")
@@ -81,20 +81,20 @@ def _over_time(axes: Axes, result: Result) -> None:
     start_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
     edges = np.linspace(start_s, max(end_s, start_s + 1e-6), BINS + 1)
     middles = (edges[1:] + edges[:-1]) / 2
-    shown = (("in the system", in_flight(requests), GREY), ("not admitted", waiting(requests), PINK))
+    shown = (("in the system", in_flight(requests), SLATE), ("not admitted", waiting(requests), LILAC))
     for name, steps, colour in shown:
         axes.fill_between(middles, steps.mean(edges), color=colour, alpha=0.75, linewidth=0, label=name)
     axes.set_title("Requests over time (s)", loc="left", fontweight="bold")
     axes.set_ylim(bottom=0)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
 
 
 def _parts(axes: Axes, steps_ms: dict[str, float], drafts: bool) -> None:
     left = 0.0
     for step in STEPS:
         value = float(steps_ms.get(step, 0.0))
-        name = "decode" if step == "verify" and not drafts else step
-        axes.barh(0, value, left=left, color=STEP_COLOURS[step], edgecolor="white", label=f"{name} {value:,.3g}")
+        label = f"{'decode' if step == 'verify' and not drafts else step} {number_text(value)}"
+        axes.barh(0, value, left=left, color=STEP_COLOURS[step], edgecolor="white", label=label)
         left += value
     axes.set_yticks([])
     axes.set_ylim(-0.4, 2.2)

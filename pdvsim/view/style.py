@@ -1,7 +1,8 @@
 """What figures have in common, as pictures and on the page: colours, markers, names and units, what they rest on.
 
-Colours are seaborn's colour-blind palette. An architecture has the same one in every figure, by its rank in the table
-of architectures; markers and dashes tell them apart without colour.
+Architectures have the colours of seaborn's colour-blind palette, the same in every figure, by their rank in the table
+of architectures; markers and dashes tell them apart without colour. Lanes, launches and steps have colours of their
+own, which no architecture has.
 """
 
 from __future__ import annotations
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = (
     "#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc", "#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9",
 )  # fmt: skip
+MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA, MIST, LILAC, SLATE = (
+    "#7fc8b2", "#e8437a", "#6a3fd0", "#0b7a75", "#a3c644", "#8a5a44", "#d5d8dd", "#b9b3de", "#52606d",
+)  # fmt: skip
 RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # of what is no architecture
 ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=False))
 ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=False))
-LANE_COLOURS = dict(zip(LANES, (SKY, RED, BLUE, GREEN), strict=True))
-KIND_COLOURS = dict(zip((*KINDS, "mixed"), (SKY, RED, BLUE, GREEN, PINK, ORANGE), strict=True))
-STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))
+LANE_COLOURS = dict(zip(LANES, (MINT, RASPBERRY, VIOLET, PINE), strict=True))
+KIND_COLOURS = dict(zip((*KINDS, "mixed"), (MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA), strict=True))
+STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), strict=True))
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # of architectures of the user's own, by their name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
@@ -82,6 +86,11 @@ def paler(colour: str, share: float) -> str:
     """A colour with that share of white in it."""
     parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
     return "#" + "".join(f"{round(part + (255 - part) * share):02x}" for part in parts)
+
+
+def number_text(value: float, digits: int = 3) -> str:
+    """A number as people write it: so many digits that count, and 1,070 rather than 1.07e+03."""
+    return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def lower_is_better(column: str) -> bool:

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import html
 import math
+import re
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import Any
 
@@ -17,11 +20,14 @@ from pdvsim.sim.hardware.reach import SIZES, TELLING
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.study.stats import Interval
+from pdvsim.view.style import number_text
 
 Section = tuple[str, list[tuple[str, str]]]
 
 WIDTH = 50
 UNKNOWN_WIDTH = 160  # of a table whose reader is no terminal
+DETAIL = "± and decimals"  # of figures, where a terminal is narrow; differences keep their ±
+LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
     "tpot": ("TPOT", "Time per Output Token (excl. 1st token)"),
@@ -58,12 +64,40 @@ SPECULATION = (
 PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
 
 
+@dataclass(frozen=True)
+class TextTable:
+    """Rows of the same keys. Printed, it fits the terminal; on a page it is whole."""
+
+    rows: Sequence[Mapping[str, str]]
+    spare: Sequence[str] = ()  # columns, and DETAIL, that a narrow terminal leaves out, in this order
+    notes: Sequence[str] = ()  # under it
+
+    def __str__(self) -> str:
+        return "\n".join([*fitted_table(self.rows, self.spare), *self.notes])
+
+    def html(self) -> str:
+        """As an HTML table, numbers to the right, with its notes; texts are escaped."""
+        numbers = [name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)]
+        left, right = ' style="text-align:left"', dict.fromkeys(numbers, ' style="text-align:right"')
+
+        def line(kind: str, cells: Mapping[str, str]) -> str:
+            texts = (f"{right.get(name, left)}>{html.escape(text)}" for name, text in cells.items())
+            return f"<tr>{''.join(f'<{kind}{text}</{kind}>' for text in texts)}</tr>"
+
+        head = line("th", {name: name for name in self.rows[0]})
+        body = "".join(line("td", row) for row in self.rows)
+        notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
+        return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{notes}'
+
+
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:
     """One load point as `vllm bench serve` prints it, with the lanes and the requests' time behind."""
     lines: list[str] = []
     for title, rows in sections(values, percentiles):
         lines.append(f"{title:=^{WIDTH}}" if not lines else f"{title:-^{WIDTH}}")
-        lines += [f"{label:<40} {text:<10}".rstrip() for label, text in rows]
+        for label, text in rows:
+            first, *more = _folded(text, max(_width() - 41, SHORT_TEXT))
+            lines += [f"{label:<40} {first}".rstrip(), *(" " * 41 + rest for rest in more)]
     return "\n".join([*lines, "=" * WIDTH])
 
 
@@ -122,7 +156,7 @@ def comparison_table(
     percentiles: Iterable[float] = (99.0,),
     varied: Sequence[str] = (),
     differences: Sequence[Mapping[str, Any]] = (),
-) -> str:
+) -> TextTable:
     """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability.
 
     `differences` of one metric from the first architecture, where there are some, are a column too.
@@ -145,8 +179,9 @@ def comparison_table(
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
             if leads and key == "output_throughput":
                 row["E2EL %" if latency else "gain %"] = leads.get(_seat(entry, varied), "")
-        rows.append(row | {"stability": str(entry.get("stability", ""))})
-    spare = ("tok/round", "req/s", *(title for title, _ in columns if title.startswith("P")), "stability")
+        rows.append(row | {"stability": str(entry.get("stability", "")).replace("/", ", ")})
+    means = [title for title, _ in reversed(columns) if title.startswith("mean")]
+    spare = ("tok/round", "req/s", DETAIL, *means)
     notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
     if leads:
         first = differences[0]["against"]
@@ -154,7 +189,7 @@ def comparison_table(
         if latency:
             what = f"E2EL: mean end-to-end latency against {first}, less is faster (arrivals set the throughput)"
         notes.append(f"{what}, from runs of the same seeds; read this, not the overlap of two ±")
-    return "\n".join([*fitted_table(rows, spare), *notes])
+    return TextTable(rows, spare, notes)
 
 
 def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
@@ -300,21 +335,52 @@ def load_text(load: float) -> str:
 def fitted_table(rows: Sequence[Mapping[str, str]], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
     """Rows of the same keys as a grid that fits the terminal, and a line on what was left out for that.
 
-    That is columns of `spare`, in its order. A heading, one for each row, stands above the first row that has it.
+    Its headings and long texts are folded first; then columns of `spare` are left out, in its order. A heading, one for
+    each row, stands above the first row that has it.
     """
-    width = get_terminal_size((UNKNOWN_WIDTH, 24)).columns
-    shown, out = list(rows), []
-    lines = rows_table(shown).splitlines()
-    for name in (name for name in spare if name in rows[0]):
-        if len(lines[1]) <= width:
+    width, out = _width(), list[str]()
+    shown, top, body = rows, *_laid_out(rows, width)
+    for name in spare:
+        if len(top[-1]) <= width:
             break
-        out.append(name)
-        shown = [{key: value for key, value in row.items() if key != name} for row in shown]
-        lines = rows_table(shown).splitlines()
-    for at in reversed(range(len(headings))):
+        before = shown
+        if name == DETAIL:
+            shown = [{key: _plainer(value) for key, value in row.items()} for row in shown]
+        else:
+            shown = [{key: value for key, value in row.items() if key != name} for row in shown]
+        out += [name] if shown != before else []
+        top, body = _laid_out(shown, width)
+    if len(top[-1]) > width:
+        top, body = _laid_out(shown, width, 1, 1)
+    for at in range(len(headings)):
         if at == 0 or headings[at] != headings[at - 1]:
-            lines.insert(2 + at, headings[at])
-    return [*lines, *([f"left out to fit the width, and in the files: {', '.join(out)}"] if out else [])]
+            body[at].insert(0, headings[at])
+    left_out = [f"left out to fit {width} columns: {', '.join(out)}"] if out else []
+    return [*top, *(line for lines in body for line in lines), *left_out]
+
+
+def _width() -> int:
+    return get_terminal_size((UNKNOWN_WIDTH, 24)).columns
+
+
+def _plainer(text: str) -> str:
+    """A figure without its interval, its error range and decimals that matter little; a difference without the last."""
+    if not _is_figure(text):
+        return text
+    if text[:1].isdigit():
+        text = re.sub(r" ±[\d.]+| \([±\d][^)]*\)", "", text)
+    most = r"\d{3,}\.\d+" if text[:1].isdigit() else r"\d{2,}\.\d+"
+    return re.sub(most, lambda number: f"{float(number[0]):.0f}", text)
+
+
+def _folded(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _two_lines(text: str, least: int) -> int:
+    """How wide a text must be to take two lines, and no less than `least`."""
+    least = max(least, *map(len, text.split(" ")))
+    return next(width for width in range(max(least, 1), least + len(text) + 2) if len(_folded(text, width)) <= 2)
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -355,15 +421,60 @@ def founded(entry: Mapping[str, Any]) -> str:
 
 
 def _text(value: Any) -> str:
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else number_text(value, 4) if isinstance(value, float) else str(value)
+
+
+def _is_figure(text: str) -> bool:
+    return text[:1].isdigit() or text[:1] in "+-"
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns wide enough for their cells, numbers to the right."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
-    right = [all(row[i][:1].isdigit() or row[i][:1] in "+-" for row in rows) for i in range(len(header))]
-    lines = [
-        "  ".join(text.rjust(w) if r else text.ljust(w) for text, w, r in zip(row, widths, right, strict=True)).rstrip()
-        for row in (header, *rows)
+    top, body = _columns([[name, *column] for name, *column in zip(header, *rows, strict=True)])
+    return "\n".join([*top, *(line for lines in body for line in lines)])
+
+
+def _laid_out(
+    rows: Sequence[Mapping[str, str]], width: int, long: int = LONG_TEXT, short: int = SHORT_TEXT
+) -> tuple[list[str], list[list[str]]]:
+    """The lines of the header and of each row, folded where they are wider than `width` otherwise.
+
+    Of the columns, those wider than `long` are folded, the widest first, to no less than `short`.
+    """
+    columns = [[name, *(row[name] for row in rows)] for name in rows[0]]
+    top, body = _columns(columns)
+    if len(top[-1]) <= width:
+        return top, body
+    widest = [max(map(len, cells)) for _, *cells in columns]
+    rooms = [[_two_lines(name, room), room] for room, (name, *_) in zip(widest, columns, strict=True)]
+    over = sum(max(room) for room in rooms) + 2 * len(rooms) - 2 - width
+    for at in sorted(range(len(columns)), key=lambda at: -widest[at]):
+        word = max(len(word) for text in columns[at] for word in text.split(" "))
+        if over > 0 and widest[at] > max(long, word) and not all(map(_is_figure, columns[at][1:])):
+            room = max(short, word, widest[at] - over)
+            over -= max(rooms[at]) - room
+            rooms[at] = [room, room]
+    return _columns(columns, rooms)
+
+
+def _columns(
+    columns: Sequence[Sequence[str]], rooms: Sequence[Sequence[int]] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Columns, each a name and its cells, as the lines of the header and of each row.
+
+    `rooms` are how wide the name and the cells of each may be; words are never broken.
+    """
+    right = [all(map(_is_figure, cells)) for _, *cells in columns]
+    cut = [
+        [_folded(text, max(1, rooms[at][n > 0])) if rooms else [text] for n, text in enumerate(column)]
+        for at, column in enumerate(columns)
     ]
-    return "\n".join([lines[0], "-" * sum(widths, 2 * len(widths) - 2), *lines[1:]])
+    widths = [max(len(line) for cell in column for line in cell) for column in cut]
+    blocks = []
+    for n, row in enumerate(zip(*cut, strict=True)):
+        height = max(map(len, row))
+        padded = [[""] * (height - len(cell)) + cell if n == 0 else cell + [""] * (height - len(cell)) for cell in row]
+        lines = zip(*padded, strict=True)
+        aligned = ([t.rjust(w) if r else t.ljust(w) for t, w, r in zip(x, widths, right, strict=True)] for x in lines)
+        blocks.append(["  ".join(line).rstrip() for line in aligned])
+    return [*blocks[0], "-" * sum(widths, 2 * len(widths) - 2)], blocks[1:]

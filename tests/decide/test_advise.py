@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import pytest
@@ -22,9 +23,10 @@ from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.commandline import command_line
 from pdvsim.common.options import parse
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.advice import Advice
+from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
@@ -38,6 +40,10 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.view.report.sheet import Sheet
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 OPTIONS = {"dataset_name": "random", "num_prompts": 40, "input_len": 64, "output_len": 24, "num_runs": 5, "jobs": 1}
 LEVELS = ("ttft:200", "tpot:20")
@@ -230,8 +236,46 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(
         word in page
-        for word in ("<title>Advice</title>", "data:image/png;base64,", "Provenance", "<h3>Recommendation</h3>")
+        for word in ("<title>Advice</title>", "data:image/png;base64,", "Provenance", "<h2>Recommendation</h2>")
     )
+
+
+def test_a_notebook_shows_the_answer_and_gets_its_rows(tmp_path: Path) -> None:
+    found = advice()
+    shown = found._repr_html_()
+    assert f'<p class="headline"><b>{found.question.described(found.recommended)}</b></p>' in shown
+    assert shown.index("Recommendation") < shown.index("How sure") < shown.index("<details>")
+    rows = found.points
+    assert len(rows) == sum(map(len, found.finals.values()))
+    assert set(rows[rows["recommended"]]["finalist"]) == {found.question.name(found.recommended)}
+    assert found.to_csv(tmp_path / "advice.csv") is None
+    assert pd.read_csv(tmp_path / "advice.csv")["seed"].tolist() == rows["seed"].tolist()
+    assert [axes.get_title(loc="left") for axes in found.plot().axes] == ["Over the load", "Over acceptance"]
+    here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in found.flips]
+    [bars] = advice_figure(replace(found, flips=here)).axes  # a curve of one point is no curve
+    assert len(bars.patches) == len(found.finals)
+
+
+def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser, tmp_path: Path) -> None:
+    found = advice()
+    report = found.report()
+    path = tmp_path / "advice.html"
+    path.write_text(Sheet(report.title, report.lead, report.sections, {FLIPS: found.plot()}).html(), encoding="utf-8")
+    page = browser.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.goto(path.as_uri())
+    heads = page.locator("h2").all_inner_texts()
+    assert heads[:5] == ["Recommendation", "Expected", "How sure", FLIPS, "To run it"]
+    assert page.locator(".card .headline").inner_text() == found.question.described(found.recommended)
+    assert page.locator("section", has_text=FLIPS).locator("img").count() == 1
+    assert page.locator("main img").count() == 1
+    blocks = [block for block in found.deployment if block.text]
+    assert page.get_by_role("button", name="Copy", exact=True).count() == len(blocks)
+    page.get_by_role("button", name="Copy", exact=True).first.click()
+    page.get_by_role("button", name="Copied", exact=True).wait_for()
+    assert page.evaluate("() => navigator.clipboard.readText()") == blocks[0].text
+    assert complaints == []
 
 
 @pytest.mark.parametrize(("batches", "known"), [(1, "Nothing is known yet"), (2, "Not decided"), (3, "Recommendation")])

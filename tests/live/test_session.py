@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.live.gauge import KEPT_S, SLOT_S
+from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed
 from pdvsim.live.session import Session, replay
@@ -206,3 +206,17 @@ def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.Monke
     monkeypatch.setattr("pdvsim.live.pace.START_S", 0.1)
     with pytest.raises(ValueError, match=r"nothing came from its process in 0\.1 s"):
         Feed(silent)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "says"),
+    [
+        (list(range(80)), True),  # one more each slot
+        ([3, 1, 4, 1, 5, 9, 2, 6] * 10, False),  # it comes and goes
+        ([0] * 30 + [50 - at for at in range(50)], False),  # a burst that is worked off
+        (list(range(12)), False),  # too few slots
+        ([at // 20 for at in range(80)], False),  # no more than chance makes of the arrivals
+    ],
+)
+def test_a_queue_that_keeps_growing_is_an_overload(waiting: list[int], says: bool) -> None:
+    assert grows(waiting, 100) is says

@@ -133,7 +133,7 @@ def test_tables_say_what_their_brackets_are() -> None:
         arch=["pd", "pdv"], concurrency=[8], num_runs=1, jobs=1,
         dataset_name="random", input_len=32, output_len=4, num_prompts=8, max_prompts_per_forward=4,
     )  # fmt: skip
-    table = comparison_table(over_replications(sweep))
+    table = str(comparison_table(over_replications(sweep)))
     assert "error range in brackets: holds 90% of comparable real runs\n" in table
     bar = sweep["output_throughput_error"].iloc[0]
     assert f"(±{100 * bar:.1f}%)" in table

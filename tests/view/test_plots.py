@@ -27,7 +27,7 @@ from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import cells, improvement_figure
 from pdvsim.view.plots.pictures import acceptance_figure, latency_figure, sweep_figure, throughput_figure
 from pdvsim.view.setting import points_line
-from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, tail
+from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, KIND_COLOURS, LANE_COLOURS, STEP_COLOURS, tail
 
 SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
 
@@ -215,6 +215,24 @@ def test_every_architecture_has_its_own_look() -> None:
     assert set(ARCH_COLOURS) == set(ARCH_MARKERS) == set(ARCHS)
     assert len(set(ARCH_COLOURS.values())) == len(set(ARCH_MARKERS.values())) == len(ARCHS)
     assert tail(pd.DataFrame(columns=["p9_ttft_ms", "p99.9_ttft_ms", "p99_ttft_ms"])) == "p99.9"
+
+
+def test_no_lane_launch_or_step_looks_like_an_architecture_or_another() -> None:
+    """By the distance of colours in CIELAB, where 2 can just be seen."""
+
+    def lab(colour: str) -> np.ndarray:
+        rgb = np.array([int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)])
+        rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+        xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]]) @ rgb
+        f = np.cbrt(xyz / (0.9505, 1.0, 1.0888))
+        return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
+
+    for colours in (LANE_COLOURS, KIND_COLOURS, STEP_COLOURS):
+        own = list(colours.values())
+        for at, colour in enumerate(own):
+            for other in (*ARCH_COLOURS.values(), *own[:at]):
+                assert np.linalg.norm(lab(colour) - lab(other)) > 20, (colour, other)
+    assert LANE_COLOURS["verify"] == KIND_COLOURS["verify"] == STEP_COLOURS["verify"]
 
 
 def test_a_picture_of_ones_own() -> None:

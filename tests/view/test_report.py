@@ -26,7 +26,8 @@ from pdvsim.view.figure import new_figure
 from pdvsim.view.report import embedded, page
 from pdvsim.view.report.document import build
 from pdvsim.view.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
-from pdvsim.view.report.sheet import Sheet, printed
+from pdvsim.view.report.sheet import Highlight, Sheet, printed
+from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -166,10 +167,17 @@ def test_nothing_is_loaded_from_elsewhere(document: dict[str, Any]) -> None:
     assert not re.search(r"https?://|\bimport\s*\(|src\s*=|@import|url\(", text)
 
 
-def test_without_records_the_page_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_records_the_page_says_so(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = sweep_folder(tmp_path / "bare", ("pd",), (20.0,), 1, detailed=False)
     assert main(["report", str(bare), "-o", str(tmp_path / "r.html")]) == 0
     assert "without --save-detailed" in capsys.readouterr().err
+    opened = browser.new_page()
+    opened.goto((tmp_path / "r.html").as_uri())
+    opened.wait_for_selector("#breakdown-chart .bars")
+    boxes = opened.locator("section:visible h2").all_inner_texts()
+    assert boxes == ["Throughput", "Latency", "At one load", "Where a request's time goes", "Provenance"]
+    assert "--save-detailed" in opened.locator("#unrecorded").inner_text()
+    assert opened.locator(".facts:visible").count() == 0  # folded until somebody asks
     made = build(load([bare]))
     assert made["histograms"] == []
     assert made["entries"][0]["series"] is None
@@ -344,9 +352,14 @@ def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> 
 
 def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
     figure = new_figure(4, 3, "a caption")
-    made = Sheet(
-        HOSTILE, HOSTILE, f"one\n\n{HOSTILE}", {HOSTILE: figure}, {"a": HOSTILE, "b": {HOSTILE: [1, 2]}}
-    ).html()
+    parts = [
+        f"one\n\n{HOSTILE}",
+        HOSTILE,
+        TextTable([{HOSTILE: HOSTILE}]),
+        Highlight([HOSTILE, HOSTILE], {HOSTILE: HOSTILE}),
+    ]
+    facts = {"a": HOSTILE, "b": {HOSTILE: [1, 2]}}
+    made = Sheet(HOSTILE, HOSTILE, [(HOSTILE, parts)], {"other": figure}, facts).html()
     assert "default-src 'none'" in made
     assert "<img src=x" not in made
     assert "<script" not in made

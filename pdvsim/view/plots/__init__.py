@@ -33,9 +33,9 @@ STANDING = {
 }
 
 
-def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
+def sweep_png(points: pd.DataFrame, base: Settings, dpi: int = DPI) -> bytes:
     """A sweep's six most wanted panels, as a PNG file's content; `base` is the experiment that it varies."""
-    return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", DPI)
+    return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", dpi)
 
 
 def standing(results: Results, metric: str | None, against: str) -> Iterator[tuple[str, Figure]]:

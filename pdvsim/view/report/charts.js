@@ -42,11 +42,12 @@ function logTicks(low, high) {
 
 function draw(id, traces, shape, otherwise) {
   const place = document.getElementById(id);
+  place.closest("section").hidden = !traces.length && !otherwise;
   if (place.classList.contains("empty")) place.replaceChildren();  // what was said in its place
   place.classList.toggle("empty", !traces.length);
   if (!traces.length) {
     if (window.Plotly && place.classList.contains("js-plotly-plot")) Plotly.purge(place);
-    place.textContent = otherwise;
+    place.textContent = otherwise || "";
     return;
   }
   Plotly.react(place, traces, layout(shape), CONFIG);
@@ -77,7 +78,7 @@ function overLoads(id, doc, chosen, metric) {
     const common = {
       name: escapeText(arch), y: value.map((v) => v[0]), error_y: { symmetric: false, array: value.map((v) => v[1] || 0), arrayminus: value.map((v) => Math.min(v[0], v[1] || 0)), color: colour, thickness: 1.3, width: 3 },
       text: at.map(([, e]) => escapeText(`${e.stability}, ${e.n} replication${e.n > 1 ? "s" : ""}`)),
-      hovertemplate: `<b>${escapeText(arch)}</b> at %{customdata}: %{y:,.4~g} ${named.unit}<br>%{text}<extra></extra>`, customdata: at.map(([l]) => l.text),
+      hovertemplate: `<b>${escapeText(arch)}</b> at %{customdata}: %{y:,.4~r} ${named.unit}<br>%{text}<extra></extra>`, customdata: at.map(([l]) => l.text),
     };
     traces.push(loads.length === 1
       ? { ...common, type: "bar", textposition: "none", error_y: { ...common.error_y, color: theme().ink }, x: at.map(() => escapeText(arch)), marker: { color: colour, pattern: { shape: at.map(([, e]) => (e.grew ? "/" : "")) } }, showlegend: false }
@@ -114,13 +115,13 @@ function histogram(id, doc, chosen) {
     traces.push({
       type: "scatter", mode: "lines", name: escapeText(arch), x: found.edges, y: [...counts, 0].map((c) => (100 * c) / total), line: { color: colour, width: 1.8, shape: "hv" },
       fill: "tozeroy", fillcolor: fade(colour, 0.15), customdata: [...counts, 0],
-      hovertemplate: `<b>${escapeText(arch)}</b> from %{x:,.4~g} ms: %{customdata} of ${total}<extra></extra>`,
+      hovertemplate: `<b>${escapeText(arch)}</b> from %{x:,.4~r} ms: %{customdata} of ${total}<extra></extra>`,
     });
   }
   draw(id, traces, {
     xaxis: { type: "log", title: { text: `${chosen.latency.toUpperCase()} (ms)` }, ...(found ? logTicks(found.edges[0], found.edges[found.edges.length - 1]) : {}) },
     yaxis: { title: { text: chosen.latency === "itl" ? "% of chunks" : "% of requests" }, rangemode: "tozero" },
-  }, "No records of this load were saved; run the sweep with --save-detailed.");
+  });
   return found;
 }
 
@@ -132,7 +133,7 @@ function breakdown(id, doc, entries) {
     type: "bar", orientation: "h", name: stepName(step, entries), y: entries.map((e) => escapeText(e.arch)), x: entries.map((e) => e.steps[step]),
     marker: { color: doc.colours.step[step], pattern: { shape: entries.map((e) => (e.grew ? "/" : "")) } },
     customdata: entries.map((e) => (step !== "verify" ? STEP_NAMES[step] : e.drafts ? "verify" : "decode")),
-    hovertemplate: "%{customdata}: %{x:,.4~g} ms<extra>%{y}</extra>",
+    hovertemplate: "%{customdata}: %{x:,.4~r} ms<extra>%{y}</extra>",
   }));
   draw(id, entries.length ? traces : [], {
     barmode: "stack", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" }, xaxis: { title: { text: "Mean time of a request (ms)" } }, yaxis: { autorange: "reversed", automargin: true }, margin: { l: 90, r: 16, t: 10, b: 48 },
@@ -163,12 +164,13 @@ function timeline(id, doc, series) {
     for (const [name, values, colour] of lines) {
       traces.push({
         type: "scatter", mode: "lines", name, x: values.map((_, j) => series.start_s + (j + 0.5) * series.bin_s), y: values.map((v) => (v === null ? null : v * scale)),
-        line: { color: colour, width: 1.4 }, connectgaps: true, yaxis: `y${suffix}`, legend: `legend${suffix}`, hovertemplate: "%{y:.3~g}",
+        line: { color: colour, width: 1.4 }, connectgaps: true, yaxis: `y${suffix}`, legend: `legend${suffix}`, hovertemplate: "%{y:,.3~r}",
       });
     }
   });
   shape.xaxis = { title: { text: "Time (s)" }, anchor: panels.length > 1 ? `y${panels.length}` : "y" };
-  draw(id, series ? traces : [], shape, "No records of this point were saved; run the sweep with --save-detailed.");
+  // of one that lacks records another may have some: the choice stays, and says so
+  draw(id, series ? traces : [], shape, doc.entries.some((e) => e.series) ? "No records of this point were saved." : "");
 }
 
 const lanesOf = (doc, series, what) => Object.entries((series && series[what]) || {}).map(([lane, v]) => [lane, v, doc.colours.lane[lane]]);

@@ -20,10 +20,10 @@ from pdvsim.view.report.series import BINS, over_time
 from pdvsim.view.report.sheet import flat
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
-    GREY,
     KIND_COLOURS,
     LANE_COLOURS,
-    PINK,
+    LILAC,
+    SLATE,
     STEP_COLOURS,
     arch_colour,
     grew,
@@ -70,7 +70,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
     return {
         "archs": [{"name": arch, "colour": arch_colour(arch)} for arch in results.archs],
-        "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (PINK, GREY)},
+        "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (LILAC, SLATE)},
         "settings": settings,
         "lead": points_line(results.points, results.configs),
         "levels": _levels(results),

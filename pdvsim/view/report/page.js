@@ -40,6 +40,7 @@ function start() {
   $("lead").textContent = lead();
   $("incomplete").textContent = `Not complete. ${doc.incomplete.join("; ")}.`;
   $("incomplete").hidden = !doc.incomplete.length;
+  $("unrecorded").hidden = doc.histograms.length > 0;
   provenance();
   $("controls").addEventListener("change", (event) => {
     if (event.target.id === "setting") fillLoads();
@@ -185,7 +186,7 @@ function provenance() {
     const kinds = uniq(doc.sources.map((s) => JSON.stringify(s[part])));
     for (const kind of kinds) {
       const of = doc.sources.filter((s) => JSON.stringify(s[part]) === kind).map((s) => s.facts.results);
-      const more = element("details", undefined, { open: part === "provenance" });
+      const more = element("details");
       const values = JSON.parse(kind);
       more.append(
         element("summary", kinds.length > 1 ? `${title} (${of.join(", ")})` : title),

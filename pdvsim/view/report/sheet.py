@@ -1,19 +1,22 @@
-"""One answer as a page: a title, the setting, what was printed, pictures and where the figures come from.
+"""One answer as a page: a title, the setting, its sections, pictures and where the figures come from.
 
-A single HTML file that needs no network and no script. What comes from elsewhere is escaped; a policy in its head
-forbids loading anything.
+A single HTML file that needs no network. Its one script puts a button for copying beside commands; without it the page
+is the same. What comes from elsewhere is escaped; a policy in its head forbids loading anything.
 """
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from html import escape
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pdvsim.study.output import picture
+from pdvsim.view.style import number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,32 +25,85 @@ DPI = 120
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
+class Showable(Protocol):
+    """A part of a section that has a form of its own on a page; its text is what is printed."""
+
+    def html(self) -> str:
+        """As HTML, all texts escaped."""
+
+
+PageSection = tuple[str, Sequence[str | Showable]]  # a heading, or none, and its lines and other parts
+
+
+@dataclass(frozen=True)
+class Highlight:
+    """What a page is about: a headline with its lines, and a few figures. Printed: the lines."""
+
+    lines: Sequence[str]
+    figures: Mapping[str, str] = field(default_factory=dict)
+    good: bool = True
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+    def html(self) -> str:
+        headline, *rest = map(escape, self.lines)
+        tiles = "".join(f"<div><dt>{escape(n)}</dt><dd>{escape(value)}</dd></div>" for n, value in self.figures.items())
+        lines = "".join(f"<p>{line}</p>" for line in rest)
+        kind = "good" if self.good else "bad"
+        return f'<div class="card {kind}"><p class="headline"><b>{headline}</b></p>{lines}<dl>{tiles}</dl></div>'
+
+
 @dataclass(frozen=True)
 class Sheet:
-    """What a page shows; `text` is as the command prints it."""
+    """What a page shows. A picture stands in the section of its heading, or before all sections."""
 
     title: str
     lead: str
-    text: str
+    sections: Sequence[PageSection]
     pictures: Mapping[str, Figure] = field(default_factory=dict)  # by heading
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
 
     def html(self) -> str:
         """The page."""
-        style = files("pdvsim.view.report").joinpath("page.css").read_text(encoding="utf-8")
-        drawn = [
-            f'<section><h2>{escape(name)}</h2><div class="scroll">{image(figure, name)}</div></section>'
-            for name, figure in self.pictures.items()
-        ]
+        here = files("pdvsim.view.report")
+        style = here.joinpath("page.css").read_text(encoding="utf-8")
+        drawn = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
+        shown = [(name or "Figures", parts_html(parts) + drawn.pop(name, "")) for name, parts in self.sections if parts]
+        blocks = [*drawn.items(), *shown, ("Provenance", provenance(self.facts))]
+        body = "\n".join(f"<section><h2>{escape(name)}</h2>{block}</section>" for name, block in blocks)
+        script = here.joinpath("copy.js").read_text(encoding="utf-8") if 'class="command"' in body else ""
+        policy, tag = POLICY, ""
+        if script:
+            policy += f"; script-src 'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+            tag = f"<script>{script}</script>\n"
         return (
             '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<link rel="icon" href="data:,">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<link rel="icon" href="data:,">\n'
             f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
             f'<header>\n<h1>{escape(self.title)}</h1>\n<p id="lead">{escape(self.lead)}</p>\n</header>\n<main>\n'
-            f"{''.join(drawn)}\n<section><h2>Figures</h2>{printed(self.text)}</section>\n"
-            f"<section><h2>Provenance</h2>{provenance(self.facts)}</section>\n</main>\n</body>\n</html>\n"
+            f"{body}\n</main>\n{tag}</body>\n</html>\n"
         )
+
+
+def parts_html(parts: Iterable[str | Showable]) -> str:
+    """The parts of a section as HTML: lines as a list, printed texts of several lines as they are."""
+    pieces = []
+    for kind, group in groupby(parts, lambda part: "\n" in part if isinstance(part, str) else None):
+        if kind is False:
+            items = "".join(f"<li>{escape(str(line))}</li>" for line in group if line)
+            pieces.append(f'<ul class="lines">{items}</ul>' if items else "")
+        else:
+            pieces += [printed(part) if isinstance(part, str) else part.html() for part in group]
+    return "".join(pieces)
+
+
+def command_html(label: str, text: str, notes: Sequence[str] = ()) -> str:
+    """A command under its label, to be copied, and what to know of it."""
+    code = f'<pre class="command"><code>{escape(text)}</code></pre>' if text else ""
+    listed = f'<p class="note">{"<br>".join(map(escape, notes))}</p>' if notes else ""
+    return f"<h3>{escape(label)}</h3>{code}{listed}"
 
 
 def image(figure: Figure, name: str) -> str:
@@ -93,12 +149,12 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value and all(isinstance(v, float) for v in value.values()):
-            found[f"{prefix}{name}"] = ", ".join(f"{key} {v:.3g}" for key, v in value.items())
+            found[f"{prefix}{name}"] = ", ".join(f"{key} {number_text(v)}" for key, v in value.items())
         elif isinstance(value, Mapping):
             found |= flat(value, f"{prefix}{name}.")
         elif value is not None and value != "" and not (isinstance(value, Sequence) and not value):
             listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            found[f"{prefix}{name}"] = f"{listed:.4g}" if isinstance(listed, float) else str(listed)
+            found[f"{prefix}{name}"] = number_text(listed, 4) if isinstance(listed, float) else str(listed)
     return found
 
 

@@ -1,0 +1,86 @@
+"""Tables fit the terminal: what is folded loses no word, and what is left out is detail, and named."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import pdvsim
+from pdvsim.view.points import sweep_table
+from pdvsim.view.style import number_text
+from pdvsim.view.table import DETAIL, TextTable, fitted_table
+
+WORDS = st.lists(st.text("abcdef=", min_size=1, max_size=9), min_size=1, max_size=9).map(" ".join)
+FIGURES = st.floats(0, 9999).map(lambda value: f"{value:.2f} ±{value / 9:.2f}")
+
+
+@pytest.fixture(scope="module")
+def points() -> pd.DataFrame:
+    small = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 12}
+    archs = ["autoregressive", "colocated", "pdv"]
+    return pdvsim.sweep(arch=archs, request_rate=[8, 400], num_runs=2, goodput=["ttft:500"], jobs=1, **small)
+
+
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_a_narrow_terminal_keeps_the_tail_and_the_label(
+    points: pd.DataFrame, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = sweep_table(points)
+    lines = fitted_table(table.rows, table.spare)
+    rule = next(at for at, line in enumerate(lines) if set(line) == {"-"})
+    assert max(map(len, lines[:-1])) <= columns
+    head = " ".join(" ".join(lines[:rule]).split())
+    assert head.count("P99") == 2
+    assert "stability" in head
+    shown = " ".join(lines[rule + 1 :]).split()
+    for row in table.rows:
+        assert {row["arch"], *row["stability"].split()} <= set(shown)
+        assert any(word.startswith(row["P99 TTFT ms"].split(".")[0]) for word in shown)
+    assert lines[-1].startswith(f"left out to fit {columns} columns: tok/round")
+
+
+def test_a_wide_terminal_has_everything(points: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    table = sweep_table(points)
+    lines = fitted_table(table.rows, table.spare)
+    assert len(lines) == 2 + len(table.rows)
+    assert all(" ".join(row.values()).split() == line.split() for row, line in zip(table.rows, lines[2:], strict=True))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.fixed_dictionaries({"settings of it": WORDS, "out tok/s": FIGURES}), min_size=1, max_size=5))
+def test_folding_loses_no_word(monkeypatch: pytest.MonkeyPatch, rows: list[dict[str, str]]) -> None:
+    monkeypatch.setenv("COLUMNS", "45")
+    lines = fitted_table(rows, ())
+    rule = next(at for at, line in enumerate(lines) if set(line) == {"-"})
+    assert len(lines[rule]) <= 45
+    assert sorted(" ".join(lines[:rule]).split()) == sorted(["settings", "of", "it", "out", "tok/s"])
+    shown = " ".join(lines[rule + 1 :]).split()
+    assert sorted(shown) == sorted(word for row in rows for value in row.values() for word in value.split())
+
+
+def test_detail_is_intervals_and_decimals_but_not_those_of_differences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    row = {"arch": "pd", "tok/s": "5651.23 ±12.10 (±2.0%)", "ms": "3.21 (0 to 4.00)", "gain %": "+2.31 ±0.20"}
+    *_, line, left_out = fitted_table([row], (DETAIL,))
+    assert line.split() == ["pd", "5651", "3.21", "+2.31", "±0.20"]
+    assert left_out == f"left out to fit 40 columns: {DETAIL}"
+
+
+def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    made = TextTable([{"who": "<b>", "ms": "5651.23 ±12.10"}], ("ms",), ["a <note>"]).html()
+    assert '<td style="text-align:left">&lt;b&gt;</td>' in made
+    assert "5651.23 ±12.10" in made
+    assert "a &lt;note&gt;" in made
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
+)
+def test_numbers_are_plain(value: float, text: str) -> None:
+    assert number_text(value) == text
