@@ -19,6 +19,7 @@ from pdvsim.sim.policies import named
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.stats import Interval
+from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
@@ -231,7 +232,7 @@ class DraftTable(Answer):
             runs=self.runs,
             spent_s=self.spent_s,
         )
-        sections = [
+        sections: list[tuple[str, list[str | Showable]]] = [
             ("", [title, _tiers(self), *(f"- {note}" for note in _notes(self))]),
             ("", ["Draft lengths by batch size and context", *_by_context(self)] if self.by_context else []),
             ("", [Deployment(blocks)]),

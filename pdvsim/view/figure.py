@@ -72,7 +72,8 @@ def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]], sp
     import numpy as np
     from matplotlib.text import Text
 
-    figure = axes.figure
+    figure = axes.get_figure(root=True)
+    assert figure is not None
     figure.draw_without_rendering()
     pixels = figure.dpi / 72
     points = axes.transData.transform([label[:2] for label in labels])

@@ -20,7 +20,7 @@ class _Plot(PlotAccessor):
     """pandas' own pictures, and called with nothing the sweep's."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        return super().__call__(*args, **options) if args or options else self._parent.figure()
+        return super().__call__(*args, **options) if args or options else self._parent.figure()  # type: ignore[attr-defined]
 
 
 class SweepPoints(pd.DataFrame):
@@ -48,7 +48,7 @@ class SweepPoints(pd.DataFrame):
 
     def _repr_html_(self) -> str | None:
         table = self._summary()
-        shown: str | None = super()._repr_html_() if table is None else table.html()  # type: ignore[operator]
+        shown: str | None = super()._repr_html_() if table is None else table.html()  # type: ignore[misc]
         return shown
 
     def _summary(self) -> TextTable | None:
