@@ -391,6 +391,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,
         "prompts_per_forward": site.experiment.server.max_prompts_per_forward or 0,  # 0: as many as fit
+        "longest_request": site.experiment.traffic.longest_request or 0,  # tokens of a file's; 0: any
         **site.rig.pace,
         **idle_shares(launches, requests),
         **telemetry.summary(),

@@ -17,12 +17,14 @@ from pdvsim.common.commandline import experiment_of
 from pdvsim.common.files import sha256, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.limits import MAX_DATA_BYTES
+from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
 from pdvsim.sim.reading import parse_json, read_text, said
 
 SHIPPED = ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl", "ahead.jsonl")  # real runs on an H200
 
-EARLIER_PROMPTS = 4  # per forward at most, in runs whose record does not say: the engine had that limit
+# in runs whose record does not say
+EARLIER_PROMPTS = 4  # per forward at most: the engine had that limit
+EARLIER_TOKENS = 2 * MAX_TOKENS  # of a file's requests at most: none was left out
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,10 @@ class ServedRun:
         given = experiment_of(self.command, self.own_policies)
         traffic, acceptance = given.traffic, given.acceptance
         if traffic.dataset_path is not None:
-            traffic = replace(traffic, dataset_path=str(self.folder / traffic.dataset_path))
+            known = not self.metrics or "longest_request" in self.meta
+            longest = traffic.max_model_len or (None if known else EARLIER_TOKENS)
+            path = str(self.folder / traffic.dataset_path)
+            traffic = replace(traffic, dataset_path=path, max_model_len=longest)
         if acceptance.acceptance_trace is not None:
             acceptance = replace(acceptance, acceptance_trace=str(self.folder / acceptance.acceptance_trace))
         server = given.server
