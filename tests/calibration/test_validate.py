@@ -31,12 +31,13 @@ from pdvsim.calibration.validate.launches import LAUNCHES
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
-from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import errors_of, load_kind
+from pdvsim.sim.workload.requests import make_requests
 
 DATA = Path(__file__).parents[2] / "calibration" / "data" / "h200"
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -173,6 +174,21 @@ def made(
 
 def checked(runs: list[ServedRun], predicted: float = 110.0) -> list[Checked]:
     return [Checked(run, dict.fromkeys(METRICS, predicted)) for run in runs]
+
+
+def test_a_recorded_run_is_simulated_with_the_requests_it_served(tmp_path: Path) -> None:
+    """TinyLlama's context is 2048; runs that were made before longer requests were left out served them all."""
+    (tmp_path / "mine.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n")
+    command = "realrun --arch autoregressive --dataset-name custom --dataset-path mine.csv --num-prompts 20"
+
+    def prompts(metrics: dict[str, Any], meta: dict[str, Any], more: str = "") -> set[int]:
+        experiment = ServedRun(command + more, 0, False, metrics, meta, tmp_path).experiment
+        return {request.prompt_tokens for request in make_requests(experiment.traffic, Acceptance())}
+
+    measured = {"output_throughput": 1.0}
+    assert prompts(measured, {}) == {100, 3000}
+    assert prompts(measured, {"longest_request": 2048}) == prompts({}, {}) == {100}
+    assert prompts(measured, {"longest_request": 4096}, " --max-model-len 4096") == {100, 3000}
 
 
 def test_errors_by_hand() -> None:

@@ -50,6 +50,7 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     for run in done:
         kept = launches_of(run)
         assert len(kept) == run.metrics["launches"]
+        assert run.meta["longest_request"] == 0  # no file
         assert kept["start_s"].is_monotonic_increasing
         assert set(kept["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
     capsys.readouterr()
