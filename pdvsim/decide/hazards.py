@@ -175,6 +175,7 @@ def saturation_runs(who: Rivalry) -> int:
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:
     """The lane that is busy for the largest share of the time, and that share."""
     lanes = [key for key in rows[0] if key.startswith("lanes_") and key.endswith("_utilisation")]
-    busy = {key: interval(row[key] for row in rows) for key in lanes}
+    # a row names the lanes of all that were run with it, as nan where they are not its own
+    busy = {key: interval(row.get(key, math.nan) for row in rows) for key in lanes}
     top = max((key for key in busy if not math.isnan(busy[key].mean)), key=lambda key: busy[key].mean)
     return top.removeprefix("lanes_").removesuffix("_utilisation"), busy[top]
