@@ -111,7 +111,9 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def csv(frame: pd.DataFrame) -> bytes:
     """A table as a CSV file's content."""
-    return tidy(frame).to_csv(index=False).encode()
+    buffer = io.BytesIO()
+    tidy(frame).to_csv(buffer, index=False)
+    return buffer.getvalue()
 
 
 def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:

@@ -194,9 +194,9 @@ def writes(path: Path) -> list[str]:
         modes = [a.value for a in node.args[-1:] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
         modes += [k.value.value for k in node.keywords if k.arg == "mode" and isinstance(k.value, ast.Constant)]
         opens = name == "open" and any(set(mode) & set("wax+") and len(mode) < 4 for mode in modes)
-        if opens or name in ("write_text", "write_bytes", "to_csv", "to_json", "dump", "replace_file", "touch"):
+        if opens or name in ("write_text", "write_bytes", "to_json", "dump", "replace_file", "touch"):
             found.append(f"{path.name}:{node.lineno} {name}")
-        if name in ("savefig", "to_parquet", "write_table", "savez_compressed") and not (
+        if name in ("savefig", "to_csv", "to_parquet", "write_table", "savez_compressed") and not (
             node.args and isinstance(node.args[-1 if name == "write_table" else 0], ast.Name)
         ):
             found.append(f"{path.name}:{node.lineno} {name}")
