@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 # be said before numpy and torch are imported, and holds for every process that a test starts.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
+os.environ["COLUMNS"] = "160"  # tables fit the terminal: whose, decides nothing
 
 settings.register_profile(  # how fast the machine is decides nothing
     "pdvsim", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]

@@ -201,7 +201,6 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "160")  # of the tables that are shown
     monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
     return tmp_path
 

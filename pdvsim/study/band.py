@@ -83,7 +83,7 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     text = "holds 90% of comparable real runs"
     if rule == "without limit":
         most = errors.prompts_per_forward
-        text += f", which prefilled at most {most} prompts per forward (--max-prompts-per-forward {most} narrows it)"
+        text += f", which prefilled up to {most} prompts per forward (--max-prompts-per-forward {most} narrows it)"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 
 

@@ -26,7 +26,7 @@ Section = tuple[str, list[tuple[str, str]]]
 
 WIDTH = 50
 UNKNOWN_WIDTH = 160  # of a table whose reader is no terminal
-DETAIL = "± and decimals"  # of figures, where a terminal is narrow; differences keep their ±
+DETAIL = "±, brackets, decimals"  # of figures, where a terminal is narrow; differences keep their ±
 LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -49,6 +49,7 @@ TOTALS = (
     ("Peak concurrent requests:", "max_concurrent_requests", 2),
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
+UNJUDGED = ("closed loop", "burst")  # stability of loads without a rate to keep up with
 DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
 BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
 SPECULATION = (
@@ -181,7 +182,8 @@ def comparison_table(
                 row["E2EL %" if latency else "gain %"] = leads.get(_seat(entry, varied), "")
         rows.append(row | {"stability": str(entry.get("stability", "")).replace("/", ", ")})
     means = [title for title, _ in reversed(columns) if title.startswith("mean")]
-    spare = ("tok/round", "req/s", DETAIL, *means)
+    unjudged = all(row["stability"] in UNJUDGED for row in rows)
+    spare = ("tok/round", "req/s", *(["stability"] if unjudged else []), DETAIL, *means)
     notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
     if leads:
         first = differences[0]["against"]
@@ -377,10 +379,12 @@ def _folded(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _two_lines(text: str, least: int) -> int:
-    """How wide a text must be to take two lines, and no less than `least`."""
-    least = max(least, *map(len, text.split(" ")))
-    return next(width for width in range(max(least, 1), least + len(text) + 2) if len(_folded(text, width)) <= 2)
+def _heading_room(name: str, cells: int) -> int:
+    """How wide a heading may be: as its cells where it fits above them, else the least that two lines take."""
+    if len(name) <= cells:
+        return cells
+    word = max(map(len, re.split(" (?!%)", name)))  # "gain %" is one
+    return next(width for width in range(word, len(name) + 1) if len(_folded(name, width)) <= 2)
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -446,7 +450,7 @@ def _laid_out(
     if len(top[-1]) <= width:
         return top, body
     widest = [max(map(len, cells)) for _, *cells in columns]
-    rooms = [[_two_lines(name, room), room] for room, (name, *_) in zip(widest, columns, strict=True)]
+    rooms = [[_heading_room(name, room), room] for room, (name, *_) in zip(widest, columns, strict=True)]
     over = sum(max(room) for room in rooms) + 2 * len(rooms) - 2 - width
     for at in sorted(range(len(columns)), key=lambda at: -widest[at]):
         word = max(len(word) for text in columns[at] for word in text.split(" "))

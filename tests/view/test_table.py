@@ -42,6 +42,27 @@ def test_a_narrow_terminal_keeps_the_tail_and_the_label(
     assert lines[-1].startswith(f"left out to fit {columns} columns: tok/round")
 
 
+def test_headings_are_folded_before_the_metric_and_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above wider cells they are whole."""
+    monkeypatch.setenv("COLUMNS", "43")
+    row = {"arch": "pdv", "mean TTFT ms": "5.00 ±0.10", "P99 TTFT ms": "9.00 ±0.10 (±2%)", "gain %": "+1"}
+    assert fitted_table([row], ())[:2] == [
+        "            mean",
+        "arch     TTFT ms       P99 TTFT ms  gain %",
+    ]
+
+
+def test_closed_loops_do_without_their_stability(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 12}
+    archs = ["autoregressive", "colocated"]
+    table = sweep_table(pdvsim.sweep(arch=archs, concurrency=[4], num_runs=2, goodput=["ttft:500"], jobs=1, **small))
+    monkeypatch.setenv("COLUMNS", "80")
+    *lines, left_out = fitted_table(table.rows, table.spare)
+    assert max(map(len, lines)) <= 80
+    assert len(lines) == 2 + 1 + len(archs)
+    assert left_out.startswith("left out to fit 80 columns: tok/round, req/s, stability, ")
+
+
 def test_a_wide_terminal_has_everything(points: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     table = sweep_table(points)
