@@ -108,7 +108,7 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
     spans: list[list[Span]] = [[] for _ in launchers]
     while (now := perf_counter() - begin) < seconds or any(waiting):
         if now > seconds + stalled_s:
-            raise TimeoutError(f"not finished {stalled_s:g} s after its time")
+            raise TimeoutError(f"not finished {stalled_s:g} s after its time limit")
         for launch, queue, found in zip(launchers, waiting, spans, strict=True):
             while queue and queue[0][0].done():
                 ticket, cached = queue.popleft()

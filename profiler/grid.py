@@ -86,7 +86,7 @@ class GridPoint:
         if self.kind == "draft":
             text += f" k={self.steps}{'+catch-up' if self.catch_up else ''}"
         if self.chunks:
-            text += f" {self.chunks}x{self.chunk_tokens // self.chunks} behind {self.chunk_start}"
+            text += f" {self.chunks}x{self.chunk_tokens // self.chunks} after {self.chunk_start}"
         return text
 
     def as_dict(self) -> dict[str, Any]:

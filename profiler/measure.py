@@ -92,7 +92,7 @@ class Profiler:
         if options.quick or self.device.type != "cuda":
             hot = {}
         if not todo and not hot:
-            self.say(f"{name}: all {len(points)} points are there")
+            self.say(f"{name}: all {len(points)} points are measured already")
             return
         rig = Rig(arch, self.device, options.seed)
         self.say(f"{name}: {len(todo)} of {len(points)} points to measure; ready after {monotonic() - begin:.1f} s")
@@ -194,7 +194,7 @@ class Profiler:
         found = provenance.reading(self.device, launch)
         free(launch.lane)
         if found and found["throttled"]:
-            self.say(f"{rig.arch.spec.name}: the card is throttled: {', '.join(found['throttled'])}")
+            self.say(f"{rig.arch.spec.name}: the GPU is throttled: {', '.join(found['throttled'])}")
         return found
 
     def _release(self) -> None:

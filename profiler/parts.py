@@ -81,7 +81,7 @@ class Part:
         columns, old = read(path)
         for key, today in ground(header).items():
             if ground(old)[key] != today:
-                raise ValueError(f"{path}: {key} was {ground(old)[key]}, is {today} now; choose another folder")
+                raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
         by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
         part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
         kept = {key: old[key] for key in ("date", "before", "seconds")}

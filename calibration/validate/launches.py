@@ -106,7 +106,7 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
     table = read_table(path).to_pandas() if path.exists() else pd.DataFrame({"run": []})
     found = table[table["run"] == run.id]
     if found.empty:
-        raise ValueError(f"no launches were kept of {run.command!r}, repeat {run.repeat}")
+        raise ValueError(f"no launches were saved for {run.command!r}, repeat {run.repeat}")
     frame = found[list(KEPT)].astype(np.int64)
     for name, words in (("lane", LANES), ("kind", KINDS), ("role", ROLES)):
         frame[name] = pd.Categorical.from_codes(frame[name], pd.Index(words))
@@ -120,7 +120,7 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
         document = read_json(path)
         beside = path.with_name(f"{path.stem}.launches.parquet")
         if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
-            raise ValueError("it is not what was written; `pdvsim sweep --check` says more")
+            raise ValueError("it is damaged or was changed; see `pdvsim sweep --check`")
         experiment = as_served(experiment_from(document["config"], own_policies))
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]

@@ -38,9 +38,9 @@ class AskedTraffic(OpenTraffic):
     """Who asks what, and how often."""
 
     num_prompts: int = PROMPTS
-    """Requests of a run; those of the search are a quarter as long."""
+    """Requests per run; runs of the search have a quarter of that."""
     request_rate: float = math.inf
-    """The load to give advice for, in requests per second."""
+    """Load in requests per second."""
 
 
 @dataclass(frozen=True)
@@ -53,33 +53,33 @@ class AdviseOptions:
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
     objective and by cost."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs; as one more competitor."""
+    """With --gpus: also compare fleets in which one GPU is replaced by this type, e.g. l4, for drafting."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: price of each card for an hour, as card=dollars, e.g. h200=4.5. One GPU alone competes, then."""
+    """With --gpus: price of each GPU type per hour in dollars, e.g. h200=4.5. One GPU alone is then compared too."""
     attainment: float = ATTAINMENT
-    """Share of the requests that should meet every service level of --goodput."""
+    """Share of the requests that must meet every service level of --goodput."""
     objective: Objective | None = None
-    """What to be best at, among those that meet the service levels; default: headroom with --goodput, else e2el."""
+    """What to optimise among settings that meet the service levels; default: headroom with --goodput, else e2el."""
     indifference: float = 0.01
-    """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
+    """Relative differences below this are ignored, even if significant: the simpler choice is taken."""
     try_draft_lengths: tuple[int, ...] = Space.draft_lengths
-    """Draft lengths to try, by formula first; 0 is none."""
+    """Draft lengths to try, prefiltered by a formula; 0 means no drafts."""
     try_controllers: tuple[ControllerName, ...] = CONTROLLERS
-    """Controllers of the draft length to try."""
+    """Draft-length controllers to try."""
     try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
     """Batch limits to try."""
     try_max_num_batched_tokens: tuple[int, ...] = Space.max_num_batched_tokens
-    """Limits to try on the prompt tokens of one forward."""
+    """Limits to try on the prompt tokens per forward."""
     num_runs: int = 5
-    """Replications of the finalists, the same seeds for each."""
+    """Replications of each finalist, with the same seeds."""
     budget: int = BUDGET
-    """Simulations that the answer may take; what there is no room for is named."""
+    """Maximum number of simulations; steps that do not fit are listed."""
     warmup_share: float = WARMUP_SHARE
-    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    """Share of the requests, first by arrival, excluded from the metrics, because the server starts empty."""
     gpu_hour_usd: float | None = None
-    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    """Price of a GPU per hour; adds the cost per million output tokens."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     traffic: AskedTraffic = field(default_factory=AskedTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: TunedServer = field(default_factory=TunedServer)
@@ -100,7 +100,7 @@ class AdviseOptions:
         if self.gpus > 1:
             return fleets(base, self.archs, self.gpus, self.drafter_card, bool(self.card_hour_usd))
         if self.drafter_card or self.card_hour_usd:
-            raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
+            raise ValueError("--drafter-card and --card-hour-usd need --gpus 2 or more")
         return ()
 
     def question(self) -> Question:
@@ -149,17 +149,17 @@ class AdviseOptions:
 
 @dataclass(frozen=True)
 class AdviseCommand:
-    """Say which architecture, batch sizes, draft length and controller to run, how sure that is, and where it flips."""
+    """Recommend an architecture and its settings for a load, how sure that is and where the answer changes."""
 
     options: AdviseOptions = field(default_factory=AdviseOptions)
     output: str | None = None
-    """Folder for advice.json and advice.png; without it nothing is saved."""
+    """Folder for advice.json and advice.png; default: nothing is saved."""
     html: str | None = None
-    """Also write the answer to this file, as one page with its picture and provenance."""
+    """Also write the answer, its plot and provenance to this file, as one page."""
     json: bool = False
     """Print one JSON document instead of the text."""
     config: str | None = None
-    """TOML file of flags; the command line wins."""
+    """TOML file of flags; the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:
@@ -175,5 +175,5 @@ def main(argv: list[str]) -> int:
     with Progress(question.budget, "simulations at most", args.json, after_s=0) as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
         advice = advise(question, bench)
-    pictures = {"Where the decision flips": flips_figure(advice)} if advice.flips else {}
+    pictures = {"Where the decision changes": flips_figure(advice)} if advice.flips else {}
     return deliver(advice, args, pictures, files, page)

@@ -38,17 +38,17 @@ class CapacityOptions:
     attainment: float = ATTAINMENT
     """Share of the requests that must meet every service level of --goodput."""
     gpus: tuple[int, ...] = (1,)
-    """Numbers of GPUs, as servers behind the router, e.g. 1,2,4."""
+    """Numbers of GPUs, as replicas behind a router, e.g. 1,2,4."""
     gpu_hour_usd: float | None = None
-    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    """Price of a GPU per hour; adds the cost per million output tokens."""
     num_runs: int = 5
-    """Replications: as many seeds, a search each; the same seeds for every architecture."""
+    """Number of seeds, with one search each; the same seeds for every architecture."""
     tolerance: float = 0.02
-    """How near to the first rate that fails a search goes, as a share."""
+    """Relative width of the final bracket: the search ends this close to the first rate that fails."""
     warmup_share: float = WARMUP_SHARE
-    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    """Share of the requests, first by arrival, excluded from the metrics, because the server starts empty."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     traffic: OpenTraffic = field(default_factory=OpenTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: TunedServer = field(default_factory=TunedServer)
@@ -78,11 +78,11 @@ class CapacityCommand:
     output: str | None = None
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
     html: str | None = None
-    """Also write the answer to this file, as one page with its picture and provenance."""
+    """Also write the answer, its plot and provenance to this file, as one page."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
-    """TOML file of flags (gpus = [1, 2, 4]); the command line wins."""
+    """TOML file of flags (gpus = [1, 2, 4]); the command line takes precedence."""
 
 
 SEARCH_RUNS = 8  # what a search takes, more or less: for the progress bar
@@ -100,6 +100,6 @@ def main(argv: list[str]) -> int:
     forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
-    with Progress(len(runs) + tuning, "runs or so", args.json, after_s=0) as progress:
+    with Progress(len(runs) + tuning, "runs, estimated,", args.json, after_s=0) as progress:
         found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     return deliver(found, args, {"Rates held": capacity_figure(found)} if found.rows else {}, files, page, date)

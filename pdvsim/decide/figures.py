@@ -40,7 +40,7 @@ def capacity_figure(found: Capacities) -> Figure:
         panels.append(
             (
                 "usd_per_million_output_tokens",
-                f"Cost at that rate, at ${found.gpu_hour_usd:g} a GPU-hour",
+                f"Cost at that rate, at ${found.gpu_hour_usd:g} per GPU-hour",
                 "$ per million output tokens",
             )
         )
@@ -123,22 +123,20 @@ def flips_figure(advice: Advice) -> Figure:
     base = advice.question.base
     note = setting_line(
         asdict(base),
-        f"{base.traffic.request_rate:g} req/s asked about",
+        f"{base.traffic.request_rate:g} req/s given",
         run_seeds(base.traffic.seed, len(advice.rows)),
         drafts="each architecture at its own best",
     )
     note += (
-        f" Shaded: {advice.question.name(best)} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
+        f" Shaded: {advice.question.name(best)} is best. Bars: 95% confidence over {advice.question.num_runs} seeds; "
     )
-    note += "none where fewer showed that nobody could be ahead. "
-    note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
+    note += "none where fewer seeds showed that no other could lead. "
+    note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
     with styled():
         figure = new_figure(7.5 * len(advice.flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, found in zip(figure.subplots(1, len(advice.flips), squeeze=False).flat, advice.flips, strict=True):
-            _lines(
-                axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "least bad"
-            )
+            _lines(axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest")
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
@@ -192,7 +190,7 @@ def map_figure(found: WinnerMap) -> Figure:
     whose = "the whole map" if grid.family == "map" else "each cell alone"
     note = setting_line(
         asdict(grid.base),
-        f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
+        f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'concurrent requests'}",
         run_seeds(grid.base.traffic.seed, grid.num_runs),
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
@@ -204,10 +202,10 @@ def map_figure(found: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     if found.borders:
-        note += " Black: where others begin to lead over lanes on several GPUs."
+        note += " Black: from here on, others lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -216,7 +214,7 @@ def map_figure(found: WinnerMap) -> Figure:
             for j, load in enumerate(loads):
                 cell = found.cell(load, place)
                 if cell is None or cell.winner is None:
-                    texts[i, j] = "not run" if cell is None else "nobody\nkeeps up"
+                    texts[i, j] = "not run" if cell is None else "none\nkeeps up"
                     continue
                 codes[i, j] = archs.index(cell.winner)
                 drafts = drafts_text(cell.settings[cell.winner])
@@ -244,7 +242,7 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_ylabel(sides[grid.axis])
         axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
-        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
+        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
         figure.legend(handles=handles, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
 

@@ -119,7 +119,7 @@ def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
 def keeps_up(row: Row) -> bool:
     """Whether a run's queue stayed bounded: it is not labelled overloaded, and few of all requests were ever waiting.
 
-    Near saturation a short run's label is "cannot tell". There the wait for admission decides: beyond saturation the
+    Near saturation a short run's label is "inconclusive". There the wait for admission decides: beyond saturation the
     number waiting is a share of all who came, below it is not.
     """
     if row["stability"] == "overloaded":

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 Settings = Mapping[str, Mapping[str, Any]]  # groups of an experiment's settings, as they are saved
 
 LISTED = 3  # values that are named one by one
-UNITS = {"concurrency": "at once", "request_rate": "req/s"}
+UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
 
 def setting_line(
@@ -49,7 +49,7 @@ def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
     if "num_speculative_tokens" in points:
         drafts = f"k={values_text(points['num_speculative_tokens'], 'draft lengths')}"
     if "settings" in points and points["settings"].any():
-        drafts = "each architecture at its own best draft length"
+        drafts = "each architecture at its best draft length"
     rate = unlike(acceptance_of(config["acceptance"]) for config in configs)
     if "acceptance_rate" in points:
         rate = values_text(points["acceptance_rate"], "rates")

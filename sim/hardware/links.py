@@ -18,7 +18,7 @@ LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
 DraftProbs = Literal["none", "bf16", "fp32"]
 
 # there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
-_NCCL = "latency as NCCL reckons with it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
+_NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class Lane:
 
     def wait(self, at_most_s: float | None = None) -> Event:
         """Happens when the consumer should look again, after `at_most_s` seconds at the latest."""
-        assert self._waiter is None, f"lane {self.name} has one consumer"
+        assert self._waiter is None, f"lane {self.name} has only one consumer"
         self._waiter = waiter = Event(self.env)
         self._idle_since_s = self.env.now
         self.host.idle(+1)

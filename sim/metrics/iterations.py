@@ -20,7 +20,7 @@ def iteration_lines(result: Result, engine: str, version: str) -> Iterator[str]:
     arch = result.experiment.arch
     if not policy_of(arch).in_steps():
         fitting = archs_where(lambda policy: policy.in_steps())
-        raise ValueError(f"a log of steps is of {' or '.join(fitting)}, not of {arch}")
+        raise ValueError(f"a log of steps needs {' or '.join(fitting)}, not {arch}")
     capacity = int(result.meta["kv_capacity_tokens"])
     yield f"INFO Initializing a {engine} engine (v{version}) with config: {result.experiment.server.pair}"
     yield f"INFO GPU KV cache size: {capacity:,} tokens"

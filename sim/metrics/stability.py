@@ -10,7 +10,7 @@ taken where it is shortest: one that empties between two steps of the server is 
   not filled the server, and is never stable.
 - "overloaded" if the line is longer than that, still grew, and the server admitted fewer requests than --request-rate
   brings, or than the trace brought: a one-sided t test over the slices, at the confidence of a 95% interval.
-- "cannot tell" otherwise: the run is too short for how near the load is to what the server can do.
+- "inconclusive" otherwise: the run is too short for how near the load is to what the server can do.
 
 A client that holds requests back (--max-concurrency with a rate) hides the line: where its limit was reached for more
 than HELD of the time the run is overloaded or cannot be told. "closed loop" and "burst" have no rate to keep up with.
@@ -129,10 +129,10 @@ def judged(traffic: Traffic, census: Census) -> str:
         return "burst" if traffic.max_concurrency is None else "closed loop"
     half = census.half()
     if half is None:
-        return "cannot tell"
+        return "inconclusive"
     limit = traffic.max_concurrency
     held = limit is not None and float((half.in_system >= limit).mean()) > HELD
     if half.lowest <= half.bound and not held:
-        return "stable" if half.times_service >= SHORT_RUN else "cannot tell"
+        return "stable" if half.times_service >= SHORT_RUN else "inconclusive"
     due = half.arrivals if traffic.use_trace_timestamps else traffic.request_rate * half.slice_s
-    return "overloaded" if (half.grew or held) and half.falls_short(due) else "cannot tell"
+    return "overloaded" if (half.grew or held) and half.falls_short(due) else "inconclusive"

@@ -45,7 +45,7 @@ class Ahead(PDV):
     least_gpus = 2
     options: OwnOptions = (*PDV.options, "ahead_fan")
     tuned: Tuned = ("verify_gather", ("auto", "never"))
-    beyond = "drafts while it verifies, from what the verdict may be"
+    beyond = "drafts while it verifies, from guesses of the result"
 
     def processes(self) -> Sequence[Process]:
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet

@@ -25,7 +25,7 @@ class PDV(PrefillDecode):
     verify_lane = "verify"
     options: OwnOptions = ("max_decode_queue", "verify_gather")
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
-    beyond = "has three lanes on one GPU, and gathers verify batches from several drafts"
+    beyond = "has three lanes on one GPU and collects verify batches from several drafts"
     in_a_round: tuple[str, ...] = (*Policy.in_a_round, "decode_worker", "decode_batch", "verify_worker", "gathers")
 
     def processes(self) -> Sequence[Process]:

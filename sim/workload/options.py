@@ -19,32 +19,32 @@ OPEN = -1  # a number of requests that is left to what they are
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who asks what, and when."""
+    """Traffic: the requests and their arrival times."""
 
     dataset_name: Dataset = "sharegpt"
-    """Source of the lengths; sharegpt without a file is a built-in model of it. The kind of a file is inferred."""
+    """Source of the lengths. sharegpt without a file is a built-in model. The kind of a file is inferred."""
     dataset_path: str | None = None
-    """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
+    """File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None
-    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom)."""
+    """Folder of a local Hugging Face tokenizer. It counts the tokens of files that hold text (sharegpt, custom)."""
     num_prompts: int = OPEN
-    """Number of requests; default: 1000, or all of a trace that is replayed."""
+    """Number of requests; default: 1000, or the whole trace if it is replayed."""
     request_rate: float = math.inf
-    """Requests per second; inf sends all at once (or as --max-concurrency lets them)."""
+    """Requests per second. inf sends all immediately, or as soon as --max-concurrency allows."""
     burstiness: float = 1.0
     """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
     max_concurrency: int | None = None
-    """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
+    """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
     """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake) instead of --request-rate."""
     input_len: int | None = None
-    """Prompt tokens; random: default 1024, other data sets: overrides their own lengths."""
+    """Prompt tokens. Default: 1024 for random; other data sets use their own lengths."""
     output_len: int | None = None
-    """Output tokens; random: default 128, other data sets: overrides their own lengths."""
+    """Output tokens. Default: 128 for random; other data sets use their own lengths."""
     random_range_ratio: float = 0.0
-    """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0
-    """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
+    """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
 
     usual_prompts = 1000  # requests where their number is open
 
@@ -66,7 +66,7 @@ class Traffic:
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
         if self.use_trace_timestamps and self.request_rate != math.inf:
-            raise ValueError("--use-trace-timestamps and --request-rate exclude each other")
+            raise ValueError("--use-trace-timestamps and --request-rate are mutually exclusive")
         if self.num_prompts == OPEN:
             object.__setattr__(self, "num_prompts", self._all() if self.use_trace_timestamps else self.usual_prompts)
         check_ranges(self)
@@ -90,19 +90,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often the target agrees with the draft."""
+    """Acceptance of draft tokens by the target."""
 
     acceptance_rate: float = 0.6
-    """Chance that one draft token is accepted (Leviathan's alpha), where no other form is given."""
+    """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
     acceptance_concentration: float | None = None
-    """Draw each request's rate from a Beta of mean --acceptance-rate and this concentration (a+b)."""
+    """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
     synthetic_acceptance_rates: tuple[float, ...] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
     acceptance_model: str | None = None
-    """As measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, each with -eagle3 or -ngram behind it."""
+    """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3 or -ngram."""
     acceptance_trace: str | None = None
-    """JSONL of recorded rounds: one list of accepted counts per line, cycled over the requests. The largest count is
-    the draft length it was recorded at."""
+    """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
+    count is the draft length of the recording."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

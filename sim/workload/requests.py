@@ -147,9 +147,7 @@ def _replayed(traffic: Traffic, trace: Trace) -> tuple[NDArray[np.float64], Leng
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
     rows = len(trace.arrival_s)
     if traffic.num_prompts > rows:
-        raise ValueError(
-            f"num-prompts is {traffic.num_prompts}, but {traffic.dataset_path} holds {rows} requests to replay"
-        )
+        raise ValueError(f"num-prompts is {traffic.num_prompts}, but {traffic.dataset_path} holds {rows} requests")
     order = np.argsort(trace.arrival_s, kind="stable")[: traffic.num_prompts]
     arrival_s = trace.arrival_s[order]
     return arrival_s - arrival_s[0], trace.lengths[order], order
@@ -202,4 +200,4 @@ def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> 
 def _check_tokens(total: int) -> None:
     """Refuses what no memory holds, before it is drawn."""
     if total > MAX_OUTPUT_TOKENS:
-        raise ValueError(f"{total} output tokens in all are too many to hold; at most {MAX_OUTPUT_TOKENS} are accepted")
+        raise ValueError(f"{total} output tokens in total are too many; at most {MAX_OUTPUT_TOKENS} are supported")

@@ -92,13 +92,13 @@ def test_the_text_says_what_the_document_says() -> None:
     assert document["recommendation"]["described"] in text
     assert document["recommendation"]["command"] in text
     assert document["foundation"] in text
-    for section in ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes near it"):
+    for section in ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes nearby"):
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
     [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
     capacity = advice().capacity
     assert capacity is not None
-    assert f"of which the load is {20 / capacity.summary()[0]['rate'].mean:.0%}" in line
+    assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
 
 
 BASE = Experiment(
@@ -234,7 +234,9 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     )
 
 
-@pytest.mark.parametrize(("batches", "known"), [(1, "Nothing is known yet"), (2, "Not decided"), (3, "Recommendation")])
+@pytest.mark.parametrize(
+    ("batches", "known"), [(1, "No simulation has finished"), (2, "Not decided"), (3, "Recommendation")]
+)
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
@@ -249,7 +251,7 @@ def test_ctrl_c_tells_what_is_known(
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out
-    assert err.endswith("interrupted: the above is what was known by then\n")
+    assert err.endswith("interrupted: the above uses the runs that had finished\n")
 
 
 @pytest.mark.parametrize(
@@ -259,7 +261,10 @@ def test_ctrl_c_tells_what_is_known(
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
         (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),
-        (["--request-rate", "3", "--max-num-seqs", "8", "--try-max-num-seqs", "4,8"], "--try-max-num-seqs has nothing"),
+        (
+            ["--request-rate", "3", "--max-num-seqs", "8", "--try-max-num-seqs", "4,8"],
+            "--try-max-num-seqs has no effect",
+        ),
         (["--request-rate", "3", "--num-speculative-tokens", "3", "--try-controllers", "goodput"], "--try-controllers"),
     ],
 )
@@ -277,10 +282,10 @@ def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
         **OPTIONS | {"output_len": 8, "num_runs": 2, "budget": 60},
     )  # fmt: skip
     assert not found.met
-    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; least bad:\n")
+    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
     assert "Recommendation" not in str(found)
     assert found.capacity is not None
     held = found.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
-    assert f"it holds {held:.3g} req/s: {math.ceil(100 / held)} would be needed" in str(found)
+    assert f"it holds {held:.3g} req/s: the load needs {math.ceil(100 / held)}" in str(found)
     assert f"the load is {100 / held:.3g} times that" in str(found)

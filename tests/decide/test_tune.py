@@ -287,8 +287,8 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
         assert {len(rows) for rows in found.finals.values()} == {5}
         assert found.left_out
         for what in found.left_out:
-            assert f"left out, the budget is spent: {what}" in str(found)
-        assert f"; {found.search.skipped} more were left out; " in str(found)
+            assert f"not tested (raise --budget): {what}" in str(found)
+        assert f"; {found.search.skipped} more were not tested; " in str(found)
         assert found.report().document["search"]["left_out"] == found.left_out
     whole = answer(budget=5000)
     assert not whole.left_out

@@ -76,8 +76,8 @@ def test_a_deadlock_says_who_waits(blocks: bool) -> None:
         run(Patient, 4, blocks)
     said = str(stuck.value)
     assert said.startswith("deadlock at 0.0")
-    assert "lanes that wait: decode, prefill, verify" in said
-    assert "requests inside: 0, 1, 2, 3 (4 in all, 64 of 64 not served)" in said
+    assert "waiting lanes: decode, prefill, verify" in said
+    assert "requests inside: 0, 1, 2, 3 (4 in total, 64 of 64 not served)" in said
 
 
 OWN = """

@@ -224,7 +224,7 @@ def test_the_traffic_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert drawn.read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
     assert main(["traffic", path, "-o", str(drawn)]) == 2
-    assert "is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert "exists already; use --overwrite to replace it" in capsys.readouterr().err
     assert main(["traffic", path, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["prompt_tokens"]["mean"] == 20
