@@ -125,7 +125,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
         return "real runs padded their n-gram drafts"
     if errors.rule(experiment) is None:
-        return f"real runs prefilled up to {errors.prompts_per_forward} prompts per forward, this one prefills fewer"
+        return f"real runs prefilled up to {errors.prompts_per_forward} prompts per forward, this one fewer"
     far = beyond(metrics, errors.reached)
     return f"real runs never had {far}" if far else None
 

@@ -51,7 +51,7 @@ class MapOptions:
     gpus: int = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     drafter_card: str | None = None
-    """With --gpus: also compare fleets in which one GPU is replaced by this type, e.g. l4, for drafting."""
+    """With --gpus: also try this GPU type, e.g. l4, for drafting."""
     card_hour_usd: tuple[str, ...] = ()
     """With --gpus or --against: price of each GPU type per hour, e.g. h200=4.5."""
     per_dollar: bool = False
@@ -79,7 +79,7 @@ class MapOptions:
     attainment: float = ATTAINMENT
     """Share of the requests that must meet every service level of --goodput."""
     family: Family = "map"
-    """Whether the 95% confidence holds for the whole map or for each cell alone."""
+    """What the 95% confidence covers: the whole map or each cell alone."""
     num_runs: int = 5
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     warmup_share: float = WARMUP_SHARE
@@ -146,7 +146,7 @@ class MapOptions:
 
 @dataclass(frozen=True)
 class MapCommand:
-    """Map the best architecture over load and acceptance, model size or GPU; insignificant cells are marked."""
+    """Map the best architecture over load and acceptance, model size or GPU."""
 
     options: MapOptions = field(default_factory=MapOptions)
     output: str | None = None

@@ -255,11 +255,11 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
     if goal.levels:
         share = cell(interval(map(attained, advice.rows)), 1, 100)
         verb = "meets" if advice.met else "does not meet"
-        lines.append(f"{verb} {goal.levels_text}{goal.share_text}: {share} % do")
+        lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
         rooms = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
         parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
-        of = "" if goal.named else f" of the {goal.percentile.upper()}"
-        lines.append(f"service level / predicted value{of}: {parts}")
+        of = "predicted value" if goal.named else goal.percentile.upper()
+        lines.append(f"head-room (service level / {of}): {parts}")
     if advice.met:
         return lines + [f"inconclusive: {why}" for why in _inconclusive(advice)]
     lines.append(_not_met(advice, rate))

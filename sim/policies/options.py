@@ -22,8 +22,8 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets its
-    default drafter."""
+    """Models as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets a
+    preset drafter."""
     num_speculative_tokens: int = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None

@@ -38,9 +38,9 @@ class Traffic:
     use_trace_timestamps: bool = False
     """Replay the trace's own arrival times (custom, azure, burstgpt, mooncake) instead of --request-rate."""
     input_len: int | None = None
-    """Prompt tokens. Default: 1024 for random; other data sets use their own lengths."""
+    """Prompt tokens; default: 1024 for random, else the data set's own."""
     output_len: int | None = None
-    """Output tokens. Default: 128 for random; other data sets use their own lengths."""
+    """Output tokens; default: 128 for random, else the data set's own."""
     random_range_ratio: float = 0.0
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0

@@ -226,7 +226,7 @@ def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> 
     result = simulate(experiment)
     check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
-    if load == "all at once":
+    if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
         assert works == {(replica, at) for replica in range(2) for at in range(experiment.seats.gpus)}
 

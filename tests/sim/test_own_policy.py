@@ -252,7 +252,7 @@ def test_the_laws_hold_for_a_good_policy_and_name_what_a_bad_one_breaks(own: str
     check_policy(f"{own}:Same", real=False)
     with pytest.raises(AssertionError, match="deadlock at"):
         check_policy(f"{own}:Lost", real=False)
-    with pytest.raises(AssertionError, match="one at a time: broken: a request gets exactly the tokens"):
+    with pytest.raises(AssertionError, match="concurrency 1: violated: a request gets exactly its output tokens"):
         check_policy(f"{own}:Greedy", real=False)
 
 

@@ -97,7 +97,7 @@ def test_long_prompts_have_bars_of_their_own() -> None:
         (replace(serving(), hardware=Hardware(profile="roofline")), "a roofline is a bound, not a prediction"),
         (replace(serving(), host=Host(launch_s=1e-3)), "the host costs are not the measured ones"),
         (serving(priority="preemptive"), "no real run had this --priority"),
-        (serving(max_prompts_per_forward=2), "real runs prefilled up to 4 prompts per forward"),
+        (serving(max_prompts_per_forward=2), "real runs prefilled up to 4 prompts per forward, this one fewer"),
     ],
 )
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:
