@@ -55,7 +55,7 @@ class HostCost:
 
 @dataclass(frozen=True)
 class ContentionFit:
-    """How works that run side by side slow each other beyond sharing bandwidth and compute."""
+    """Slowdown of co-running launches beyond the sharing of bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
     # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
@@ -154,7 +154,7 @@ class Profile:
         return own * (1 - share) + BAR * share
 
     def latency(self, spec: ModelSpec) -> Latency:
-        """What a model's works take: on the GPU, or of an n-gram search on the host."""
+        """The latency model of a model's launches on the GPU, or of an n-gram search on the host."""
         return Lookup(spec) if spec.on_host else latency(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
