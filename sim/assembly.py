@@ -152,13 +152,13 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
 
 
 def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
-    """How works side by side share a GPU."""
+    """How co-running launches share a GPU."""
     settings = experiment.server
     return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
 
 
 def peak_of(profile: Profile) -> tuple[float, float]:
-    """A card's arithmetic and bandwidth, a second."""
+    """Arithmetic and bandwidth of a GPU per second."""
     return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
 
 

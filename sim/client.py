@@ -28,7 +28,7 @@ class Servers(Protocol):
 
 
 class Client:
-    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in.
+    """Sends the requests at their times, at most `max_concurrency` concurrently, and counts the finished ones.
 
     `reader` takes what happened to them out of the log.
     """

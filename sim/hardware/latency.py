@@ -3,8 +3,8 @@
 A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`. Attention costs the larger of
 reading the KV cache and multiplying with it. The coefficients come from a profile. For a given batch shape the cost is
 linear in the number of cached tokens, so a shape is priced once and a launch costs one multiplication. Prefill
-attention takes as many waves of programs as its queries and heads fill (`in_waves`). A shard's forward also includes its
-communication with the group.
+attention takes as many waves of programs as its queries and heads fill (`in_waves`). A shard's forward also includes
+its communication with the group.
 
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
 prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.

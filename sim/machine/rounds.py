@@ -2,8 +2,9 @@
 
 A policy that announces that its rows continue (`Policy.rounds`) need not be asked after every round. While the GPU has
 no other launch, no event is due and the KV cache has room, a round is a draft and then a verify, and their prices
-follow from the batch's sums. Start and end times are one running sum, added in the order of the event queue, so they are equal
-bit for bit. Short sequences of rounds, and those of a GPU near its power limit, are simulated launch by launch.
+follow from the batch's sums. Start and end times are one running sum, added in the order of the event queue, so they
+are equal bit for bit. Short sequences of rounds, and those of a GPU near its power limit, are simulated launch by
+launch.
 
 Not covered: hosts that poll, n-gram drafts, and lanes on several GPUs. Their rounds are simulated one by one.
 """

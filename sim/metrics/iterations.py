@@ -16,7 +16,7 @@ PREFILL = KINDS.index("prefill")
 
 
 def iteration_lines(result: Result, engine: str, version: str) -> Iterator[str]:
-    """The lines of a log: the engine's version, its KV cache, and a line a step."""
+    """The lines of a log: the engine's version, its KV cache, and one line per step."""
     arch = result.experiment.arch
     if not policy_of(arch).in_steps():
         fitting = archs_where(lambda policy: policy.in_steps())
