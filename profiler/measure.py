@@ -1,6 +1,6 @@
 """Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
-Each model and each pair is a part in the output folder. A second run into the same folder goes on where the first
+Each model and each pair is a part in the output folder. A second run into the same folder continues where the first
 stopped. The `Profiler` itself needs only torch, Triton and numpy.
 """
 
@@ -183,7 +183,7 @@ class Profiler:
             )  # fmt: skip
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
-        """Clocks and power while the model works; throttling is said at once."""
+        """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
         from pdvsim.profiler.rig import free

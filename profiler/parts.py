@@ -74,7 +74,7 @@ class Part:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> Part:
-        """The part at `path` to go on with, or a new one; refused where it was made on other ground."""
+        """The part at `path` to continue, or a new one; a ValueError if it was made on other hardware or software."""
         part = cls(path, header)
         if not path.exists():
             return part

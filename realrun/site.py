@@ -64,7 +64,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Lines(Progress):
-    """Lines, even on a terminal: a bar redraws itself from a thread of its own, beside the host's."""
+    """Progress as lines, even on a terminal: a bar would redraw from another thread and disturb the host."""
 
     def __init__(self, total: int, unit: str, quiet: bool) -> None:
         super().__init__(total, unit, quiet)

@@ -79,7 +79,7 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
 
 
 def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
-    """The card with the ceilings measured beside the samples."""
+    """The GPU with the peak rates measured with the samples."""
     card = header.device
     if card.bandwidth_bytes_per_s is None or card.flops_per_s is None or card.memory_bytes is None:
         raise ValueError(f"samples of {card.name} hold no bandwidth and arithmetic: measured without a GPU")
@@ -158,7 +158,7 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def solo_errors(solo: Solo) -> dict[str, Any]:
-    """Held-out errors of one model, beside the spread of a point's own samples."""
+    """Held-out errors of one model, and the spread of samples at one point."""
     return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
 
 

@@ -1,9 +1,8 @@
-"""One run launch by launch: what was measured beside what is predicted, by kind and size, and the gaps between.
+"""One run launch by launch: measured against predicted, by kind and size, and the gaps between launches.
 
-The launches of a served run are kept in whole tenths of a microsecond: a part a run while runs are made, all of them in
-`launches.parquet` beside the runs once they are gathered. A launch's own prediction is the time that the present
-profile gives for its rows alone; of one that carries prompts, whose shapes are not kept, what the profile of its day
-gave.
+The launches of a served run are kept in whole tenths of a microsecond: one part per run while runs are made, later all
+of them in `launches.parquet` next to the runs. A launch's own prediction is the time that the present profile gives for
+its rows alone; of one that carries prompts, whose shapes are not kept, what the profile of its day gave.
 """
 
 from __future__ import annotations
