@@ -57,7 +57,7 @@ class Explorer:
         self.sliders: dict[str, Any] = {
             self.load: widgets.FloatLogSlider(
                 value=first, base=2, min=low, max=high, step=0.25, readout_format=".3g",
-                description="requests/s" if self.load == "request_rate" else "at once", **common,
+                description="requests/s" if self.load == "request_rate" else "concurrency", **common,
             ),
             "acceptance_rate": widgets.FloatSlider(
                 value=base.acceptance.acceptance_rate, min=0.0, max=1.0, step=0.05,
@@ -124,6 +124,6 @@ def answer_html(rows: list[Row], settings: Mapping[str, Any]) -> str:
         label = html.escape(str(row["stability"]))
         cells.append(f"<td>{f'<b>{label}</b>' if grew(label) else label}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    note = f"{settings['num_prompts']} requests, one seed: which way things go, not who wins."
+    note = f"{settings['num_prompts']} requests, one seed: it shows trends, not significance."
     foundation = html.escape(f"{rows[0]['pair']} on {rows[0]['gpu']}, {rows[0]['foundation']}")
     return f"<table><tr><th></th>{heads}<th>queue</th></tr>{''.join(lines)}</table><p>{foundation}. {note}</p>"

@@ -1,9 +1,9 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves events untyped.)
-"""Drafts, verifies and prompts side by side: two engines over shared sequences, each kind of work on its own lane.
+"""Co-running drafts, verifies and prefills: two engines over shared sequences, each kind of launch on its own lane.
 
-Each work is first timed alone on its lane; then the members of a group are launched again and again, each lane's queue
-kept filled, and the start and end of every launch kept. Members work on slots of their own. On the CPU lanes take
+Each launch is first timed alone on its lane. Then the members of a group are launched repeatedly with full queues, and
+the start and end of every launch are recorded. Members have their own slots. On the CPU lanes take
 turns: the same code, no overlap.
 """
 
@@ -108,7 +108,7 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
     spans: list[list[Span]] = [[] for _ in launchers]
     while (now := perf_counter() - begin) < seconds or any(waiting):
         if now > seconds + stalled_s:
-            raise TimeoutError(f"not finished {stalled_s:g} s after its time")
+            raise TimeoutError(f"not finished {stalled_s:g} s after its time limit")
         for launch, queue, found in zip(launchers, waiting, spans, strict=True):
             while queue and queue[0][0].done():
                 ticket, cached = queue.popleft()
@@ -139,7 +139,7 @@ def _common_start(lanes: Sequence[GraphLane]) -> Any:
 
 
 class Duo:
-    """A draft and a target model on one device, with a lane for each kind of work and priority."""
+    """A draft and a target model on one device, with a lane for each kind of launch and priority."""
 
     def __init__(
         self,

@@ -42,9 +42,9 @@ SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
 
 @dataclass(frozen=True, slots=True)
 class GridPoint:
-    """One shape of work. `tokens` a row enter the first forward; `context` a row are cached before it, on average.
+    """One shape of launch: `tokens` per row in the first forward, `context` per row cached before it, on average.
 
-    `chunk_tokens` is the sum over `chunks` equal prompt stretches, each behind `chunk_start` cached tokens; `emits`
+    `chunk_tokens` is the sum over `chunks` equal prompt chunks, each after `chunk_start` cached tokens; `emits`
     says whether they end a prompt and yield first tokens.
     """
 
@@ -67,7 +67,7 @@ class GridPoint:
 
     @property
     def slots(self) -> int:
-        """Cache slots it works on at once."""
+        """Number of cache slots it uses."""
         return self.rows + self.chunks
 
     @property
@@ -86,7 +86,7 @@ class GridPoint:
         if self.kind == "draft":
             text += f" k={self.steps}{'+catch-up' if self.catch_up else ''}"
         if self.chunks:
-            text += f" {self.chunks}x{self.chunk_tokens // self.chunks} behind {self.chunk_start}"
+            text += f" {self.chunks}x{self.chunk_tokens // self.chunks} after {self.chunk_start}"
         return text
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class GridPoint:
 
 
 def decode(rows: int, tokens: int, context: int, lengths: Unevenness = "even") -> GridPoint:
-    """One forward of `tokens` new tokens a row: plain decoding for one, a verify for more."""
+    """One forward of `tokens` new tokens per row: plain decoding for one, a verify for more."""
     return GridPoint("decode" if tokens == 1 else "verify", rows, tokens, context=context, lengths=lengths)
 
 

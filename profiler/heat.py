@@ -1,8 +1,8 @@
-"""How the card answers to work without a pause: its clock falls where the power limit is reached, and launches slow.
+"""Launches without a pause: at the power limit the GPU lowers its clock and launches slow down.
 
-Every point is launched again and again on a card that has rested, and each launch kept with the time since the first,
-the multiprocessors' clock and the power drawn. Light points are also launched in turn with a heavy one, to see how much
-a clock that others have lowered costs them. Nothing is set on the card.
+Every point is launched repeatedly, starting on a cool GPU. Each launch is recorded with the time since the first, the
+SM clock and the power. Light points also alternate with a heavy one, to measure the cost of a clock that others have
+lowered. No setting of the GPU is changed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the host spends on a launch, on asking whether it is done, and on reading its result: the lanes' own calls.
+"""Host time of a launch, of polling for its end, and of reading its result, through the calls of the lanes.
 
 `launch_idle` and `launch_busy` time the launch call with nothing and with work ahead of it; `poll` one question that
 is answered no; `outcome` reading a finished result; `turnaround` all the time from call to noticing that is not the
@@ -24,7 +24,7 @@ WARM_UP = 3
 
 
 def host_points() -> list[GridPoint]:
-    """The works whose launches are timed."""
+    """The points whose launches are timed."""
     points = [grid.prefill(n) for n in (128, 512)]
     for r in ROWS:
         points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
@@ -34,7 +34,7 @@ def host_points() -> list[GridPoint]:
 def host_costs(
     fits: Callable[[GridPoint], bool], launcher: Callable[[GridPoint], Launcher], repeats: int
 ) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
-    """(point, shape, what, repeat, seconds) of every kind of work's calls, as far as they fit, and of a hand-over."""
+    """(point, shape, what, repeat, seconds) of the calls of every kind of launch that fits, and of a hand-over."""
     shape: LaunchShape | None = None
     for point in filter(fits, host_points()):
         launch = launcher(point)

@@ -1,6 +1,6 @@
 """Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
-Each model and each pair is a part in the output folder. A second run into the same folder goes on where the first
+Each model and each pair is a part in the output folder. A second run into the same folder continues where the first
 stopped. The `Profiler` itself needs only torch, Triton and numpy.
 """
 
@@ -92,7 +92,7 @@ class Profiler:
         if options.quick or self.device.type != "cuda":
             hot = {}
         if not todo and not hot:
-            self.say(f"{name}: all {len(points)} points are there")
+            self.say(f"{name}: all {len(points)} points are measured already")
             return
         rig = Rig(arch, self.device, options.seed)
         self.say(f"{name}: {len(todo)} of {len(points)} points to measure; ready after {monotonic() - begin:.1f} s")
@@ -183,7 +183,7 @@ class Profiler:
             )  # fmt: skip
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
-        """Clocks and power while the model works; throttling is said at once."""
+        """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
         from pdvsim.profiler.rig import free
@@ -194,7 +194,7 @@ class Profiler:
         found = provenance.reading(self.device, launch)
         free(launch.lane)
         if found and found["throttled"]:
-            self.say(f"{rig.arch.spec.name}: the card is throttled: {', '.join(found['throttled'])}")
+            self.say(f"{rig.arch.spec.name}: the GPU is throttled: {', '.join(found['throttled'])}")
         return found
 
     def _release(self) -> None:

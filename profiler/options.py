@@ -29,9 +29,7 @@ class Options:
     def __post_init__(self) -> None:
         for pair in self.pairs:
             if drafter_kind(pair) != "model":
-                raise ValueError(
-                    f"{pair}: pairs side by side are of models; a head is measured alone, as one of --models"
-                )
+                raise ValueError(f"{pair}: co-running pairs need two models; measure a head alone with --models")
 
     @property
     def drafts(self) -> set[str]:

@@ -74,14 +74,14 @@ class Part:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> Part:
-        """The part at `path` to go on with, or a new one; refused where it was made on other ground."""
+        """The part at `path` to continue, or a new one; a ValueError if it was made on other hardware or software."""
         part = cls(path, header)
         if not path.exists():
             return part
         columns, old = read(path)
         for key, today in ground(header).items():
             if ground(old)[key] != today:
-                raise ValueError(f"{path}: {key} was {ground(old)[key]}, is {today} now; choose another folder")
+                raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
         by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
         part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
         kept = {key: old[key] for key in ("date", "before", "seconds")}

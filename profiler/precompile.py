@@ -39,9 +39,9 @@ def precompile(options: Options, say: Say) -> None:
     tasks = [(name, share) for name in options.models for share in shares(whole, SHARES)]
     tasks += [(name, core) for name in in_pairs if name not in options.models]
     failed = _work_off(tasks, options.jobs, begin + LIMIT_S)
-    say(f"compiled ahead in {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} workers failed")
+    say(f"compiled in advance in {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} workers failed")
     for reason in failed[:3]:
-        say(f"compiling ahead: {reason}")
+        say(f"compiling in advance: {reason}")
 
 
 def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: float) -> list[str]:

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves its events untyped.)
-"""Where samples come from: the card, its ceilings, clocks and power while it works, and the versions of everything."""
+"""Origin of samples: the GPU, its peak rates, its clocks and power under load, and all software versions."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class Sample:
 
 
 def pages_that_fit(spec: ModelSpec, memory_bytes: float) -> int:
-    """Pages of KV cache beside the weights."""
+    """Pages of KV cache that fit next to the weights."""
     for_cache = memory_bytes - spec.weight_bytes - (spec.head_params * spec.dtype_bytes if spec.tied_embeddings else 0)
     return max(0, min(MAX_SLOTS * CAPACITY // PAGE + SCRATCH_PAGES, int(for_cache // (spec.kv_bytes_per_token * PAGE))))
 
@@ -128,7 +128,7 @@ class Rig:
         return point.slots <= self.slots(point)
 
     def launcher(self, point: GridPoint) -> Launcher:
-        """What launches a point: on other slots every time, whose pages lie about as after long service."""
+        """A function that launches a point, on other slots each time, with pages scattered as after long service."""
         if not self.fits(point):
             raise ValueError(f"{point.label()} does not fit into memory")
         slots = range(self.slots(point))

@@ -114,12 +114,12 @@ def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) 
         multiplied = 2 * spec.layer_params * tokens / flops
         ratio = float((rows["seconds"] / np.maximum(streamed, multiplied)).median())
         if not FASTEST <= ratio <= SLOWEST:
-            what = f"{key[3]} of {key[2]} takes {ratio:.3g} times the least this card allows; not in seconds?"
+            what = f"{key[3]} of {key[2]} takes {ratio:.3g} times the minimum of this GPU; is it in seconds?"
             raise refusal(path, "seconds", what)
     for what, rows in frame[frame["what"] != "gpu"].groupby("what", sort=False, observed=True):
         median = float(rows["seconds"].median())
         if median > HOST_SLOWEST_S:
-            raise refusal(path, "seconds", f"{what} takes the host {median:.3g} s; not in seconds?")
+            raise refusal(path, "seconds", f"{what} takes the host {median:.3g} s; is it in seconds?")
 
 
 def merge(parts: Iterable[Path], folder: Path) -> Samples:

@@ -90,7 +90,7 @@ class WallClock(Clock):
 
     @contextmanager
     def _heeding_ctrl_c(self) -> Iterator[None]:
-        """Take note of the first Ctrl-C; the second works as ever, should a step never end."""
+        """Record the first Ctrl-C; the second acts as usual, in case a step never ends."""
         self._interrupted = False
         if current_thread() is not main_thread():  # only the main thread hears of signals
             yield

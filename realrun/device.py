@@ -1,21 +1,21 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves streams and events untyped.)
-"""The real GPU behind a policy's `Device`: lanes are CUDA streams, works are graph replays, verdicts are read back.
+"""The real GPU as a policy's `Device`: lanes are CUDA streams, launches are graph replays, verdicts are read back.
 
-The host launches and asks; it never waits for the device. Rows of the records are written by the simulator's own books,
-so that they mean the same. Start and end of a launch are the device's, around its graphs alone, on the clock's origin.
+The host launches and polls; it never waits for the device. The simulator's accounting writes the records, so that they
+mean the same. Start and end of a launch are device times around its graphs, relative to the origin of the clock.
 
-Drafts ahead of a verdict are made for their time alone: every branch works on its request's own slot, beside the verify
-that judges it. So they are right where verdicts are pinned, and tokens mean nothing.
+Drafts ahead of a verdict are run only for their time: every branch uses the slot of its request, concurrently with its
+verify. That is correct with pinned verdicts, where tokens have no meaning.
 
-A head reads a prompt behind its target, whose hidden states it needs: where a policy launches it first, it is done with
-the target's launch, and its time is that one's.
+A head prefills after its target, because it needs the target's hidden states. If a policy launches the head first, its
+prefill becomes part of the target's launch and of its time.
 
-N-gram drafts are looked up by the host in each request's own tokens, which are read back for it, and go to the device
-with the verify. Where verdicts are pinned so is who has a draft: the search is made all the same, for its time.
+The host looks up n-gram drafts in the tokens of each request, which are read back for it, and sends them with the
+verify. With pinned verdicts it is also pinned which rows have a draft; the search is still made, for its time.
 
-Not done here: a draft that catches up on more than one token reads them in prompt forwards of its own, four rows each,
-where the simulator prices one forward for all.
+Differs from the simulator: a draft that must catch up on more than one token does so in prompt forwards of four rows
+each; the simulator prices one forward for all.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class ServingRig:
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """A launched work that the host has not seen through."""
+    """A launch that the host has not completed yet."""
 
     work: Work
     tickets: list[Ticket]
@@ -188,7 +188,7 @@ class Lookups:
 
 
 class CudaGPU(Device):
-    """One device that runs what a policy launches; on the CPU a launch runs at once."""
+    """One device that runs what a policy launches; on the CPU a launch runs immediately."""
 
     def __init__(
         self,
@@ -333,7 +333,7 @@ class CudaGPU(Device):
     # seeing it through -------------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Let the events of finished works happen; whether any is still under way."""
+        """Trigger the events of finished launches; returns whether any is still running."""
         busy = False
         for queue in self._queues:
             while queue and queue[0].tickets[-1].done():
@@ -353,7 +353,7 @@ class CudaGPU(Device):
         self._over.append(flight)
 
     def rest(self) -> None:
-        """Keep the books while the device works."""
+        """Update the accounting while the device is busy."""
         if self._over:
             self._note(self._over.popleft())
             return
@@ -364,7 +364,7 @@ class CudaGPU(Device):
         self.telemetry.sample_if_due(now)
 
     def flush(self) -> None:
-        """Wait for the device and bring the books up to date; what nobody has seen through is left out."""
+        """Wait for the device and update the accounting; launches that were not completed are left out."""
         for lane in self.lanes.values():
             if lane.stream is not None:
                 wait_for(lane.stream.record_event())

@@ -17,21 +17,21 @@ class Machine:
     """Where the run happens, and on which weights."""
 
     device: Literal["cuda", "cpu"] = "cuda"
-    """cuda, or cpu: the same program on plain torch, for tests with --tiny."""
+    """cuda, or cpu for tests with --tiny: the same program in plain torch."""
     dtype: Literal["bfloat16", "float16", "float32"] | None = None
-    """Of weights and caches; default: bfloat16, and float32 on the CPU."""
+    """Data type of weights and caches; default: bfloat16, or float32 on the CPU."""
     tiny: bool = False
-    """A pair of tiny models in place of --pair."""
+    """Use a pair of tiny models instead of --pair."""
     draft_path: str | None = None
-    """Folder of the draft model's Hugging Face checkpoint; without one its weights are random."""
+    """Folder of the draft model's Hugging Face checkpoint; default: random weights."""
     target_path: str | None = None
-    """Folder of the target model's checkpoint."""
+    """Folder of the target model's checkpoint; default: random weights."""
     verdict: Literal["auto", "pinned", "own"] = "auto"
-    """Who accepts drafts: pinned, the acceptance stream; own, the models; auto: own with checkpoints."""
+    """What decides acceptance: pinned (the simulated acceptance), own (the models) or auto (own with checkpoints)."""
 
     def __post_init__(self) -> None:
         if self.tiny and (self.draft_path or self.target_path):
-            raise ValueError("--tiny excludes --draft-path and --target-path")
+            raise ValueError("--tiny cannot be combined with --draft-path or --target-path")
         if self.draft_path and not self.target_path:
             raise ValueError("--draft-path needs --target-path")
 
@@ -49,25 +49,25 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         _refuse_head(experiment, machine)
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
-        raise ValueError("pdv-ahead needs --verdict pinned: which verdicts are foreseen is drawn, as they are")
+        raise ValueError("pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance")
     if not experiment.scoring.detailed:
-        raise ValueError("--no-detailed is for simulated runs; realrun keeps what it measured")
+        raise ValueError("--no-detailed is for simulated runs; realrun keeps its records")
     simulated = ("contention", "band", "padding", "machine")
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
-        raise ValueError("--contention, --band, --padding and --machine are of a simulated GPU; realrun has a real one")
+        raise ValueError("--contention, --band, --padding and --machine are options of a simulated GPU")
     if experiment.host != Host():
-        raise ValueError("the host's costs are what they are: --host, --launch-s and the like are for pdvsim run")
+        raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":
-        raise ValueError("--priority preemptive is an ideal that no GPU offers; use stream, none or partition")
+        raise ValueError("no GPU supports --priority preemptive; use stream, none or partition")
     if server.priority == "dynamic" or server.lane_weights:
-        raise ValueError("a CUDA stream keeps one priority: --priority dynamic is for pdvsim run")
+        raise ValueError("--priority dynamic is for pdvsim run: the priority of a CUDA stream is fixed")
     if experiment.longest_draft > MAX_DRAFT - ahead:
-        most = f"{MAX_DRAFT - ahead} drafts{' behind a guess' if ahead else ''}"
-        raise ValueError(f"the GPU kernels take at most {most}, got {experiment.longest_draft}")
+        most = f"{MAX_DRAFT - ahead}{' after a guess' if ahead else ''}"
+        raise ValueError(f"the GPU kernels take a draft length of at most {most}, got {experiment.longest_draft}")
     if machine.own_verdict and experiment.acceptance != Acceptance():
-        raise ValueError("the models decide what is accepted: acceptance options need --verdict pinned")
+        raise ValueError("acceptance options need --verdict pinned: here the models decide")
     if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
-        raise ValueError(f"{experiment.arch} needs --draft-path beside --target-path")
+        raise ValueError(f"{experiment.arch} needs both --draft-path and --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
 
@@ -79,7 +79,7 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
     if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):
         raise ValueError(
-            f"--drafter {server.drafted_by} must read along in realrun: no adaptive, and with a controller "
+            f"--drafter {server.drafted_by} must run in every step in realrun: no adaptive, and a controller needs "
             "--min-speculative-tokens 1"
         )
 

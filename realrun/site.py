@@ -64,7 +64,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Lines(Progress):
-    """Lines, even on a terminal: a bar redraws itself from a thread of its own, beside the host's."""
+    """Progress as lines, even on a terminal: a bar would redraw from another thread and disturb the host."""
 
     def __init__(self, total: int, unit: str, quiet: bool) -> None:
         super().__init__(total, unit, quiet)
@@ -237,7 +237,7 @@ def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelA
             shape = " of another shape" if given.name == wanted.name else ""
             raise ValueError(f"models[{role!r}] is {given.name}{shape}; this run needs {wanted.name} as {role}")
     if isinstance(archs.get("draft", archs["target"]).spec, HeadSpec) and [*models] == ["draft"]:
-        raise ValueError("models has a head without its target: they share weights")
+        raise ValueError("models has a head without its target, but they share weights")
 
 
 def prepare(
@@ -338,7 +338,7 @@ def serve(
     if rig is None:
         rig = prepare(experiment, machine, requests, quiet)
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
-        raise ValueError("the run needs more than the rig was made for")
+        raise ValueError("the run needs more memory than the rig has")
     check_prompts(experiment, requests)
     env = WallClock()
     site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)

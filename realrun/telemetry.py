@@ -1,4 +1,4 @@
-"""What the card says of itself during a run: utilisation, memory, power, clocks and temperature, through NVML.
+"""GPU telemetry during a run: utilisation, memory, power, clocks and temperature, through NVML.
 
 Sampled by the run's own loop in moments when nothing is due, so no thread competes with the host. A driver may take
 milliseconds to answer; samples are then taken more rarely, so that they never cost over `MOST_SHARE` of the time.

@@ -45,7 +45,7 @@ def profile_of(experiment: Experiment) -> Profile:
         return builtin(card)
     found = load(hardware.profile)
     if hardware.gpu not in (Hardware.gpu, found.gpu.name):
-        raise ValueError(f"--profile {hardware.profile} is of {found.gpu.name}, not of --gpu {hardware.gpu}")
+        raise ValueError(f"--profile {hardware.profile} is for {found.gpu.name}, not for --gpu {hardware.gpu}")
     return found
 
 
@@ -59,7 +59,7 @@ def covering_profile(experiment: Experiment) -> Profile:
         if not policy_of(experiment.arch).in_steps():
             fitting = archs_where(lambda policy: policy.in_steps())
             raise ValueError(
-                f"profile {profile.name} has {profile.foundation}: it supports {' and '.join(fitting)}, and not the "
+                f"profile {profile.name} has {profile.foundation}: it supports {' and '.join(fitting)}, but not the "
                 f"concurrent lanes of {experiment.arch}"
             )
         for spec in (pair.draft, pair.target):
@@ -131,7 +131,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
     """The latency model of an experiment's GPUs, to plan with."""
     if experiment.server.priority == "partition":
         raise ValueError(
-            "--priority partition is not simulated: how kernels slow down on a part of the card was not measured; "
+            "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
             "realrun serves with it"
         )
     pair, seats = experiment.pair, experiment.seats
@@ -152,13 +152,13 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
 
 
 def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
-    """How works side by side share a GPU."""
+    """How co-running launches share a GPU."""
     settings = experiment.server
     return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
 
 
 def peak_of(profile: Profile) -> tuple[float, float]:
-    """A card's arithmetic and bandwidth, a second."""
+    """Arithmetic and bandwidth of a GPU per second."""
     return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
 
 
@@ -221,7 +221,7 @@ def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> N
     if known and tokens > min(known)[0]:
         limit, name = min(known)
         raise ValueError(
-            f"request {longest.id} has {tokens} tokens and the context of {name} ends at {limit}: lower --input-len or "
+            f"request {longest.id} has {tokens} tokens but the context of {name} ends at {limit}: lower --input-len or "
             "--output-len, or choose a --pair of longer context"
         )
 

@@ -28,7 +28,7 @@ class Servers(Protocol):
 
 
 class Client:
-    """Sends the requests at their times, never more than `max_concurrency` at once, and counts them back in.
+    """Sends the requests at their times, at most `max_concurrency` concurrently, and counts the finished ones.
 
     `reader` takes what happened to them out of the log.
     """
@@ -66,9 +66,9 @@ class Client:
             inside = list(self.inside)
             some = ", ".join(map(str, inside[:STUCK_SHOWN])) + (", …" if len(inside) > STUCK_SHOWN else "")
             raise RuntimeError(
-                f"deadlock at {self.env.now:.6f} s: no work is under way; "
-                f"lanes that wait: {', '.join(waiting) or 'none'}; "
-                f"requests inside: {some or 'none'} ({len(inside)} in all, {self.left} of {self.total} not served)"
+                f"deadlock at {self.env.now:.6f} s: no launch is running; "
+                f"waiting lanes: {', '.join(waiting) or 'none'}; "
+                f"requests inside: {some or 'none'} ({len(inside)} in total, {self.left} of {self.total} not served)"
             ) from None
 
     def arrivals(self) -> Generator[Event, Any, None]:

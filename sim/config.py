@@ -45,19 +45,19 @@ class Level(NamedTuple):
 
 @dataclass(frozen=True)
 class Scoring:
-    """How a run is summarised."""
+    """Metrics of a run."""
 
     goodput: tuple[str, ...] = ()
-    """Service levels in ms, of ttft, tpot or e2el: ttft:500 tpot:50, or with a percentile, p99_ttft:200."""
+    """Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200."""
     metric_percentiles: tuple[float, ...] = (99.0,)
-    """Percentiles to give, of TTFT, TPOT, ITL and E2EL."""
+    """Percentiles of TTFT, TPOT, ITL and E2EL to report."""
     warmup_requests: int = 0
-    """Measure behind the first N requests: latencies leave them out, rates count what is delivered from then on.
+    """Measure after the first N requests: latencies exclude them, rates count tokens delivered from then on.
 
-    A closed loop is then measured until its last request is sent, so that its running dry does not count either.
+    A closed loop is then measured until its last request is sent, so that its drain is excluded too.
     """
     detailed: bool = True
-    """--no-detailed keeps no record beyond the metrics: memory stays flat, and percentiles are within 1%."""
+    """Keep a record of each request and launch. --no-detailed keeps metrics only: constant memory, percentiles ±1%."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -192,31 +192,31 @@ class Experiment:
                 f"warmup-requests {self.scoring.warmup_requests}"
             )
         if kind == "baseline" and self.server.controller == "feedback":
-            raise ValueError("--controller feedback watches the verify queue, which baseline does not have")
+            raise ValueError("--controller feedback needs a verify queue, which baseline does not have")
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
-                raise ValueError("pdv-ahead needs --acceptance-rate or -model: other forms do not tell what is behind")
+                raise ValueError("pdv-ahead needs --acceptance-rate or --acceptance-model")
         hardware, drafter = self.hardware, self.server.drafted_by
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
-            raise ValueError(f"pdv-ahead drafts ahead of verdicts with a model of its own: --drafter {drafter} cannot")
+            raise ValueError(f"pdv-ahead drafts ahead with a draft model: it does not support --drafter {drafter}")
         if self.seats.gpus > 1 and drafter in (*HEADS, "ngram"):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
         policy = policy_of(self.arch)
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())
-            raise ValueError(f"--place needs lanes with workers of their own ({', '.join(fitting)}), not {self.arch}")
+            raise ValueError(f"--place needs separate lanes ({', '.join(fitting)}), not {self.arch}")
         if not policy.hands_over() and "verify" in hardware.placed():
             raise ValueError("--place verify: pd verifies in its decode lane")
         if not policy.hands_over() and len(self.seats.draft) > 1:
-            raise ValueError("--place decode: pd verifies there, on one GPU; --replicas makes more of it")
+            raise ValueError("--place decode: pd verifies in its decode lane, on one GPU; use --replicas for more")
         empty = set(range(self.seats.gpus)).difference(self.seats.used)
         if empty:
             raise ValueError(f"--place leaves GPU {min(empty)} empty")
         if hardware.cards and len(hardware.cards) != self.seats.gpus:
-            raise ValueError(f"--cards names {len(hardware.cards)} cards, and a server has {self.seats.gpus} GPUs")
+            raise ValueError(f"--cards names {len(hardware.cards)} cards, but a server has {self.seats.gpus} GPUs")
         for lane in (self.seats.prefill, self.seats.draft):
             if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
-                raise ValueError("--cards: the GPUs of one lane are of one card")
+                raise ValueError("--cards: the GPUs of one lane must be of one type")
         if hardware.cards and self.seats.gpus == 1:
-            raise ValueError("--cards is for several GPUs per server, by --place: the one is --gpu")
+            raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")

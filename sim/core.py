@@ -1,4 +1,4 @@
-"""The nouns: models, GPUs, requests and the works submitted to a GPU. No logic beyond derived sizes.
+"""The nouns: models, GPUs, requests and GPU launches. No logic beyond derived sizes.
 
 Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and roofline figures are per second.
 """
@@ -162,7 +162,7 @@ class Pair:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RequestAccount:
-    """What the records tell of a request: columns of `records.REQUEST_DTYPES`."""
+    """The recorded values of a request: columns of `records.REQUEST_DTYPES`."""
 
     replica: int = 0
     rounds: int = 0  # forwards of the target after the prompt
@@ -263,10 +263,10 @@ class Chunk:
 
 @dataclass(slots=True)
 class Work:
-    """One GPU submission: `steps` forwards of one model over `rows`, the first of `tokens` new tokens a row.
+    """One GPU launch: `steps` forwards of one model over `rows`, the first with `tokens` new tokens per row.
 
-    `chunks` are prompt stretches carried by the (first) forward. A draft of k tokens is k steps of one token, the
-    first of two where some row catches up, of more where one has fallen further behind; a verify is one step of k+1.
+    `chunks` are prompt chunks in the (first) forward. A draft of length k is k steps of one token; the first step has
+    more tokens if some row must catch up. A verify is one step of k+1.
     """
 
     kind: Kind

@@ -64,7 +64,7 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
     if not (left_out := int((~fits).sum())):
         return traffic.trace().notes
     most = traffic.longest_request
-    text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are left out (--max-model-len)"
+    text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
     return (*traffic.trace().notes, f"{path}: {text}")
 
 
@@ -74,7 +74,7 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
     bare = [card for card in cards if card in NO_NVLINK]
     if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
         return ()
-    return (f"{bare[0]} has no NVLink, and all-reduces are reckoned with it: give --link pcie4",)
+    return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 
 
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
@@ -82,7 +82,7 @@ def _unlike(experiment: Experiment) -> tuple[str, ...]:
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
     if not experiment.has_drafter or not name or (kind == "ngram") == name.endswith("-ngram"):
         return ()
-    return (f"--acceptance-model {name} was not measured with --drafter {kind}, which is accepted otherwise",)
+    return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 
 
 @lru_cache
@@ -102,7 +102,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     models = pair(name)
     draft, target = models.draft, models.target
     found = [
-        f"{model.name} attends to its last {model.sliding_window:,} tokens; here it reads all of a longer context"
+        f"{model.name} attends to its last {model.sliding_window:,} tokens; pdvsim simulates attention to all"
         for model in (draft, target)
         if model.sliding_window is not None
     ]
@@ -111,7 +111,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
         found.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
-            "a draft in another vocabulary cannot be verified as it is"
+            "drafts from another vocabulary cannot be verified directly"
         )
     if draft.params > target.params:
         sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]

@@ -1,4 +1,4 @@
-"""What happened, as flat columns: one row a request, one a launch, one a delivery of tokens. Metrics come afterwards.
+"""Records of a run as flat columns: one row per request, per launch and per delivery of tokens; metrics come later.
 
 The simulator and the real GPU write the same rows. Deliveries hold what inter-token latency needs: request `request`
 received `tokens` tokens at `time_s`. A long run has millions of rows, so they are kept packed, and worked through a
@@ -89,7 +89,7 @@ HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in s
 
 
 class Launches:
-    """One row a launch. Those of one kind may come in short."""
+    """One row per launch. Launches of one kind may be stored in a shorter form."""
 
     carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 

@@ -57,12 +57,12 @@ def _own(option: str) -> Need:
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
 _STREAMS: tuple[Rule, str] = (
     lambda e: len(policy_of(e.arch).lane_names()) > 1,
-    "an architecture with lanes on streams of their own",
+    "an architecture whose lanes have their own streams",
 )
 
 _SEVERAL: tuple[Rule, str] = (
     lambda e: e.gpus > 1,
-    "several GPUs a server, by --tensor-parallel-size or --place",
+    "several GPUs per server (--tensor-parallel-size or --place)",
 )
 
 
@@ -82,9 +82,9 @@ def _open_loop(e: Experiment) -> bool:
 NEEDS: tuple[Need, ...] = (
     Need("traffic.tokenizer",
          lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
-         "--dataset-name sharegpt or custom and its file, --dataset-path"),
-    Need("traffic.max_model_len", lambda e: e.traffic.dataset_path is not None, "a file, --dataset-path"),
-    Need("traffic.burstiness", _open_loop, "a finite --request-rate, and arrivals that are drawn"),
+         "--dataset-name sharegpt or custom, and --dataset-path"),
+    Need("traffic.max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
+    Need("traffic.burstiness", _open_loop, "a finite --request-rate, without --use-trace-timestamps"),
     Need("traffic.random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
          "--dataset-name random, --input-len or --output-len"),
     Need("acceptance.acceptance_rate", _rate_acts,
@@ -103,7 +103,7 @@ NEEDS: tuple[Need, ...] = (
          "an architecture that prefills several prompts per forward"),
     Need("server.async_scheduling",
          lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram",
-         "--arch colocated or pd, and drafts that the GPU makes"),
+         "--arch colocated or pd, and a drafter on the GPU"),
     _own("num_workers"),
     _own("max_decode_queue"),
     _own("verify_gather"),
@@ -113,7 +113,7 @@ NEEDS: tuple[Need, ...] = (
     Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
     Need("hardware.contention", *_STREAMS),
     Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
-         "the KV cache to be what memory leaves, without --kv-capacity-tokens"),
+         "a KV cache sized by memory, without --kv-capacity-tokens"),
     Need("hardware.draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
     Need("hardware.link", *_SEVERAL),
@@ -126,7 +126,7 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
     for need in NEEDS:
         setting = [e for e in experiments if need.given(e) != need.default(e)]
         if setting and not any(map(need.acts, setting)):
-            raise ValueError(f"{need.flag} does nothing here: it needs {need.needs}")
+            raise ValueError(f"{need.flag} has no effect here: it needs {need.needs}")
     _check_rates(experiments)
 
 
@@ -146,4 +146,4 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
     for experiment in experiments:
         rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
         if rates and experiment.has_drafter and len(rates) < k:
-            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions, and drafts have up to {k}")
+            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions; drafts have up to {k}")

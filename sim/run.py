@@ -28,11 +28,11 @@ def simulate(
     traced: bool = False,
     end: int = 0,
 ) -> Result:
-    """Run an experiment; `blocks=False` goes round by round, with the same result.
+    """Run an experiment; `blocks=False` turns the fast path off, with the same result.
 
     `profile` stands in for the experiment's own. `end` is the end of the error bar to take predicted forward times at,
-    +1 slow, -1 fast. `traced` keeps what a timeline shows beside the rows: whom each launch carried, and what the host
-    did.
+    +1 slow, -1 fast. `traced` also keeps what a timeline shows: the requests of each launch and the host's
+    operations.
     """
     refuse_idle([experiment])
     if profile is None:

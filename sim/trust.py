@@ -103,15 +103,15 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     """Why real runs do not tell the errors of a run on a profile that was measured; None where they do."""
     hardware, server = experiment.hardware, experiment.server
     if experiment.arch not in ARCHITECTURES:
-        return f"{experiment.arch} was never compared with real runs"
+        return f"{experiment.arch} was never validated against real runs"
     if hardware.replicas > 1 or experiment.gpus > 1:
         return "no real run used several GPUs"
     if hardware.contention != "fluid":
         return f"--contention {hardware.contention} is an ablation"
     if hardware.padding != "profile":
-        return f"no real run was padded as --padding {hardware.padding} says"
+        return f"no real run used --padding {hardware.padding}"
     if experiment.host != Host():
-        return "the host's costs are not the measured ones"
+        return "the host costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:
         return "no real run had this --priority"
     if server.async_scheduling:
@@ -119,7 +119,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if hardware.profile == "roofline":
         return "a roofline is a bound, not a prediction"
     if errors is None:
-        return "this profile was never compared with real runs (pdvsim validate --write)"
+        return "this profile was not validated against real runs (pdvsim validate --write)"
     if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
         return f"no real run drafted with {server.drafted_by}"
     if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
@@ -168,9 +168,9 @@ def _read(path: Path, changed_ns: int) -> Errors:
         found = Errors(**read_json(path))
         by_metric = (*(bar for bars in found.bars.values() for bar in bars.values()), found.leads)
         if not all(0 <= size < math.inf for sizes in by_metric for size in sizes.values()):
-            raise ValueError("an error is no share")
+            raise ValueError("an error must be a share")
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not errors of a profile, which validate --write makes: {said(error)}") from None
+        raise ValueError(f"{path}: not a file of validate --write: {said(error)}") from None
     return found
 
 

@@ -17,7 +17,7 @@ from pdvsim.sim.run import simulate
 
 SEEDS = 20
 LOADS = (0.8, 0.95, 1.05, 1.2)
-LABELS = ("stable", "cannot tell", "overloaded")
+LABELS = ("stable", "inconclusive", "overloaded")
 
 
 def capacity(experiment: Experiment) -> float:

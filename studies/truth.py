@@ -132,7 +132,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
                 "command": command_line("realrun", served),
                 "predicted": goal.value(row),
                 "decided_by": means.get(candidate),  # the mean over seeds, at a rate of longer runs
-                "not_told_apart": role == "rival" and candidate.arch in tied,
+                "not_significant": role == "rival" and candidate.arch in tied,
             }
         )
     entries.sort(key=lambda entry: -goal.sign * float(entry["predicted"]))

@@ -118,7 +118,7 @@ def test_what_a_controller_does_is_not_translated() -> None:
     first, second, *_ = deployment(moving, fixed)
     assert speculative(first)["num_speculative_tokens"] == 2
     assert flags(second.text)["--speculative-num-steps"] == "2"
-    assert "no flag asks for draft lengths as --controller goodput chooses them" in first.notes[0]
+    assert "no engine flag corresponds to --controller goodput" in first.notes[0]
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
@@ -144,7 +144,7 @@ def test_lanes_are_not_translated(arch: str) -> None:
     assert [block.text for block in blocks[:2]] == [block.text for block in deployment(COLOCATED)[:2]]
     for block in blocks[:2]:
         assert block.notes[0].startswith(
-            f"{arch} {policy_of(arch).beyond}: no flag asks for that; this is colocated batching"
+            f"{arch} {policy_of(arch).beyond}: no engine flag corresponds to it; this is colocated batching"
         )
     first, *rest = deployment(lanes)
     assert (first.label, first.text) == ("vLLM, SGLang", "")
@@ -156,7 +156,7 @@ def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None
     assert "with its lanes on several GPUs" in deployment(second, COLOCATED)[0].notes[0]
     file = tmp_path / "mine.py"
     file.write_text("from pdvsim.sim.policies.colocated import Colocated\n\n\nclass Mine(Colocated): ...\n", "utf-8")
-    assert "is a policy of your own" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), COLOCATED)[0].notes[0]
+    assert "is a custom policy" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), COLOCATED)[0].notes[0]
 
 
 def test_sglang_has_one_length_for_a_draft_model() -> None:
@@ -170,13 +170,13 @@ def test_sglang_has_one_length_for_a_draft_model() -> None:
     assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "2048")
     slots = json.loads(file.text)
     assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in table().ranges()}
-    assert "EAGLE and EAGLE3 drafters alone" in file.notes[1]
+    assert "only for EAGLE and EAGLE3 drafters" in file.notes[1]
 
 
 def test_vocabularies_of_unlike_size() -> None:
     first, second, *_ = deployment(replace(COLOCATED, server=Server(pair="qwen2-1.5b:qwen2-7b")))
     assert speculative(first)["use_heterogeneous_vocab"] is True
-    assert "needs vLLM 0.25.0 or later, for vocabularies of unlike size" in first.notes
+    assert "needs vLLM 0.25.0 or later, for vocabularies of different size" in first.notes
     assert second.text == ""
     assert "151,936 and 152,064" in second.notes[0]
 
@@ -229,7 +229,7 @@ def test_a_head_that_nobody_published_is_no_line() -> None:
         server = Server("llama-2-7b", drafter=kind)  # type: ignore[arg-type]
         for block in deployment(Experiment("colocated", server=server))[:2]:
             assert not block.text
-            assert "of llama-2-7b is known here" in block.notes[-1]
+            assert "of llama-2-7b is known" in block.notes[-1]
 
 
 def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:

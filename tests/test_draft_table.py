@@ -364,11 +364,11 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--arch", "autoregressive"], "drafts nothing"),
         (["--arch", "baseline"], "batch 1"),
         (["--arch", "pdv", "--engine", "vllm"], "not pdv"),
-        (["--arch", "pdv", "--place", "prefill=1", "verify=1"], "of one GPU"),
+        (["--arch", "pdv", "--place", "prefill=1", "verify=1"], "needs one GPU"),
         (["--against", "5", "--max-k", "3"], "--against 5 is beyond --max-k 3"),
         (["--max-num-seqs", "5000"], "max-num-seqs must be 1 to 4096, got 5000"),
         (["--max-k", "0"], "max-k must be 1 to 32"),
-        (["--synthetic-acceptance-rates", "0.8,0.5"], "gives 2 positions, and drafts have up to 8"),
+        (["--synthetic-acceptance-rates", "0.8,0.5"], "gives 2 positions; drafts have up to 8"),
         (["--num-speculative-tokens", "4"], "--num-speculative-tokens"),
         (["--pair", "tinyllama-0b"], "unknown model 'tinyllama-0b'"),
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
@@ -399,5 +399,5 @@ def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.Capt
     trace.write_text("[2, 2, 2]\n", encoding="utf-8")
     given = ["--acceptance-trace", str(trace), "--max-k", "4"]
     assert main([*COMMAND, *given, "-o", str(trace)]) == 2
-    assert "is made from it" in capsys.readouterr().err
+    assert "it is an input" in capsys.readouterr().err
     assert trace.read_text(encoding="utf-8") == "[2, 2, 2]\n"

@@ -72,17 +72,17 @@ def host_cost(frame: pd.DataFrame) -> HostCost:
     by = host.groupby("what", observed=True)["seconds"].median()
     missing = [what for what in ("turnaround", "outcome") if what not in by]
     if missing:
-        raise ValueError(f"samples hold no host costs ({', '.join(missing)}): measure a pair too, as --pairs does")
+        raise ValueError(f"samples hold no host costs ({', '.join(missing)}): also measure a pair, with --pairs")
     launch = float(by["turnaround"])
     handoff = float(by["handoff"]) if "handoff" in by else launch / 10
     return HostCost(launch_s=launch, completion_s=float(by["outcome"]), handoff_s=handoff)
 
 
 def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
-    """The card with the ceilings measured beside the samples."""
+    """The GPU with the peak rates measured with the samples."""
     card = header.device
     if card.bandwidth_bytes_per_s is None or card.flops_per_s is None or card.memory_bytes is None:
-        raise ValueError(f"samples of {card.name} hold no ceilings: measured without a GPU")
+        raise ValueError(f"samples of {card.name} hold no bandwidth and arithmetic: measured without a GPU")
     dates = sorted(part.date for part in header.parts)
     return GpuSpec(
         name,
@@ -117,7 +117,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
     alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     measured = {str(model): medians(rows) for model, rows in alone}
     if not measured:
-        raise ValueError("samples hold no model measured alone: --models measures them")
+        raise ValueError("samples hold no model measured alone: measure some with --models")
     todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
@@ -140,7 +140,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
             "samples": header.samples,
             "held_out_error": {model: middle(solo.errors) for model, solo in solos.items()},
             "corun_held_out_error": corun_errors(corun) if corun else "ideal sharing, assumed",
-            "power_error": power_errors(heated) if heated else "a clock that stays, assumed",
+            "power_error": power_errors(heated) if heated else "constant clock, assumed",
         },
         **ranges(frame),
     )
@@ -158,7 +158,7 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def solo_errors(solo: Solo) -> dict[str, Any]:
-    """Held-out errors of one model, beside the spread of a point's own samples."""
+    """Held-out errors of one model, and the spread of samples at one point."""
     return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
 
 

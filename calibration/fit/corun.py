@@ -1,11 +1,11 @@
-"""How works side by side slow each other: the sharing model's figures, from co-run samples.
+"""Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All figures but two are fitted on pairs, one of them for each target: cuBLAS takes other kernels for larger models, and
-they make way otherwise. Fitted on triples is how much priority counts among three, where alone there is a choice of who
-goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone at rest:
-what the card's power limit takes is taken out first, as the simulator adds it again. Errors are told of what the fit
-has not seen: shapes side by side (whatever models and priorities), where several pairs of models were measured those
-models, and triples with a fit on pairs alone.
+All coefficients but two are fitted to pairs, one of them per target, because cuBLAS chooses other kernels for larger
+models and these yield differently. Two are fitted to triples: the effect of priority among three, the only case with a
+choice of the next launch, and the additional room of three. Co-running launches are measured on a power-throttled GPU
+and single launches on a cool one, so the effect of the power limit is removed first; the simulator adds it again.
+Errors are reported on held-out data: shapes (of any models and priorities), models where several pairs were measured,
+and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SETTLED = 5  # times around, until rates and draw agree
 
 @dataclass(eq=False, kw_only=True)
 class Member(Load):
-    """One work of a group as the sharing model sees it, and the rate it really had."""
+    """One launch of a group as the sharing model sees it, and its measured rate."""
 
     kind: str
     model: str
@@ -48,7 +48,7 @@ class Member(Load):
 
 @dataclass(frozen=True)
 class Group:
-    """Works measured side by side."""
+    """Launches measured while co-running."""
 
     models: str  # draft:target
     shapes: str  # what ran, whatever the models and priorities
@@ -109,7 +109,7 @@ def groups_of(
 
 
 def _cool(members: Sequence[Member], power: Power) -> None:
-    """Take out of the measured rates what the clock fell by: with the mean of what all draw, as they go on and on."""
+    """Remove the effect of the lowered clock from the measured rates, at the mean draw of all members."""
     hot, rest_w = [member.measured for member in members], power.fit.rest_w
     for _ in range(SETTLED):
         mean_w = rest_w + sum(m.measured * (m.draw.watts - rest_w) for m in members if m.draw)
@@ -121,7 +121,7 @@ def _cool(members: Sequence[Member], power: Power) -> None:
 def _member(
     row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: Latency, power: Power | None
 ) -> Member:
-    """Demands from the bytes and flops of the work over its measured time alone."""
+    """Demands from the bytes and flops of the launch over its measured time alone."""
     rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
     prompt, known = int(row["chunk_tokens"]), int(row["chunk_start"])
     if rows:

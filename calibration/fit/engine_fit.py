@@ -176,13 +176,13 @@ def host_of(log: StepLog, benches: tuple[BenchRun, ...]) -> float:
         same = (log.k == bench.k) & (log.prompt == 0) & (log.rows == bench.concurrency)
         if not same.any():
             raise ValueError(
-                f"{bench.path}: no step of {bench.concurrency} requests with drafts of {bench.k} tokens in the logs; "
-                "bench the server whose log it is"
+                f"{bench.path}: no step of {bench.concurrency} requests with draft length {bench.k} in the logs; "
+                "benchmark the server that wrote the log"
             )
         step_s = float(np.median(log.seconds[same]))
         if step_s < bench.gap_s / 3:
             raise ValueError(
-                f"{bench.path}: outputs are {bench.gap_s * 1e3:.2f} ms apart and the log's steps take "
+                f"{bench.path}: outputs are {bench.gap_s * 1e3:.2f} ms apart but the log's steps take "
                 f"{step_s * 1e3:.2f} ms: start the server with --no-async-scheduling for the log"
             )
         beyond.append(max(0.0, bench.gap_s - step_s))

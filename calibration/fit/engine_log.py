@@ -75,7 +75,7 @@ def read_logs(paths: tuple[str, ...]) -> StepLog:
             caches.add(cache)
         parts.append(found)
     if len(engines) > 1:
-        raise ValueError(f"logs of different engines, {' and '.join(sorted(engines))}: fit one at a time")
+        raise ValueError(f"logs of different engines ({' and '.join(sorted(engines))}): fit each engine separately")
     columns = np.concatenate(parts).T
     return StepLog(engines.pop(), min(caches) if caches else None, *columns)
 
@@ -112,7 +112,7 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
         found[:, 4] = np.round(np.median(found[decode, 3] / found[decode, 2])) - 1
         if np.median(found[decode, 6]) < SHORTEST_MS / 1e3:
             raise ValueError(
-                f"{path}: steps of {np.median(found[decode, 6]) * 1e3:.2f} ms are waits, not steps: "
+                f"{path}: steps of {np.median(found[decode, 6]) * 1e3:.2f} ms are waiting times, not steps: "
                 "start the server with --no-async-scheduling for the log"
             )
     return found, engine, cache

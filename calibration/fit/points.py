@@ -57,7 +57,7 @@ def price_s(model: Latency, point: Mapping[Hashable, Any]) -> Any:
 
 
 def reach_of(samples: pd.DataFrame) -> Reach:
-    """How far samples went: of one model alone, or of works side by side."""
+    """The measured range of samples: of one model alone, or of co-running launches."""
     drafts = samples["kind"] == "draft"
     tokens = samples["rows"] * samples["tokens"] + samples["chunk_tokens"]
     return Reach(

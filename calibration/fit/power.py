@@ -1,4 +1,4 @@
-"""How a card's power limit slows it, from launches without a pause: what works draw, and what drawing too much costs.
+"""Fit of the power model, from launches without a pause: the draw of launches and the slowdown above the limit.
 
 The draw, the limit and what exceeding it costs are fitted together: to how the times of launches grow, each predicted
 from the draw of those before it, and to the power read where the clock stayed at its highest. Nothing is fitted on

@@ -72,14 +72,14 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
     files = [path for path in sorted(root.rglob("*mlp.csv")) if of_card(path.relative_to(root), gpu.name)]
     found = [layer for path in files if (layer := read_layer(path)) is not None]
     if not found:
-        raise ValueError(f"{folder}: no *mlp.csv of a known model on {gpu.name}; known: {', '.join(MODELS)}")
+        raise ValueError(f"{folder}: no *mlp.csv of a known model for {gpu.name}; known: {', '.join(MODELS)}")
     names = [layer.spec.name for layer in found]
     for name in names:
         if names.count(name) > 1:
-            raise ValueError(f"{folder}: {name} is there twice; leave one of its files")
+            raise ValueError(f"{folder}: {name} occurs twice; keep one of its files")
     for layer in found:
         if len(layer.at(TOKENS)) < 2:
-            raise ValueError(f"{folder}: {layer.spec.name}: too few num_tokens to tell how times grow with them")
+            raise ValueError(f"{folder}: {layer.spec.name}: too few values of num_tokens for a fit")
         _check_units(folder, layer, gpu)
     return found
 
@@ -89,7 +89,7 @@ def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MO
     frame = _table(path, MLP_KEYS, [f"time_stats.{name}.median" for name in ("emb", *LAYER)], workers=workers)
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:
-        raise ValueError(f"{path}: holds {len(shapes)} models; one file is one model")
+        raise ValueError(f"{path}: holds {len(shapes)} models; it must hold one")
     spec = _preset(known, *(int(value) for value in shapes.iloc[0]))
     if spec is None:
         return None
@@ -172,8 +172,8 @@ def _check_units(folder: str | Path, layer: Layer, gpu: GpuSpec) -> None:
     ratio = float(np.median(layer.layer_s / least))
     if not FASTEST <= ratio <= SLOWEST:
         raise ValueError(
-            f"{folder}: {spec.name}: a layer takes {ratio:.3g} times what {gpu.name} allows at best; "
-            "times must be milliseconds, and of this card"
+            f"{folder}: {spec.name}: a layer takes {ratio:.3g} times the minimum of {gpu.name}; "
+            "times must be in milliseconds and from this GPU"
         )
 
 
@@ -211,7 +211,7 @@ def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -
     start = np.log([transfer.bandwidth_share, transfer.flops_share])
     best = card(np.asarray(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x))
     shares = (best.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s, best.flops_per_s / gpu.flops_per_s)
-    said = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic reached in {SOURCE}"
+    said = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic achieved in {SOURCE}"
     return replace(best, source=f"{gpu.source}; {said}")
 
 

@@ -1,1 +1,1 @@
-"""Real runs beside the same runs simulated, and beside other programs."""
+"""Comparison of real runs with the same runs simulated, and with other programs."""

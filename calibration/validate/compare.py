@@ -1,14 +1,14 @@
 """Predicted against measured: the same experiments under both clocks, metric by metric.
 
 Every real run is simulated with the same seeds; nothing in the profile is fitted on these runs. An error is predicted
-over measured, less one. Beside it stand the spread of repeated real runs (each against the mean of the others of its
-experiment: what a perfect prediction would still be off), the two ablations of the contention model and, where a run's
-record says how fast its machine was, the errors of predictions for that machine.
+over measured, minus one. Reported with it are the spread of repeated real runs (each against the mean of the others of
+its experiment, which is the error of a perfect prediction), the two ablations of the contention model and, if a run
+recorded the speed of its machine, the errors of predictions for that machine.
 
-The real engine prefills a limited number of prompts per forward, which `pdvsim run` does not unless told to. So every
-run where that limit can matter is predicted a second time, without it: error bars are made for both.
+The real engine prefills a limited number of prompts per forward, which `pdvsim run` does not by default. So every
+run where that limit can matter is also predicted without it, and error bars are made for both.
 
-Runs that are held out are never mixed with the others: whoever works on the model looks at those alone.
+Held-out runs are never mixed with the others, which are the only ones used to develop the model.
 """
 
 from __future__ import annotations

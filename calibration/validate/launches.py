@@ -1,9 +1,8 @@
-"""One run launch by launch: what was measured beside what is predicted, by kind and size, and the gaps between.
+"""One run launch by launch: measured against predicted, by kind and size, and the gaps between launches.
 
-The launches of a served run are kept in whole tenths of a microsecond: a part a run while runs are made, all of them in
-`launches.parquet` beside the runs once they are gathered. A launch's own prediction is the time that the present
-profile gives for its rows alone; of one that carries prompts, whose shapes are not kept, what the profile of its day
-gave.
+The launches of a served run are kept in whole tenths of a microsecond: one part per run while runs are made, later all
+of them in `launches.parquet` next to the runs. A launch's own prediction is the time that the present profile gives for
+its rows alone; of one that carries prompts, whose shapes are not kept, what the profile of its day gave.
 """
 
 from __future__ import annotations
@@ -106,7 +105,7 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
     table = read_table(path).to_pandas() if path.exists() else pd.DataFrame({"run": []})
     found = table[table["run"] == run.id]
     if found.empty:
-        raise ValueError(f"no launches were kept of {run.command!r}, repeat {run.repeat}")
+        raise ValueError(f"no launches were saved for {run.command!r}, repeat {run.repeat}")
     frame = found[list(KEPT)].astype(np.int64)
     for name, words in (("lane", LANES), ("kind", KINDS), ("role", ROLES)):
         frame[name] = pd.Categorical.from_codes(frame[name], pd.Index(words))
@@ -120,7 +119,7 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
         document = read_json(path)
         beside = path.with_name(f"{path.stem}.launches.parquet")
         if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
-            raise ValueError("it is not what was written; `pdvsim sweep --check` says more")
+            raise ValueError("it is damaged or was changed; see `pdvsim sweep --check`")
         experiment = as_served(experiment_from(document["config"], own_policies))
         frame = read_table(beside).to_pandas()
         columns = [*KEPT, "start_s", "end_s", "solo_s"]

@@ -31,7 +31,7 @@ class Workbench:
         import torch
 
         if machine.device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("no CUDA device: real runs are measured on one")
+            raise ValueError("no CUDA device: real runs need one")
         self._machine, self._say = machine, say
         self._pair = ""
         self._models: Any = None
@@ -63,7 +63,7 @@ class Workbench:
         if self._rig is None or not self._rig.serves(experiment.server, needs):
             self._prepare(experiment, requests)
         if not self._rig.serves(experiment.server, needs):
-            raise ValueError("it does not fit as a whole")
+            raise ValueError("it does not fit into memory")
         return serve(experiment, self._machine, rig=self._rig)
 
     @property
@@ -121,7 +121,7 @@ def serve_all(
             took_s, reached = metrics["duration"], metrics["output_throughput"]
             say(f"{len(done)} runs; {took_s:.1f} s, {reached:.0f} tok/s: {run.command}")
     left = len({run.id for run in plan} - {run.id for run in done})
-    say(f"{left} of {len(plan)} are left")
+    say(f"{left} of {len(plan)} runs are left")
 
 
 def _shared(run: ServedRun) -> tuple[str, Server]:

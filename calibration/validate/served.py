@@ -1,7 +1,7 @@
-"""Real runs as they are kept: one JSON object a line, an experiment that was served and what came out.
+"""Stored real runs: one JSON object per line, with the experiment and its metrics.
 
 `command` is what was run (`realrun` and its flags; files are named from the folder of the runs), `repeat` counts runs
-of one command, `held_out` says that nobody tunes on it, `metrics` are those of the run, `meta` is where and when.
+of one command, `held_out` excludes it from tuning, `metrics` are those of the run, `meta` is where and when.
 """
 
 from __future__ import annotations

@@ -57,12 +57,12 @@ def help_text() -> str:
     return f"""\
 usage: pdvsim COMMAND [OPTIONS]
 
-Which serving architecture for speculative decoding, on your GPU and load, and how sure.
+Choose a serving architecture for speculative decoding on your GPU and load, with error ranges.
 
 {lines}
 
 options:
-  -h, --help          this text; `pdvsim COMMAND --help` lists a command's options, `--help-all` all of them
-  --version           the version
-  --completion SHELL  a script that completes options and values: eval "$(pdvsim --completion bash)"; zsh, fish
+  -h, --help          show this text; `pdvsim COMMAND --help` lists a command's main options, `--help-all` all
+  --version           show the version
+  --completion SHELL  print a completion script for bash, zsh or fish: eval "$(pdvsim --completion bash)"
 """

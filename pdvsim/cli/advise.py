@@ -10,7 +10,7 @@ from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import FLIPS, HOW_SURE, Question
+from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.drafters import Drafted, drafters
 from pdvsim.decide.figures import advice_figure
@@ -43,10 +43,10 @@ class AskedTraffic(OpenTraffic):
     """Who asks what, and how often."""
 
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests of a run; default: 500 at a rate, 200 or more in a closed loop. Without a load: a batch job, all sent
-    at once."""
+    """Requests per run; default: 500 at a request rate, at least 200 in a closed loop. Without a load: a batch job,
+    all of whose requests arrive at the start."""
     request_rate: float = math.inf
-    """Requests per second to advise on; default: a trace's own, replayed."""
+    """Load in requests per second; default: the trace's own rate, replayed."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
         """The traffic; a trace is replayed at its own rate where none is given."""
@@ -55,7 +55,7 @@ class AskedTraffic(OpenTraffic):
         if math.isfinite(traffic.request_rate) or traffic.max_concurrency is not None or not timed:
             return traffic
         rate = own_rate(traffic)
-        say("pdvsim", f"{traffic.dataset_path} is replayed at its own {rate:.3g} requests per second")
+        say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
         return replace(traffic, request_rate=rate, use_trace_timestamps=True)
 
     def at(self, concurrency: int | None, server: Server) -> Traffic:
@@ -67,7 +67,7 @@ class AskedTraffic(OpenTraffic):
         found = replace(self, num_prompts=self.num_prompts or usual, max_concurrency=concurrency).asked(server)
         if self.num_prompts is None and concurrency is None and math.isinf(found.request_rate):
             raise ValueError(
-                "advice is for a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
+                "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
             )
         return found
 
@@ -82,35 +82,35 @@ class AdviseOptions:
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
     objective and by cost."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that may draft in place of a GPU."""
+    """With --gpus: also compare fleets in which this GPU type, e.g. l4, drafts."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: hourly prices, e.g. h200=4.5; one GPU competes, too."""
+    """With --gpus: price of each GPU type per hour in dollars, e.g. h200=4.5; also compares one GPU."""
     attainment: float = ATTAINMENT
-    """Share of requests that should meet all of --goodput."""
+    """Share of requests that must meet every --goodput level."""
     objective: Objective | None = None
-    """What to be best at, among those that meet the service levels; default: headroom with --goodput, else e2el."""
+    """What to optimise among settings that meet the service levels; default: headroom with --goodput, else e2el."""
     indifference: float = 0.01
-    """Smaller differences, as a share, do not count, however sure: the simpler choice is taken."""
+    """Relative differences below this are ignored, even if significant: the simpler choice is taken."""
     try_draft_lengths: tuple[int, ...] = Space.draft_lengths
-    """Draft lengths to try, by formula first; 0 is none."""
+    """Draft lengths to try, prefiltered by a formula; 0 means no drafts."""
     try_controllers: tuple[ControllerName, ...] = CONTROLLERS
-    """Controllers of the draft length to try."""
+    """Draft-length controllers to try."""
     try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
     """Batch limits to try."""
     try_max_num_batched_tokens: tuple[int, ...] = Space.max_num_batched_tokens
-    """Limits to try on the prompt tokens of one forward."""
+    """Limits to try on the prompt tokens per forward."""
     num_runs: int = 5
-    """Replications of the finalists, the same seeds for each."""
+    """Replications of each finalist, with the same seeds."""
     budget: int = BUDGET
-    """Simulations that the answer may take; what there is no room for is named."""
+    """Maximum number of simulations; steps that do not fit are listed."""
     warmup_share: float = WARMUP_SHARE
-    """First share of the requests, left out of the metrics."""
+    """Share of the requests, first by arrival, excluded from the metrics."""
     gpu_hour_usd: float | None = None
-    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    """Price of a GPU per hour; adds the cost per million output tokens."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     concurrency: int | None = None
-    """The load as concurrent requests, a closed loop."""
+    """Load as concurrent requests (closed loop)."""
     traffic: AskedTraffic = field(default_factory=AskedTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
@@ -132,7 +132,7 @@ class AdviseOptions:
             alone, drafted = bool(self.card_hour_usd), self.drafters(base)
             return fleets(base, self.archs, self.gpus, self.drafter_card, alone, drafted)
         if self.drafter_card or self.card_hour_usd:
-            raise ValueError("--drafter-card and --card-hour-usd are for --gpus 2 and more")
+            raise ValueError("--drafter-card and --card-hour-usd need --gpus 2 or more")
         return ()
 
     def question(self) -> Question:
@@ -150,7 +150,7 @@ class AdviseOptions:
         base = self._base(traffic, scoring)
         batch = load_axis(traffic) == "requests"
         if batch and self.warmup_share != WARMUP_SHARE:
-            raise ValueError("--warmup-share does nothing for a batch job: all of it counts")
+            raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
         drafters = self.drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # of all drafters the same requests
             contexts = [way.of(base).context for way in drafters]
@@ -175,7 +175,7 @@ class AdviseOptions:
         if ":" in self.server.pair or self.server.drafter is not None:
             return ()
         if self.acceptance.acceptance_from is not None:
-            raise ValueError("--acceptance-from is of one drafter: name it, with --drafter model, eagle3 or ngram")
+            raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
         return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
@@ -192,17 +192,17 @@ class AdviseOptions:
 
 @dataclass(frozen=True)
 class AdviseCommand:
-    """Say which architecture, batch sizes, draft length and controller to run, how sure that is, and where it flips."""
+    """Recommend an architecture and its settings for a load, how sure that is and where the answer changes."""
 
     options: AdviseOptions = field(default_factory=AdviseOptions)
     output: str | None = None
-    """Folder for advice.json and advice.png; without it nothing is saved."""
+    """Folder for advice.json and advice.png; default: nothing is saved."""
     html: str | None = None
-    """Also write the answer to this file, as one page with its picture and provenance."""
+    """Also write the answer, its plot and provenance as one page."""
     json: bool = False
     """Print one JSON document instead of the text."""
     config: str | None = None
-    """TOML file of flags; the command line wins."""
+    """TOML file of flags; the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:
@@ -218,5 +218,5 @@ def main(argv: list[str]) -> int:
     with Progress(question.budget, "simulations", args.json, after_s=0, bound="at most") as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
         advice = advise(question, bench)
-    pictures = {FLIPS if advice.flips_drawn else HOW_SURE: advice_figure(advice)} if advice.recommended else {}
+    pictures = {FLIPS if advice.flips_drawn else CONFIDENCE: advice_figure(advice)} if advice.recommended else {}
     return deliver(advice, args, pictures, files, page)

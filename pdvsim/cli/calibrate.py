@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CalibrateCommand:
-    """Fit a profile to measured samples, and print how far it is off what its fits have not seen."""
+    """Fit a profile to measured samples and print its errors on held-out samples."""
 
     samples: Placed[str | None] = None
-    """Folder of samples.parquet and header.json, as `pdvsim profile` makes it, or that samples.parquet; with --from
-    vidur a folder of Vidur's mlp.csv, and attention.csv where there are some."""
+    """Folder of samples.parquet and header.json, as written by `pdvsim profile`, or that samples.parquet. With --from
+    vidur: a folder of Vidur's mlp.csv and, if available, attention.csv."""
     from_: Literal["samples", "vidur"] = "samples"
-    """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of a card named by --gpu."""
+    """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of the GPU named by --gpu."""
     gpu: tuple[str, ...] = ()
-    """With --from-vllm and --from vidur: the card, e.g. a100-80gb, or a card.toml; vidur: several for errors alone."""
+    """With --from-vllm or --from vidur: the GPU, e.g. a100-80gb or a card.toml. Several (vidur) only print errors."""
     from_vllm: tuple[str, ...] = ()
-    """In place of SAMPLES: logs of your vLLM with --enable-logging-iteration-details, one without speculation."""
+    """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: tuple[str, ...] = ()
-    """Only with --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
+    """With --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
     pair: str | None = None
-    """Only with --from-vllm: the models it served, as draft:target."""
+    """With --from-vllm: the models it served, as draft:target."""
     output: str = "profile.json"
-    """Profile to write, for --profile of `pdvsim run`."""
+    """Profile to write, to be used as --profile of `pdvsim run`."""
     name: str | None = None
-    """The card's name in the profile; default: the profile's file name."""
+    """Name of the GPU in the profile; default: the profile's file name."""
     plots: str | None = None
     """Folder for the residual plots; default: the profile's folder."""
     json: bool = False
@@ -51,13 +51,13 @@ def main(argv: list[str]) -> int:
     if args.from_vllm:
         return _engine(args)
     if args.bench or args.pair:
-        raise ValueError("--bench and --pair go with --from-vllm")
+        raise ValueError("--bench and --pair need --from-vllm")
     if args.samples is None:
-        raise ValueError("give a folder of samples, or logs of your engine with --from-vllm")
+        raise ValueError("name a folder of samples, or logs of your engine with --from-vllm")
     if args.from_ == "vidur":
         return _vidur(args, args.samples)
     if args.gpu:
-        raise ValueError("--gpu goes with --from vidur; samples know their card")
+        raise ValueError("--gpu needs --from vidur; samples name their GPU")
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save
@@ -86,9 +86,9 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.view.table import cell, grid
 
     if args.samples or args.from_ != "samples" or args.plots:
-        raise ValueError("--from-vllm takes the place of samples, --from and --plots")
+        raise ValueError("--from-vllm cannot be combined with samples, --from or --plots")
     if args.pair is None or len(args.gpu) != 1:
-        raise ValueError("--from-vllm needs --pair, the models it served, and --gpu, the card")
+        raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
     path = output.check_file(Path(args.output))
     log, benches = read_logs(args.from_vllm), tuple(map(read_bench, args.bench))
     found = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu[0]), args.name or path.stem)
@@ -100,11 +100,9 @@ def _engine(args: CalibrateCommand) -> int:
             [str(size), *(f"{cell(error[key], 1, 100)}%" for key in ("median", "p95"))]
             for size, error in found.errors.items()
         ]
-        print(f"Batch sizes left out of the fit; {found.profile.foundation}, {found.steps:,} steps")
-        print(grid(["requests at once, up to", "median error", "p95"], rows))
-        print(
-            f"\nBetween steps: {cell(found.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: taken as nothing)")
-        )
+        print(f"Errors at batch sizes left out of the fit; {found.profile.foundation}, {found.steps:,} steps")
+        print(grid(["concurrent requests, up to", "median error", "p95"], rows))
+        print(f"\nBetween steps: {cell(found.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: assumed 0)"))
         if log.cache_tokens:
             print(f"KV cache: --kv-capacity-tokens {log.cache_tokens}")
     say("pdvsim", f"saved {path}")
@@ -118,9 +116,9 @@ def _vidur(args: CalibrateCommand, folder: str) -> int:
     from pdvsim.study import output
 
     if not args.gpu:
-        raise ValueError("--from vidur needs --gpu: the card that its files were measured on, e.g. a100-80gb")
+        raise ValueError("--from vidur needs --gpu, the GPU of its measurements, e.g. a100-80gb")
     if args.name or args.plots:
-        raise ValueError("--name and --plots go with samples; --from vidur names its profile after the card")
+        raise ValueError("--name and --plots need samples; --from vidur names its profile after the GPU")
     cards = [gpu(name) for name in args.gpu]
     saved = [output.check_file(Path(args.output))] if len(cards) == 1 else []
     profiles = [vidur.build_vidur(folder, card) for card in cards]
@@ -157,15 +155,15 @@ def _table(document: Mapping[str, Any]) -> str:
     def percent(errors: Mapping[str, float]) -> list[str]:
         return [f"{cell(errors[key], 1, 100)}%" for key in ("median", "p95")]
 
-    header = ["model alone", "points", "median error", "p95", "spread of a point's samples", "p95"]
+    header = ["model alone", "points", "median error", "p95", "spread of samples", "p95"]
     rows = [
         [model, str(solo["points"]), *percent(solo), *percent(solo["spread"])]
         for model, solo in document["solo"].items()
     ]
-    blocks = [f"Points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
+    blocks = [f"Errors at points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
     if document["corun"]:
         names = {"by_shape": "shapes not fitted", "by_models": "models not fitted", "no_triples": "no triples fitted"}
-        header = ["slowdown side by side", "held out", "works", "median error", "p95"]
+        header = ["slowdown when co-running", "held out", "launches", "median error", "p95"]
         rows = []
         for key, errors in document["corun"].items():
             works, _, how = key.partition("_")

@@ -39,17 +39,17 @@ class CapacityOptions:
     attainment: float = ATTAINMENT
     """Share of the requests that must meet every service level of --goodput."""
     gpus: tuple[int, ...] = (1,)
-    """Numbers of GPUs, as servers behind the router, e.g. 1,2,4."""
+    """Numbers of GPUs, as replicas behind a router, e.g. 1,2,4."""
     gpu_hour_usd: float | None = None
-    """Price of a GPU for an hour; gives the cost of a million output tokens."""
+    """Price of a GPU per hour; adds the cost per million output tokens."""
     num_runs: int = 5
-    """Replications: as many seeds, a search each; the same seeds for every architecture."""
+    """Number of seeds, with one search each; the same seeds for every architecture."""
     tolerance: float = 0.02
-    """How near to the first rate that fails a search goes, as a share."""
+    """Relative width of the final bracket: the search ends this close to the first rate that fails."""
     warmup_share: float = WARMUP_SHARE
-    """Share of the requests, the first by arrival, that is left out of the metrics: the server starts empty."""
+    """Share of the requests, first by arrival, excluded from the metrics, because the server starts empty."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     traffic: OpenTraffic = field(default_factory=OpenTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
@@ -80,11 +80,11 @@ class CapacityCommand:
     output: str | None = None
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
     html: str | None = None
-    """Also write the answer to this file, as one page with its picture and provenance."""
+    """Also write the answer, its plot and provenance as one page."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
-    """TOML file of flags (gpus = [1, 2, 4]); the command line wins."""
+    """TOML file of flags (gpus = [1, 2, 4]); the command line takes precedence."""
 
 
 SEARCH_RUNS = 8  # what a search takes, more or less: for the progress bar

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 GROUPS = {  # name, that of a module of this package: one line of help
-    "ask": {
-        "advise": "what to run, and how sure: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
-        "capacity": "the highest rate each architecture holds: pdvsim capacity --goodput ttft:500 tpot:50",
-        "map": "which architecture wins where, or each against one: pdvsim map --y acceptance --against pd",
-        "draft-table": "the best draft length by batch size, for vLLM: pdvsim draft-table --pair draft:target",
+    "decide": {
+        "advise": "recommend a setup for a load: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
+        "capacity": "find the highest rate of each architecture: pdvsim capacity --goodput ttft:500 tpot:50",
+        "map": "map the best architecture over load and acceptance: pdvsim map --y acceptance --against pd",
+        "draft-table": "find the best draft length per batch size, for vLLM: pdvsim draft-table --pair draft:target",
     },
     "simulate": {
-        "run": "one experiment: pdvsim run --arch pdv --request-rate 8",
-        "sweep": "architectures x loads x replications: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
-        "live": "architectures on a page while they serve: pdvsim live --arch pdv,colocated",
+        "run": "simulate one experiment: pdvsim run --arch pdv --request-rate 8",
+        "sweep": "simulate architectures x loads: pdvsim sweep --arch pdv,pd --concurrency 1,8,64 --num-runs 5",
+        "live": "show architectures on a page while they serve: pdvsim live --arch pdv,colocated",
     },
-    "look": {
-        "plot": "pictures of sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
-        "report": "one interactive page: pdvsim report results/sweep-DATE -o report.html",
-        "traffic": "what is in a trace: pdvsim traffic FILE -o traffic.png",
+    "view": {
+        "plot": "plot sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
+        "report": "write one interactive page: pdvsim report results/sweep-DATE -o report.html",
+        "traffic": "summarise a trace: pdvsim traffic FILE -o traffic.png",
     },
     "measure": {
-        "profile": "measure models on this GPU, or list what was: pdvsim profile --models llama-2-7b; --list",
-        "calibrate": "a profile from measured samples: pdvsim calibrate DIR -o profile.json",
-        "realrun": "one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
-        "validate": "real runs against the same runs simulated: pdvsim validate [RUNS.jsonl ...]",
+        "profile": "measure models on this GPU, or list profiles: pdvsim profile --models llama-2-7b; --list",
+        "calibrate": "fit a profile to measured samples: pdvsim calibrate DIR -o profile.json",
+        "realrun": "run one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
+        "validate": "compare real runs with simulated ones: pdvsim validate [RUNS.jsonl ...]",
     },
     "published": {
-        "reproduce": "the published PD-Verify tables, simulated: pdvsim reproduce poisson-30s --fair",
+        "reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s --fair",
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}

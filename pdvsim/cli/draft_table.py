@@ -24,7 +24,7 @@ class TableTraffic(OpenTraffic):
     """Who asks what."""
 
     num_prompts: int = 60
-    """Requests of a simulation; at least three times the batch."""
+    """Requests per simulation, at least three times the batch size."""
     burstiness: Internal[float] = 1.0
     use_trace_timestamps: Internal[bool] = False
 
@@ -38,7 +38,7 @@ class TableServer(Server):
     min_speculative_tokens: Internal[int | None] = None
     max_speculative_tokens: Internal[int] = 8
     max_num_seqs: int = 256
-    """The largest batch of the table."""
+    """Largest batch size of the table."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +54,22 @@ class DraftTableOptions:
     """Models, card and traffic, and which draft lengths to compare."""
 
     arch: Arch = "colocated"
-    """Serving architecture; vLLM and SGLang are colocated."""
+    """Serving architecture; vLLM and SGLang correspond to colocated."""
     max_k: int = 8
-    """Longest draft."""
+    """Longest draft length."""
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName | None = None
-    """The engine that the table is for: how it pads a step, its lowest k, and whether its drafter runs at k=0; default:
-    vllm for colocated, else pdvsim."""
+    """Engine of the table: sets the padding of a step, the lowest k, and whether the drafter runs at k=0. Default: vllm
+    for colocated, else pdvsim."""
     contexts: tuple[int, ...] = ()
-    """Also a table for each of these mean contexts, in cached tokens per request, e.g. 512 2048 8192."""
+    """Also make a table for each of these mean contexts, in cached tokens per request, e.g. 512 2048 8192."""
     indifference: float = 0.02
-    """Smaller gains, as a share, get no range of their own; 0: the best at every size."""
+    """Relative gains below this start no new range; 0: the best length at every batch size."""
     num_runs: int = 3
-    """Replications of each simulation, the same seeds for each."""
+    """Replications of each simulation, with the same seeds."""
     jobs: int | None = None
-    """Concurrent runs; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     traffic: TableTraffic = field(default_factory=TableTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TableServer = field(default_factory=TableServer)
@@ -98,7 +98,7 @@ class DraftTableOptions:
 
 @dataclass(frozen=True)
 class DraftTableCommand:
-    """Find the best draft length for each batch size by simulation, with its gain, ready for vLLM or TensorRT-LLM."""
+    """Find the best draft length for each batch size by simulation, as a table for vLLM, SGLang or TensorRT-LLM."""
 
     options: DraftTableOptions = field(default_factory=DraftTableOptions)
     output: str | None = None
@@ -106,7 +106,7 @@ class DraftTableCommand:
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
-    """TOML file of flags; the command line wins."""
+    """TOML file of flags; the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:
@@ -116,7 +116,7 @@ def main(argv: list[str]) -> int:
 
     file = output.check_file(Path(args.output)) if args.output else None
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
-        raise ValueError(f"{file} cannot be written: the table is made from it")
+        raise ValueError(f"{file} cannot be overwritten: it is an input")
     with Progress(usual_runs(question), "simulations", args.json, bound="about") as progress:
         table = find_table(question, Bench(args.options.jobs, progress.update))
     return deliver(table, args, {}, [file] if file is not None else ())

@@ -42,22 +42,22 @@ class LiveScoring(Scoring):
 
 @dataclass(frozen=True)
 class LiveCommand:
-    """Show one to four architectures on a page while they serve the same requests; turn load and settings meanwhile."""
+    """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
 
     arch: tuple[Arch, ...] = ("pdv", "colocated")
-    """Serving architectures, one to four; differences are against the first."""
+    """One to four serving architectures; differences are relative to the first."""
     beside: Literal["real"] | None = None
-    """real: show the run of `realrun --live` on this machine, and the same run simulated, metric by metric."""
+    """real: show the run of `realrun --live` on this machine next to the same run simulated."""
     speed: float = 1.0
-    """Simulated seconds a second at the start: 1, 10, 100, or inf for as fast as it goes."""
+    """Initial speed, in simulated seconds per second: 1, 10, 100, or inf for the maximum."""
     port: int = 5006
-    """Of the page; 0: any that is free."""
+    """Port of the page; 0: any free port."""
     address: str | None = None
-    """Network address to serve the page on, instead of this machine alone; a token is then needed, and printed."""
+    """Network address to serve the page on; default: this machine only. Access then needs a token, which is printed."""
     token: str | None = None
-    """The token, instead of one drawn at random."""
+    """Access token; default: a random one."""
     browser: bool = True
-    """--no-browser prints the page's address and opens nothing."""
+    """Open the page in a browser. --no-browser only prints its address."""
     traffic: LiveTraffic = field(default_factory=LiveTraffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
@@ -65,12 +65,12 @@ class LiveCommand:
     host: Host = field(default_factory=Host)
     scoring: LiveScoring = field(default_factory=LiveScoring)
     config: str | None = None
-    """TOML file of flags (request_rate = 8); the command line wins."""
+    """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.token is not None and len(self.token) < 8:
-            raise ValueError("token takes at least 8 characters")
+            raise ValueError("token must have at least 8 characters")
 
     def setup(self) -> Setup:
         """The session these options describe."""
@@ -118,7 +118,7 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
         feed = Feed(drive, setup, args.speed, WINDOW_S)
 
     def ready() -> None:
-        say("pdvsim", f"live at {page.url} (Ctrl-C ends it)")
+        say("pdvsim", f"live at {page.url} (stop with Ctrl-C)")
         if args.browser:
             webbrowser.open(page.url)
 
@@ -137,7 +137,7 @@ def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
     try:
         experiment = Heard(connected()).experiment
     except OSError:
-        raise ValueError("no real run to show: start realrun --live on this machine first") from None
+        raise ValueError("no real run found: first start realrun --live on this machine") from None
     try:
         named_pair(experiment.server.pair)
     except ValueError:

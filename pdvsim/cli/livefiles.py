@@ -37,7 +37,7 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
     begun = [*live, *flags_of(setup.base, Experiment(), UNSAID)]
     if not tape:
         runs = [command_line("pdvsim run", e) for e in made]
-        return "\n".join(["Nothing was turned. The same again:", shlex.join(begun), *runs])
+        return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
     present = [
         "pdvsim",
         "live",
@@ -45,8 +45,8 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
         ",".join(setup.archs),
         *flags_of(knobs.turned(setup.base), Experiment(), UNSAID),
     ]
-    lines = ["As it began:", shlex.join(begun), "As it stood at the end:", shlex.join(present)]
-    lines.append(f"What no command line repeats, up to {now_s:.2f} s (session.json has it to the last digit):")
+    lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
+    lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)
     for act in tape:
         what = {"burst": "a burst of requests", "drop": "acceptance halved"}.get(act.what, "")
@@ -64,7 +64,7 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     date, made, paths, tables = output.now(), [], [], []
     for result, tail in replay(setup, tape, now_s):
         if not len(result.requests["id"]):
-            raise ValueError("nobody has come yet: there is nothing to save")
+            raise ValueError("nothing to save: no request has arrived yet")
         name = result.experiment.arch.rpartition(":")[2]
         stem = folder / name
         details = {detail: stem.with_name(f"{name}.{detail}.parquet") for detail in output.DETAILS}
@@ -84,7 +84,7 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}
     document["tape"] = [output.settings(act) for act in tape]
     write_whole(folder / "session.json", (output.dumps(document) + "\n").encode())
-    each = f"of each a result, records, a page and a timeline of the last {TAIL_S:g} s"
+    each = f"for each architecture a result, records, a page and a timeline of the last {TAIL_S:g} s"
     return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
 
 

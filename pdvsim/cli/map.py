@@ -46,45 +46,45 @@ class MapOptions:
     """Architectures, the two axes, and replications."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Serving architectures that compete."""
+    """Serving architectures to compare."""
     gpus: int = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     drafter_card: str | None = None
-    """With --gpus: a card, e.g. l4, that drafts in place of one of the GPUs, is compared too."""
+    """With --gpus: also try this GPU type, e.g. l4, for drafting."""
     card_hour_usd: tuple[str, ...] = ()
-    """With --gpus or --against: price of a card for an hour, e.g. h200=4.5."""
+    """With --gpus or --against: hourly price of each GPU type, e.g. h200=4.5."""
     per_dollar: bool = False
-    """With --gpus: best per dollar, or per GPU without prices."""
+    """With --gpus: optimise per dollar, or per GPU if no prices are given."""
     y: Axis = "acceptance"
-    """Second axis: acceptance, size (pairs of models), or card."""
+    """Second axis: acceptance, size (model pairs) or card."""
     concurrency: tuple[int, ...] = ()
-    """Loads as requests outstanding at once (closed loop); without this and --request-rate: 1,4,16,64."""
+    """Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64."""
     request_rate: tuple[float, ...] = ()
-    """Loads as requests per second; of a trace, default: around its own."""
+    """Loads in requests per second; default for a trace: around its rate."""
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Acceptance rates of --y acceptance."""
+    """Acceptance rates for --y acceptance."""
     pairs: tuple[str, ...] = ()
-    """Pairs draft:target of --y size; default: all presets that share a tokenizer."""
+    """Pairs draft:target for --y size; default: presets that share a tokenizer."""
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()
-    """Cards of --y card, e.g. h200,a100-80gb."""
+    """GPUs for --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
-    """Also compare all with this one: figures and paired differences."""
+    """Also compare each architecture with this one: metrics and paired differences."""
     objective: Objective | None = None
-    """Best at what; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
+    """What to optimise; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
     indifference: float = 0.01
-    """Smaller leads, as a share, do not count, however sure."""
+    """Relative leads below this are ignored, even if significant."""
     attainment: float = ATTAINMENT
-    """Share of the requests that should meet every service level of --goodput."""
+    """Share of the requests that must meet every --goodput level."""
     family: Family = "map"
-    """What the 95% confidence of a winner is for: the whole map, or each cell alone."""
+    """What the 95% confidence covers: the whole map or each cell alone."""
     num_runs: int = 5
-    """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
+    """Replications of each point; replication i has seed --seed + i."""
     warmup_share: float = WARMUP_SHARE
-    """Share of the requests, the first by arrival, that is left out of the metrics."""
+    """Share of the requests, first by arrival, excluded from the metrics."""
     jobs: int | None = None
-    """Runs side by side; default: one per core."""
+    """Concurrent simulations; default: one per core."""
     traffic: MapTraffic = field(default_factory=MapTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
@@ -100,7 +100,7 @@ class MapOptions:
         if not self.traffic.use_trace_timestamps:
             return self.request_rate
         if self.concurrency:
-            raise ValueError("--use-trace-timestamps replays arrivals: it takes --request-rate, not --concurrency")
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
         own = own_rate(self.traffic)
         return self.request_rate or tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
@@ -115,22 +115,22 @@ class MapOptions:
         if self.y == "size":
             places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
         elif self.pairs:
-            raise ValueError("--pairs is for --y size")
+            raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
             raise ValueError(f"--pair-acceptance needs one rate for each of --pairs ({len(self.pairs)})")
         if self.pair_acceptance and (not self.acceptance.by_rate or self.acceptance.acceptance_from is not None):
-            raise ValueError("--pair-acceptance and another form of acceptance exclude each other")
+            raise ValueError("--pair-acceptance cannot be combined with another form of acceptance")
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
         elif self.try_cards:
-            raise ValueError("--try-cards is for --y card")
+            raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
         traffic = self.traffic.at(rates, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
         elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
-            raise ValueError("--drafter-card, --card-hour-usd and --per-dollar are for --gpus 2 and more")
+            raise ValueError("--drafter-card, --card-hour-usd and --per-dollar need --gpus 2 or more")
         arch = archs[0] if archs else "pdv"
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
@@ -162,17 +162,17 @@ class MapOptions:
 
 @dataclass(frozen=True)
 class MapCommand:
-    """Draw which architecture is best over load and acceptance (or model sizes), masked where that is not sure."""
+    """Map the best architecture over load and acceptance, model size or GPU."""
 
     options: MapOptions = field(default_factory=MapOptions)
     output: str | None = None
-    """Folder for table, JSON and pictures; default: results/map-DATE-TIME."""
+    """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
     html: str | None = None
-    """Also write the answer to this file, as one page with its picture and provenance."""
+    """Also write the answer, its plot and provenance as one page."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
-    """TOML file of flags (concurrency = [1, 8, 64]); the command line wins."""
+    """TOML file of flags (concurrency = [1, 8, 64]); the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:

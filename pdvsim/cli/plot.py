@@ -13,32 +13,32 @@ from pdvsim.view.figure import DPI
 
 @dataclass(frozen=True)
 class PlotCommand:
-    """Draw throughput, latency, GPU use by lane, acceptance and the improvement heatmap; or a picture of your own."""
+    """Plot throughput, latency, GPU use by lane, acceptance and the improvement heatmap, or a custom plot."""
 
     results: Placed[tuple[str, ...]]
     """Sweep folders, or JSON files of single runs."""
     output: str | None = None
-    """Folder for the pictures; default: plots, in the first sweep's folder or beside the first run."""
+    """Folder for the plots; default: plots, in the first sweep's folder or next to the first run."""
     format: Literal["png", "svg"] = "png"
-    """Kind of file."""
+    """File format."""
     against: str | None = None
-    """Architecture that the heatmap compares the others with; default: the first in the results."""
+    """Architecture that the heatmap compares with; default: the first in the results."""
     metric: str | None = None
-    """What the heatmap compares, e.g. mean_ttft_ms; default: output_throughput in closed loops, mean_e2el_ms where
-    arrivals set the throughput."""
+    """Metric of the heatmap, e.g. mean_ttft_ms; default: output_throughput in closed loops, mean_e2el_ms at request
+    rates."""
     var_x: str | None = None
-    """Your own picture: the column along x, an option that was varied or a metric; default: load."""
+    """Custom plot: the column of the x axis, a varied option or a metric; default: load."""
     var_y: str | None = None
-    """Your own picture: the metric along y; default: output_throughput."""
+    """Custom plot: the metric of the y axis; default: output_throughput."""
     curve_by: str | None = None
-    """Your own picture: one curve for each value of this column; default: arch."""
+    """Custom plot: one curve per value of this column; default: arch."""
     row_by: str | None = None
-    """Your own picture: one row of panels for each value of this column."""
+    """Custom plot: one row of panels per value of this column."""
     col_by: str | None = None
-    """Your own picture: one column of panels for each value of this column."""
+    """Custom plot: one column of panels per value of this column."""
     frontier: bool = False
-    """Of results at one load: which points no other beats both in --var-x (default: mean_ttft_ms) and in --var-y
-    (default: p99_itl_ms), as a picture and a table."""
+    """Plot and list the Pareto frontier of results at one load, in --var-x (default: mean_ttft_ms) and --var-y
+    (default: p99_itl_ms)."""
 
 
 def main(argv: list[str]) -> int:
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
     against, metric = args.against or results.archs[0], args.metric and args.metric.replace("-", "_")
     if args.frontier:
         if chosen.keys() - {"x", "y"}:
-            raise ValueError("--frontier takes --var-x and --var-y, and no curves or panels")
+            raise ValueError("--frontier can be combined with --var-x and --var-y only")
         frontier = find_frontier(results.points, **chosen)
         pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
         print(frontier)

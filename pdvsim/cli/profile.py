@@ -21,33 +21,33 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProfileCommand:
-    """Measure models on this machine's GPU: forwards, drafts and prompts alone, pairs side by side, host costs."""
+    """Measure models on this machine's GPU: forwards, drafts and prefills alone, co-running pairs, and host costs."""
 
     models: tuple[str, ...] = ()
-    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b; or shards of them, e.g. llama-3.1-70b/tp4."""
+    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b, or shards of them, e.g. llama-3.1-70b/tp4."""
     pairs: tuple[str, ...] = ()
-    """Pairs draft:target to measure side by side, with the host's costs."""
+    """Pairs draft:target to measure co-running, with host costs."""
     output: str = "results/profile"
-    """Folder for samples.parquet and header.json; a second run into it goes on where the first stopped."""
+    """Folder for samples.parquet and header.json; a second run into it continues where the first stopped."""
     budget_s: float = 100.0
-    """Seconds a model may take; the points left out are named in the header."""
+    """Maximum seconds per model; skipped points are listed in the header."""
     pair_budget_s: float = 60.0
-    """Seconds a pair may take."""
+    """Maximum seconds per pair."""
     quick: bool = False
-    """Only the most important points, with few repeats."""
+    """Measure only the most important points, with few repeats."""
     seed: int = 0
-    """Of weights, caches and the order of points."""
+    """Seed of weights, caches and the order of points."""
     jobs: int = 8
-    """Processes that compile kernels ahead; 0: none."""
+    """Processes that compile kernels in advance; 0: none."""
 
     list_: bool = False
-    """Measure nothing: list the GPUs, models, profiles and samples that come with pdvsim."""
+    """List the GPUs, models, profiles and samples included in pdvsim; measure nothing."""
     json: bool = False
     """With --list: print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
         if self.json and not self.list_:
-            raise ValueError("--json goes with --list")
+            raise ValueError("--json needs --list")
         if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
         check_ranges(self, jobs=Range(0, 1024))
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     except ImportError:
         raise ValueError("measuring needs torch: pip install 'pdvsim[gpu]'") from None
     if not torch.cuda.is_available():
-        raise ValueError("no CUDA device: a profile is measured on one")
+        raise ValueError("no CUDA device: profiling needs one")
 
     from pdvsim.profiler.measure import Profiler
     from pdvsim.profiler.samples import merge
@@ -104,7 +104,7 @@ def main(argv: list[str]) -> int:
         print(summary(merge(found, folder)))
         say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
     if interrupted:
-        say("pdvsim", f"interrupted: {len(found)} parts kept in {folder}; the same command goes on")
+        say("pdvsim", f"interrupted: {len(found)} parts kept in {folder}; repeat the command to continue")
     return 130 if interrupted else int(bool(failed))
 
 

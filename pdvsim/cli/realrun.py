@@ -30,11 +30,11 @@ class RealCommand(RunCommand):
 
     machine: Machine = field(default_factory=Machine)
     iteration_log: str | None = None
-    """Write a line a step to this file, as vLLM does: for `pdvsim calibrate --from-vllm`."""
+    """Write one line per step to this file, as vLLM does, for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
-    """Prefix of the name of --save-result."""
+    """Prefix of the file name of --save-result."""
     live: bool = False
-    """Let pages look on while it serves: pdvsim live --beside real."""
+    """Let `pdvsim live --beside real` show the run while it serves."""
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -54,7 +54,7 @@ def _run(argv: list[str]) -> int:
     refuse(args.experiment, args.machine)
     if args.iteration_log and not policy_of(args.experiment.arch).in_steps():
         fitting = archs_where(lambda policy: policy.in_steps())
-        raise ValueError(f"--iteration-log is of one lane: --arch {' or '.join(fitting)}")
+        raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
     vet([args.experiment])
     try:
         import torch
@@ -90,7 +90,7 @@ def _run(argv: list[str]) -> int:
         _say(f"saved {', '.join(map(str, files.paths))}")
     held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
     if held < wanted:
-        _say(f"the KV cache holds {held:,} tokens, all requests in flight may want {wanted:,}: some may have waited")
+        _say(f"the KV cache holds {held:,} tokens; all requests in flight may need {wanted:,}: some may have waited")
     if asked is not None:
         _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
     return 130 if asked is not None else 0

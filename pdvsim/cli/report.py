@@ -19,7 +19,7 @@ class ReportCommand:
     results: Placed[tuple[str, ...]]
     """Sweep folders, or JSON files of single runs."""
     output: str = "report.html"
-    """The page to write."""
+    """HTML file to write."""
 
 
 def main(argv: list[str]) -> int:
@@ -40,5 +40,5 @@ def main(argv: list[str]) -> int:
     write_whole(path, text.encode())
     say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
     if not results.detailed:
-        say("pdvsim", "no records were saved: without --save-detailed there are no histograms and no time series")
+        say("pdvsim", "no histograms and time series: the results were saved without --save-detailed")
     return 0

@@ -22,21 +22,21 @@ FAIR_RUNS = 4
 
 @dataclass(frozen=True)
 class ReproduceCommand:
-    """Simulate a published table with its own programs and rules; print published against simulated, save a plot."""
+    """Simulate a published table with its own programs and rules, print it next to the published one, save a plot."""
 
     table: Placed[Literal["three-way", "poisson-30s", "model-comparison"]]
-    """The published table; model-comparison: the three-way programs on three pairs."""
+    """The published table. model-comparison runs the three-way programs on three pairs."""
     num_runs: int | None = None
-    """Replications (three-way and model-comparison: orders of the requests; poisson-30s: draws of what is accepted);
-    default 20, 20 and 16."""
+    """Replications: orders of the requests for three-way and model-comparison (default: 20), draws of acceptance for
+    poisson-30s (default: 16)."""
     seed: int = 0
-    """Of the replications; the arrivals of poisson-30s are the published ones."""
+    """Seed of the replications; the arrivals of poisson-30s are the published ones."""
     fair: bool = False
-    """Also score the same workloads fairly (at most 4 replications), and run pdvsim's own policies beside them."""
+    """Also score the same workloads fairly (at most 4 replications) and compare with pdvsim's own policies."""
     gpu: str | None = None
-    """Card of pdvsim's own policies, with --fair; default h200."""
+    """With --fair: GPU of pdvsim's own policies; default: h200."""
     all_metrics: bool = False
-    """Print every metric, not only the main ones; --json always has all."""
+    """Print all metrics, as --json always does."""
     output: str | None = None
     """Folder for cells.parquet, reproduce.json and the plots; default: results/reproduce-TABLE-DATE-TIME."""
     json: bool = False
@@ -45,11 +45,11 @@ class ReproduceCommand:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.table == "model-comparison" and self.fair:
-            raise ValueError("--fair goes with three-way and poisson-30s")
+            raise ValueError("--fair needs three-way or poisson-30s")
         if self.gpu is not None:
             gpu(self.gpu)
             if not self.fair:
-                raise ValueError("--gpu needs --fair: the published programs have their own card")
+                raise ValueError("--gpu needs --fair: the published programs have their own GPU")
 
 
 def main(argv: list[str]) -> int:
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
         print(reproduction_text(reproduction, args.all_metrics))
         if fair is not None:
             print("\n" + fair_text(fair))
-    return output.save(dict(zip(files, contents, strict=True)), "only the rows finished" if cut else "")
+    return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:

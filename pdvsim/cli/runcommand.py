@@ -28,25 +28,25 @@ class RunCommand:
 
     given: AskedExperiment = field(default_factory=AskedExperiment)
     output: str | None = None
-    """Write the result to this file, as JSON with vLLM's keys."""
+    """Write the result to this file, as JSON with the keys of vLLM."""
     save_result: bool = False
-    """Write the result to --result-dir, under a name made of label, load, architecture and date."""
+    """Write the result to --result-dir; the file name has label, load, architecture and date."""
     result_dir: str = "."
     """Folder for --save-result."""
     label: str = "pdvsim"
-    """Prefix of the name of --save-result."""
+    """Prefix of the file name of --save-result."""
     save_detailed: bool = False
     """Also write requests, launches and deliveries as parquet, next to the result."""
     trace_out: str | None = None
     """Write a timeline for ui.perfetto.dev to this file."""
     html: str | None = None
-    """Write the table, its picture and where it comes from to this file, as one page."""
+    """Write the table, its plot and provenance to this file, as one page."""
     overwrite: bool = False
-    """Replace files that are there already; without it they are refused."""
+    """Replace existing files; default: refuse them."""
     json: bool = False
     """Print one JSON document instead of the table."""
     config: str | None = None
-    """TOML file of flags (request_rate = 8); the command line wins."""
+    """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -55,6 +55,6 @@ class RunCommand:
 
     def __post_init__(self) -> None:
         if not self.given.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
-            raise ValueError("--no-detailed keeps no records: --save-detailed, --trace-out and --html need them")
+            raise ValueError("--save-detailed, --trace-out and --html need records, which --no-detailed does not keep")
         if any(c in "/\\" or not c.isprintable() for c in self.label):
-            raise ValueError(f"label is part of a file's name: it takes no slash and prints, got {self.label!r}")
+            raise ValueError(f"label is part of a file name: it must print and have no slash, got {self.label!r}")

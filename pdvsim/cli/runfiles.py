@@ -37,15 +37,15 @@ class RunFiles:
         traces = (Path(args.trace_out),) if args.trace_out else ()
         pages = (Path(args.html),) if args.html else ()
         files = cls(args.label, date, tuple(results), beside, traces, pages)
-        taken = {os.path.realpath(path): "the run reads it" for path in args.experiment.files}
+        taken = {os.path.realpath(path): "the run reads it as input" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)
             place = os.path.realpath(path)
             if place in taken:
                 raise ValueError(f"{path} cannot be written: {taken[place]}")
-            taken[place] = "it is named for two files"
+            taken[place] = "two options name it"
             if path.exists() and not args.overwrite and not in_place(path):
-                raise ValueError(f"{path} is there already; --overwrite replaces it")
+                raise ValueError(f"{path} exists already; use --overwrite to replace it")
         return files
 
     @property

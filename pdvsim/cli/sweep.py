@@ -46,19 +46,19 @@ class SweepOptions:
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
     concurrency: tuple[int, ...] = ()
-    """Loads as requests outstanding at once (closed loop), e.g. 1,2,4,8."""
+    """Loads as concurrent requests (closed loop), e.g. 1,2,4,8."""
     request_rate: tuple[float, ...] = ()
-    """Loads as requests per second (open loop); without this and --concurrency: 1,2,4,8,16,32,64."""
+    """Loads as requests per second (open loop); default without --concurrency: 1,2,4,8,16,32,64."""
     num_runs: int = 1
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     vary: tuple[str, ...] = ()
-    """Any other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d; one that takes a list as 0.8+0.6."""
+    """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
     jobs: int | None = None
-    """Points run side by side on this machine; default: one per core."""
+    """Concurrent simulations on this machine; default: one per core."""
     backend: BackendName = "loky"
-    """Who runs the points: this machine's cores (loky), or an existing Dask or Ray cluster."""
+    """Where the points run: on this machine's cores (loky), or on an existing Dask or Ray cluster."""
     scheduler: str | None = None
-    """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray finds the one of its machine without."""
+    """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray by default finds the cluster of its machine."""
     traffic: SweepTraffic = field(default_factory=SweepTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: Server = field(default_factory=Server)
@@ -93,7 +93,7 @@ class SweepOptions:
 
 @dataclass(frozen=True)
 class SweepCommand:
-    """Run loads x architectures x whatever is varied x replications on all cores; print tables, save rows and a plot.
+    """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
     The folder holds each finished point in a file of its own: after a crash, --resume goes on with what is missing.
     """
@@ -102,14 +102,14 @@ class SweepCommand:
     output: str | None = None
     """Folder for sweep.json, parts/, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
     resume: bool = False
-    """Go on with the sweep in the folder, if there is one: what is done is kept, what is missing or failed is run."""
+    """Continue the sweep in the folder, if there is one: run the points that are missing or failed."""
     continue_on_error: bool = False
-    """Record a point that fails, with the reason, in failed/ and go on with the others."""
+    """If a point fails, record the reason in failed/ and continue with the others."""
     save_detailed: bool = False
     """Also write each point's requests, launches and deliveries as parquet, to details/."""
     check: tuple[str, ...] = ()
-    """Run nothing: check that these results, sweep folders or JSON files of runs, are what was written. The exit code
-    is 0 only if all are there and whole, 1 otherwise."""
+    """Check that these sweep folders or JSON files of runs are complete and unchanged; run nothing. The exit code is 0
+    if so, else 1."""
     dry_run: bool = False
     """List the points and estimate the time; write nothing."""
     csv: str | None = None
@@ -117,13 +117,13 @@ class SweepCommand:
     json: bool = False
     """Print one JSON document instead of the table."""
     verbose: bool = False
-    """Also print every point in the style of `vllm bench serve`, and the differences from the first architecture."""
+    """Also print each point in the style of `vllm bench serve`, and the differences from the first architecture."""
     config: str | None = None
-    """TOML file of flags (arch = ["pdv", "pd"]); the command line wins."""
+    """TOML file of flags (arch = ["pdv", "pd"]); the command line takes precedence."""
 
     def __post_init__(self) -> None:
         if self.save_detailed and not self.options.scoring.detailed:
-            raise ValueError("--no-detailed keeps no records: --save-detailed needs them")
+            raise ValueError("--save-detailed needs records, which --no-detailed does not keep")
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
@@ -222,7 +222,7 @@ def main(argv: list[str]) -> int:
         print(output.dumps({**config, "points": []}))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
     if failures:
-        say("pdvsim", f"{failures} of {total} points failed: the reasons are in {folder.path / 'failed'}")
+        say("pdvsim", f"{failures} of {total} points failed; the reasons are in {folder.path / 'failed'}")
     return 1 if failures else 0
 
 
@@ -237,7 +237,7 @@ def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:
 
 
 def _kept(folder: SweepDir, done: int, total: int) -> str:
-    return f"{done} of {total} points are in {folder.path}; --resume goes on"
+    return f"{done} of {total} points are in {folder.path}; continue with --resume"
 
 
 def _dry_run(folder: SweepDir, args: SweepCommand) -> int:

@@ -13,20 +13,20 @@ from pdvsim.view.figure import DPI
 
 @dataclass(frozen=True)
 class TrafficCommand:
-    """Say what is in a trace: rates over time, burstiness, lengths, acceptance and sessions; and draw it."""
+    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
 
     file: Placed[str]
     """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
     dataset_name: Literal["custom", "azure", "burstgpt", "mooncake"] | None = None
-    """What kind of trace it is; default: by its columns."""
+    """Kind of the trace; default: inferred from its columns."""
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
     output: str | None = None
-    """Also draw it, to this file (PNG or SVG)."""
+    """Also plot it to this file (PNG or SVG)."""
     overwrite: bool = False
-    """Replace the picture if it is there already."""
+    """Replace the plot if it exists already."""
     json: bool = False
-    """Print one JSON document instead of the lines."""
+    """Print one JSON document instead of text."""
 
 
 def main(argv: list[str]) -> int:
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
     if path is not None:
         check_file(path)
         if path.exists() and not args.overwrite and not in_place(path):
-            raise ValueError(f"{path} is there already; --overwrite replaces it")
+            raise ValueError(f"{path} exists already; use --overwrite to replace it")
     kind = args.dataset_name or kind_of(args.file)
     trace = read_requests(kind, args.file, args.tokenizer)
     found = account(Path(args.file).name, trace)
@@ -56,7 +56,7 @@ def main(argv: list[str]) -> int:
         if found.window_s:
             print(f"replay it: pdvsim run {named} --use-trace-timestamps")
             rate, shape = found.summary()["request_rate"], found.summary()["burstiness"]
-            print(f"its lengths, at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
+            print(f"use its lengths at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
     if path is not None:
         return save({path: picture(traffic_figure(found), path, DPI)})
     return 0

@@ -44,44 +44,44 @@ class BenchedServer(Server):
 
 @dataclass(frozen=True)
 class ValidateCommand:
-    """Compare real serving runs with the same experiments simulated, seed by seed."""
+    """Compare real serving runs with simulations of the same experiments and seeds."""
 
     runs: Placed[tuple[str, ...]] = ()
-    """Files of real runs, one JSON object a line; default: the H200's that come with pdvsim."""
+    """Files of real runs, one JSON object per line; default: the H200 runs included in pdvsim."""
     run: str | None = None
-    """Only one run, launch by launch: its number, or a result of realrun --save-detailed."""
+    """Compare one run launch by launch: its number, or a result of realrun --save-detailed."""
     own_policies: bool = False
-    """Run the policy files that the runs name as file.py:Class. A policy is a program: only for files you trust."""
+    """Execute the policy files that the runs name as file.py:Class. Use this only for files you trust."""
     held_out: bool = False
-    """Also show the runs that are set aside. Whoever works on the model does not look at them."""
+    """Also show the held-out runs, which are not used to develop the model."""
     profile: str | None = None
-    """A profile file (JSON) instead of the built-in one of the H200."""
+    """Profile file (JSON) instead of the built-in one of the H200."""
     write: bool = False
-    """Write the errors beside the profile: run, sweep and the decisions take their error bars from there."""
+    """Save the errors next to the profile; all other commands take their error ranges from there."""
     contention: Contention = "fluid"
     """How streams share the simulated GPU."""
     ablations: bool = True
-    """Also predict with the other contention models, to show what the measured one is worth."""
+    """Also predict with the other contention models, for comparison. --no-ablations leaves them out."""
     plot: str | None = None
-    """Write predicted against measured to this file (PNG)."""
+    """Plot predicted against measured metrics to this file (PNG)."""
     html: str | None = None
-    """Write the tables, the picture and where they come from to this file, as one page."""
+    """Write tables, plot and provenance to this file, as one page."""
     jobs: int | None = None
     """Concurrent simulations; default: one per core."""
     json: bool = False
     """Print one JSON document instead of the tables."""
     serve: str | None = None
-    """Compare nothing: serve the runs that this file plans on this machine's GPU, and add them to --output."""
+    """Instead of comparing, serve the runs planned in this file on this machine's GPU and append them to --output."""
     output: str = RUNS
-    """With --serve: the file of real runs. Runs that it holds are not served again."""
+    """With --serve: file of real runs. Runs already in it are not served again."""
     minutes: float = math.inf
-    """With --serve: start no run after so many minutes."""
+    """With --serve: start no run after this many minutes."""
     tiny: bool = False
-    """With --serve: a pair of tiny models and short requests on the CPU, to try the command."""
+    """With --serve: try the command with tiny models and short requests on the CPU."""
     bench: str | None = None
-    """Compare another thing: a result of `vllm bench serve` on your server, and the same load simulated."""
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
     pair: str | None = None
-    """With --bench: the models that were served, as draft:target, or the target alone (or --model)."""
+    """With --bench: the served models, as draft:target, or the target alone (or --model)."""
     arch: Arch = "colocated"
     """With --bench: the architecture; vLLM is colocated."""
     acceptance: Acceptance = field(default_factory=Acceptance)
@@ -93,19 +93,19 @@ class ValidateCommand:
         usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
         given = {name for name, value in usual.items() if getattr(self, name) != value}
         if self.bench is None and given & OF_BENCH:
-            raise ValueError("--pair, --arch and the options of a server go with --bench")
+            raise ValueError("--pair, --arch and server options need --bench")
         if self.bench is not None and given - {"bench", "profile", "contention", "json", *OF_BENCH}:
-            raise ValueError("--bench goes with the options of a server, --profile, --contention and --json alone")
+            raise ValueError("--bench can be combined only with server options, --profile, --contention and --json")
         if self.bench is not None and self.pair is None:
-            raise ValueError("--bench needs --model, or --pair draft:target: the models that were served")
+            raise ValueError("--bench needs the served models: give --model or --pair draft:target")
         if self.serve is None and given & {"output", "minutes", "tiny"}:
-            raise ValueError("--output, --minutes and --tiny go with --serve")
+            raise ValueError("--output, --minutes and --tiny need --serve")
         if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
-            raise ValueError("--serve goes with --output, --minutes, --tiny and --own-policies alone")
+            raise ValueError("--serve can only be combined with --output, --minutes, --tiny and --own-policies")
         if self.html and self.run is not None:
-            raise ValueError("--html is a page of all runs, not of one")
+            raise ValueError("--html is a page of all runs and cannot be combined with --run")
         if self.write and (self.run is not None or self.contention != "fluid"):
-            raise ValueError("--write takes the errors of all runs with --contention fluid")
+            raise ValueError("--write needs all runs and --contention fluid")
 
 
 def main(argv: list[str]) -> int:
@@ -195,7 +195,7 @@ def _limit(args: ValidateCommand, runs: Sequence[ServedRun]) -> int | None:
     """The prompts per forward of the engine that served the runs; refused where errors of several would be written."""
     limits = {run.experiment.server.max_prompts_per_forward for run in runs}
     if args.write and len(limits) > 1:
-        raise ValueError("--write needs runs that were served with one --max-prompts-per-forward")
+        raise ValueError("--write needs runs with the same --max-prompts-per-forward")
     return limits.pop()
 
 
@@ -203,7 +203,7 @@ def _write(args: ValidateCommand, runs: Sequence[ServedRun], limit: int | None, 
     """The errors where whoever predicts on this profile finds them; those of held-out runs are no part of them."""
     path = errors_path(Hardware(profile=args.profile))
     if path is None:
-        raise ValueError("--write needs a profile that is a file")
+        raise ValueError("--write needs a profile file")
     leads = {metric: lead["limit"] for metric, lead in document["leads"]["by_metric"].items()}
     errors = Errors(
         profile=document["foundation"],
@@ -238,7 +238,7 @@ def _tables(document: Mapping[str, Any]) -> str:
             [_short(m), _percent(lead["median"]), _percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
             for m, lead in found["by_metric"].items()
         ]
-        header = ["a predicted lead is off by", "median", "95%", "order right, where over 3% apart"]
+        header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
         pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of servers"
         blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
     blocks += [_bars(document)] if document["bars"] else []
@@ -276,10 +276,10 @@ def _errors(document: Mapping[str, Any]) -> str:
     for group in ("arch", "pair", "dataset", "load"):
         for name, errors in document[f"by_{group}"].items():
             rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
-    text = grid(["errors of", "runs", "median", "95%", "at most", *ablations, "repeated runs"], rows)
+    text = grid(["errors of", "runs", "median", "95%", "target", *ablations, "repeated runs"], rows)
     if paced := document["paced"]:
         raw, after = (_both(_overall(paced[side])) for side in ("raw", "after"))
-        text += f"\n{paced['runs']} runs with the pace of their machine: {raw} without it, {after} with it"
+        text += f"\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
     return text
 
 
@@ -314,7 +314,7 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
                 f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
             ]
         )
-    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "furthest off"]
+    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
     return grid(header, rows)
 
 
@@ -405,8 +405,8 @@ def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
         for row in sorted(shown, key=lambda row: -abs(row["share"]))
     ]
     rows.append(["all", *[""] * 7, _percent(found["error"], "+")])
-    header = ["launches of", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
-              "of the GPU's time"]  # fmt: skip
+    header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
+              "share of GPU time"]  # fmt: skip
     yield grid(header, rows)
     rows = []
     for lane, sides in found["gaps"].items():
@@ -414,5 +414,5 @@ def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
         figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
         rows.append([lane, *figures, f"{_percent(real['share'])} / {_percent(sim['share'])}"])
     idle = " / ".join(_percent(found["idle"][side]) for side in ("measured", "predicted"))
-    rows.append(["nothing runs", "-", "-", idle])
-    yield grid(["gaps, real / sim", "median us", "95% us", "of the time"], rows)
+    rows.append(["GPU idle", "-", "-", idle])
+    yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

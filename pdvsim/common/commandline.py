@@ -54,7 +54,7 @@ def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> 
 def check_trusted(arch: str, own_policies: bool) -> None:
     """Refuse an architecture that a file names and that is a policy file, unless those are trusted."""
     if not own_policies and file_of(arch) is not None:
-        raise ValueError(f"arch {arch} is a policy file, which would be run: give --own-policies if you trust it")
+        raise ValueError(f"arch {arch} is a policy file, which would be executed: add --own-policies if you trust it")
 
 
 def _configured(kind: Any, values: Mapping[str, Any]) -> Any:

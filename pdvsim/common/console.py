@@ -56,7 +56,7 @@ def guarded(program: str, command: Callable[[], int]) -> int:
     except ValueError as error:
         return _refused(program, str(error))
     except MemoryError:
-        return _refused(program, "out of memory: ask for less at once, e.g. fewer --num-prompts, or --no-detailed")
+        return _refused(program, "out of memory: try a smaller --num-prompts, or --no-detailed")
     except Exception as error:
         return _crashed(program, error)
 

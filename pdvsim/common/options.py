@@ -60,10 +60,10 @@ MEANT = {  # what other programs call an option
 }  # fmt: skip
 SAME = {"model": "pair"}  # other spellings
 NOT_HERE = {  # and what to say of those that there is no option for
-    "quantization": "models are simulated in the precision of their configuration, bf16 if it says none",
-    "dtype": "models are simulated in the precision of their configuration, bf16 if it says none",
-    "overwrite": "results are never written over: name another folder with -o, or go on with --resume",
-    "force": "results are never written over: name another folder with -o, or go on with --resume",
+    "quantization": "models are simulated in the precision of their configuration, or bf16 if it names none",
+    "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
+    "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
+    "force": "results are never overwritten: name another folder with -o, or continue with --resume",
 }
 WIDEST = 100
 INDENT = 30  # where the texts of a help begin
@@ -367,11 +367,11 @@ def _help(command: type, prog: str, everything: bool) -> str:
     usage = f"{prog} [OPTIONS]{places}"
     parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
     usual = [found[name] for name in MOST_USED if name in found]
-    groups = {"arguments": placed} if everything else {"arguments": placed, "most used": usual}
+    groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
     for option in found.values():
         own = any(is_dataclass(hint) for hint, _ in _hints(option.owner).values()) or option.owner is command
         if not option.placed and (everything or (own and option not in usual)):
-            title = "options of this command" if own else _sentence(option.owner).lower()
+            title = "Options of this command" if own else _sentence(option.owner)
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)

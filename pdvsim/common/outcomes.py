@@ -15,7 +15,7 @@ Task = Callable[[int, Any], Row]
 Item = tuple[int, Any]  # a point's number, and the point
 Notice = Callable[[str], None]  # hears what the user should know while waiting
 
-DIED = "its worker process died twice; it was killed, or ran out of memory"
+DIED = "its worker process died twice: it was killed or ran out of memory"
 
 
 @dataclass(frozen=True)

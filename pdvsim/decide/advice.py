@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 MILLION = 1e6
 FINISHED = ("Time to finish (s)", "duration")  # of a batch job
-HOW_SURE, FLIPS = "How sure", "Where the decision flips"
+CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
 TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # figures beside the recommendation
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
@@ -58,7 +58,7 @@ EXPECTED = (
     ("{} TPOT (ms)", "{}_tpot_ms"),
     ("P99 TPOT (ms)", "p99_tpot_ms"),
     ("Mean E2EL (ms)", "mean_e2el_ms"),
-    ("Tokens a round", "spec_decode_acceptance_length"),
+    ("Tokens per round", "spec_decode_acceptance_length"),
 )
 
 
@@ -80,7 +80,7 @@ class Question:
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
+            raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
         for fleet in self.fleets:
             self.hourly(fleet.name)  # a price that is missing is asked for now
@@ -194,7 +194,7 @@ class Advice(Answer):
     def report(self) -> Report:
         """The whole advice, section by section."""
         ask = self.question
-        lead = f"What to run at {load_words(ask.base.traffic)}, and how sure that is."
+        lead = f"Recommendation at {load_words(ask.base.traffic)}, with confidence."
         document = self.document(
             question=output.settings(ask),
             search={
@@ -206,7 +206,7 @@ class Advice(Answer):
                 "left_out": self.left_out,
             },
         )
-        stopped = "the above is what was known by then" if self.interrupted else ""
+        stopped = "the above uses the runs that had finished" if self.interrupted else ""
         if self.recommended is None or self.held is None:
             return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
         figures = {label: positive(self._expects(key)) for label, key in _metrics(ask).items() if key in TILES}
@@ -214,11 +214,11 @@ class Advice(Answer):
         sections = (
             ("Recommendation" if self.met else _nothing(self), [card]),
             ("Expected", [_expected(self)]),
-            (HOW_SURE, _how_sure(self, self.recommended, self.held)),
+            (CONFIDENCE, _confidence(self, self.recommended, self.held)),
             (FLIPS, _where(self)),
             ("To run it", [Deployment(self.deployment)]),
-            ("Failure modes near it", _failure_modes(self, self.recommended)),
-            ("How this was found", _notes(self, self.recommended)),
+            ("Failure modes nearby", _failure_modes(self, self.recommended)),
+            ("Method", _notes(self, self.recommended)),
         )
         document |= _decided(self, self.recommended, self.held)
         return Report("Advice", lead, ask.base, sections, document, stopped)
@@ -271,9 +271,9 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
 def _undecided(advice: Advice) -> list[str]:
     order = advice.search.ranked(list(advice.search.figures), advice.question.base)
     if not order:
-        return ["Nothing is known yet."]
+        return ["No simulation has finished."]
     first = advice.question.described(order[0])
-    return [f"Not decided. In {len(order)} short tries so far, none of them replicated: {first} leads."]
+    return [f"Not decided. After {len(order)} short runs without replication, {first} leads."]
 
 
 def _recommendation(advice: Advice, best: Experiment) -> list[str]:
@@ -284,33 +284,40 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
     lines = [ask.described(best), f"for {model} on {card} at {load}"]
     if goal.levels:
         share = cell(interval(map(attained, advice.rows)), 1, 100)
-        verb = "meets" if advice.met else "does NOT meet"
-        lines.append(f"{verb} {goal.levels_text}{goal.share_text}: {share} % are in time")
+        verb = "meets" if advice.met else "does not meet"
+        lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
         rooms = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
-        parts = ", ".join(f"{level_title(name)} {cell(room, 1)} times" for name, room in rooms.items())
-        of = "" if goal.named else f" of the {goal.percentile.upper()}"
-        lines.append(f"head-room{of} under its level: {parts}")
-    lines += _on_assumption(advice)
+        parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
+        of = "predicted value" if goal.named else goal.percentile.upper()
+        lines.append(f"head-room (service level / {of}): {parts}")
     if advice.met:
-        return lines + [f"inconclusive: {why}" for why in _inconclusive(advice)]
-    lines.append(_not_met(advice))
-    if advice.search.skipped:
-        lines.append(f"{advice.search.skipped} settings were not tried; others may do: give more --budget")
-    return lines
+        lines += [f"inconclusive: {why}" for why in _inconclusive(advice)]
+    else:
+        lines.append(_not_met(advice))
+        if advice.search.skipped:
+            lines.append(f"{advice.search.skipped} settings were not tested; one may meet the levels: raise --budget")
+    return lines + _on_assumption(advice, best)
 
 
-def _on_assumption(advice: Advice) -> list[str]:
-    """What of the decision rests on an acceptance that is assumed, and where drafting would break even."""
-    even, notes = advice.break_even, acceptance_notes(c for c in advice.finals if is_assumed(c))
-    return [f"{note}; {_break_even(even, advice)}" if even else note for note in notes]
+def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
+    """Notes on assumed acceptance that the decision depends on, with the rate at which drafting breaks even.
+
+    If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
+    """
+    held, name, even = advice.held, advice.question.name, advice.break_even
+    assert held is not None
+    ties = (name(best), held.best, *held.unsure)
+    assumed = [c for c in advice.finals if is_assumed(c) and (name(c) in ties or not best.speculates)]
+    pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, assumed) else ""
+    return [f"note: {note}{pays}" for note in acceptance_notes(assumed)]
 
 
 def _inconclusive(advice: Advice) -> list[str]:
     """Why it is not certain that the load is held; nothing where it is."""
     held, traffic = advice.held_rate, advice.question.base.traffic
     if held is not None:
-        return [f"the rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
-    if 2 * sum(row["stability"] == "cannot tell" for row in advice.rows) <= len(advice.rows):
+        return [f"the highest rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
+    if 2 * sum(row["stability"] == "inconclusive" for row in advice.rows) <= len(advice.rows):
         return []
     short = f"runs of {traffic.num_prompts} requests are too short to show that the queue stays bounded"
     return [f"{short}: raise --num-prompts"]
@@ -320,7 +327,7 @@ def _nothing(advice: Advice) -> str:
     """The heading where none of the finalists will do."""
     goal, load = advice.question.goal, load_words(advice.question.base.traffic)
     missed = f"meets {goal.levels_text}" if goal.levels else "keeps up"
-    return f"Nothing {missed} at {load}; least bad:"
+    return f"Nothing {missed} at {load}; closest:"
 
 
 def _not_met(advice: Advice) -> str:
@@ -329,8 +336,8 @@ def _not_met(advice: Advice) -> str:
     if advice.capacity and held and held.mean > 0:
         gpus = advice.capacity.plan.gpus[0]
         needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
-        return f"on {plural(gpus, 'GPU')} it holds {held.mean:.3g} req/s: {needed} would be needed"
-    return "no setting that was tried holds this load; the figures below are of the best of them"
+        return f"on {plural(gpus, 'GPU')} it holds {held.mean:.3g} req/s: the load needs {needed}"
+    return "no tested setting holds this load; the values below are of the best one"
 
 
 def _metrics(ask: Question) -> dict[str, str]:
@@ -343,7 +350,7 @@ def _metrics(ask: Question) -> dict[str, str]:
 def _expected(advice: Advice) -> TextTable:
     rows, seed = advice.rows, advice.question.base.traffic.seed
     shown = {label: (advice._expects(key), rows[0].get(key)) for label, key in _metrics(advice.question).items()}
-    mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed}, the command below"
+    mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
     return TextTable(
         [
             {"metric": label, mean: positive(values), first: cell(one)}
@@ -353,7 +360,7 @@ def _expected(advice: Advice) -> TextTable:
     )
 
 
-def _how_sure(advice: Advice, best: Experiment, held: Contest) -> list[str | Showable]:
+def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows = []
@@ -361,25 +368,25 @@ def _how_sure(advice: Advice, best: Experiment, held: Contest) -> list[str | Sho
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
-        state = "not told apart" if name in held.unsure else ""
+        state = "not significant" if name in held.unsure else ""
         if values is None:
             values = interval(map(goal.value, advice.finals[candidate]))
             state = "misses the levels" if goal.levels else "does not keep up"
         ahead = lead_text(held, name) if name in held.leads else ""
-        chosen = ("recommended" if advice.met else "least bad") if candidate == best else ""
+        chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
         costs = [f"{ask.hourly(name):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
         row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
-        row |= {f"{held.best} ahead by": ahead} | dict(zip(units, costs, strict=False))
+        row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
     if ask.card_hour_usd and (cheapest := advice.cheapest) not in (None, best):
-        lines.append(f"Cheapest that meets the goal: {ask.described(cheapest)}.")
+        lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:
-        return [*lines, "The only finalist that could be chosen."]
+        return [*lines, "The only finalist that meets the goal."]
     limits = threshold_text([held], ask.indifference)
     lines.append(f"Leads are paired by seed, {held.confidence:.1%} confidence each; {limits}.")
     if held.alike:
-        lines.append(f"{ask.name(best)} is the simplest of those that seeds do not tell apart.")
+        lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
     return lines
 
 
@@ -402,20 +409,23 @@ def _where(advice: Advice) -> list[str]:
 
 def _left_out(advice: Advice, flips: bool) -> list[str]:
     what = [what for what in advice.left_out if what.startswith("flips") is flips]
-    return [f"left out, the budget is spent: {name}" for name in what]
+    return [f"not tested (raise --budget): {name}" for name in what]
 
 
 def _edge(flips: Flips, edge: Edge, side: str) -> str:
     unit = {"load": " req/s", "requests": " requests"}.get(flips.axis, "")
-    stands, here = f"it stands to {edge.stands:.3g}{unit}", f"{flips.here:.3g}{unit}"
-    name = f"{flips.axis}, {side} from {here}: "
+    unchanged = f"unchanged {side} to {edge.stands:.3g}{unit}"
+    name = f"{flips.axis} {'below' if side == 'down' else 'above'} {flips.here:.3g}{unit}: "
     if edge.falls is None:
-        looked = stands if edge.stands != flips.here else "nothing was tried"
-        return name + looked + (", the furthest tried" if edge.reason == "not found" else ", as far as the budget went")
-    at = f"{name}{stands}; at {edge.falls:.3g}{unit} "
+        spent = edge.reason == "no budget"
+        if edge.stands == flips.here:
+            return f"{name}not tested{' (raise --budget)' if spent else ''}"
+        last = "lowest tested" if side == "down" else "highest tested"
+        return f"{name}{unchanged} ({'raise --budget to test more' if spent else last})"
+    at = f"{name}{unchanged}; at {edge.falls:.3g}{unit} "
     if edge.reason == "nobody is able":
-        return at + "none of the finalists compared can hold it"
-    return at + f"{edge.challenger} is ahead" + ("" if math.isnan(edge.lead) else f" by {edge.lead:.1%}")
+        return at + "no finalist meets the goal"
+    return at + f"{edge.challenger} leads" + ("" if math.isnan(edge.lead) else f" by {edge.lead:.1%}")
 
 
 def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
@@ -428,20 +438,21 @@ def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
         lines.append("balanced models: " + _balance(advice.balance))
     if advice.memory is not None:
         peak, whole = advice.memory.peak_tokens, advice.memory.capacity_tokens
-        lines.append(f"KV cache: at most {peak / whole:.0%} held ({peak} of {whole} tokens)")
+        lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
     return [*lines, _saturation(advice), *_left_out(advice, False)]
 
 
 def _alone(alone: hazards.Alone, best: str) -> str:
     held = alone.e2el_ms
-    text = f"with one request at a time E2EL is {cell(held.values[best], 0)} ms"
+    text = f"at concurrency 1 E2EL is {cell(held.values[best], 0)} ms"
     alike = [name for name in (held.best, *held.unsure) if name != best]
     if best in (held.best, *held.unsure):
-        text += ", the lowest of the finalists" + (f" (not told apart from {', '.join(alike)})" if alike else "")
+        tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
+        text += f", the lowest of the finalists{tied}"
     else:
         text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({held.leads[best].mean:.1%} lower)"
     if alone.speculation_gain is not None:
-        text += f"; drafting makes tokens {cell(alone.speculation_gain)} times as fast as plain decoding there"
+        text += f"; drafting is {cell(alone.speculation_gain)} times as fast as plain decoding"
     return text
 
 
@@ -451,10 +462,10 @@ def _break_even(even: hazards.BreakEven, advice: Advice) -> str:
     if even.wins_at is None:
         return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
     if even.loses_at is None:
-        return f"{who} beats plain decoding by the objective even with no draft accepted: drafts are not why"
+        return f"{who} beats plain decoding by the objective even with no draft accepted: the gain is not from drafts"
     side = "above" if even.here >= even.wins_at else "below" if even.here <= even.loses_at else "at"
     between = f"between {even.loses_at:.2f} and {even.wins_at:.2f}"
-    return f"{who} breaks even with plain decoding at an acceptance {between}; {even.here:g} is {side} it"
+    return f"{who} breaks even with plain decoding at an acceptance {between}; the {even.here:g} used here is {side} it"
 
 
 def _balance(balance: hazards.Balance) -> str:
@@ -465,7 +476,7 @@ def _balance(balance: hazards.Balance) -> str:
         f"{balance.speedup:.2f} times as fast as plain steps"
     )
     if balance.affordable > 1:
-        return text + f", until the draft costs {balance.affordable:.1f} times as much"
+        return text + f"; it breaks even if the draft costs {balance.affordable:.1f} times as much"
     return text + ": the verify alone takes longer" if balance.affordable <= 0 else text + ": the draft costs too much"
 
 
@@ -475,38 +486,38 @@ def _saturation(advice: Advice) -> str:
     if capacity is None or rate is None:
         lane, busy = hazards.busiest_lane(advice.rows)
         share = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
-        return f"lanes: {share}; a lane is busy whenever anyone decodes, so that is no distance to capacity"
+        return f"lanes: {share}; that does not show the distance to capacity, as batches can still grow"
     if not rate.mean:
         return "saturation: no rate holds the service levels"
     used = advice.question.base.traffic.request_rate / rate.mean
-    load = f"of which the load is {used:.0%}" if used <= 1 else f"the load is {used:.3g} times that"
+    load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
     gpus = capacity.plan.gpus[0]
-    text = f"saturation: it holds {positive(rate, 1)} req/s within the levels, {load}"
+    text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
     text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
     cost: Interval = capacity.summary()[0]["usd_per_million_output_tokens"]
     if math.isnan(cost.mean):
         return text
-    there = f"${positive(cost, 3)} at that rate, ${cost.mean / used:.3f} at the load offered"
+    there = f"${positive(cost, 3)} at that rate, ${cost.mean / used:.3f} at the given load"
     return f"{text}; a million output tokens cost {there}"
 
 
 def _notes(advice: Advice, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
-    left = f"; {advice.search.skipped} more were left out" if advice.search.skipped else ""
+    left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
     counts = sorted({len(rows) for rows in advice.finals.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-    warm = f"the first {ask.warmup_share:.0%} left out, " if ask.warmup_share else ""
-    most = "the least" if ask.goal.sign < 0 else "the most"
+    warm = f", the first {ask.warmup_share:.0%} excluded" if ask.warmup_share else ""
+    most = "lowest" if ask.goal.sign < 0 else "highest"
     return [
-        f"objective: among those that {able}, {most} {NAMES[ask.goal.objective]}",
-        f"searched {len(advice.search.figures)} settings in short runs, each {who} at its own best{left}; "
-        f"{advice.runs} simulations of a budget of {ask.budget}, in {advice.spent_s:.0f} s here",
+        f"objective: {most} {NAMES[ask.goal.objective]} among the settings that {able}",
+        f"searched {len(advice.search.figures)} settings in short runs, each {who} at its best{left}; "
+        f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
         f"{len(advice.finals)} finalists: {seeds} seeds of {best.traffic.num_prompts} "
-        f"requests, {warm}seeds that the search did not use",
+        f"requests{warm}; the search used other seeds",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
         *rests_on(ask.base.traffic, advice.rows),
     ]

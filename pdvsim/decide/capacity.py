@@ -71,16 +71,16 @@ class Plan:
         check_list("arch", self.archs)
         check_list("gpus", self.gpus)
         if not self.goal.levels:
-            raise ValueError("capacity is within service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
+            raise ValueError("capacity needs service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
         check_ranges(self)
         check_points("GPUs x architectures x runs", len(self.gpus), len(self.archs), self.num_runs)
         for gpus in self.gpus:
-            if gpus % self.gpus_a_server:
-                raise ValueError(f"gpus must be a multiple of {self.gpus_a_server}, the GPUs of one server, got {gpus}")
+            if gpus % self.gpus_per_server:
+                raise ValueError(f"gpus must be a multiple of {self.gpus_per_server}, the GPUs per server, got {gpus}")
         vet(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
 
     @property
-    def gpus_a_server(self) -> int:
+    def gpus_per_server(self) -> int:
         return self.base.gpus
 
     def cases(self) -> list[Case]:
@@ -91,7 +91,7 @@ class Plan:
     def experiment(self, case: Case, rate: float) -> Experiment:
         """One run: each server sees as many requests however many there are."""
         arch, gpus, seed = case
-        servers = gpus // self.gpus_a_server
+        servers = gpus // self.gpus_per_server
         traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
         hardware = replace(self.base.hardware, replicas=servers)
         server = self.servers.get(arch, self.base.server)
@@ -105,7 +105,7 @@ class Plan:
     def needed(self, case: Case, row: Row) -> int:
         """Requests per server that a run at this row's rate must have, to last `LONG` durations of a request."""
         in_service = float(row["load"]) * (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
-        return math.ceil(LONG * in_service * self.gpus_a_server / case[1])
+        return math.ceil(LONG * in_service * self.gpus_per_server / case[1])
 
 
 @dataclass(repr=False)
@@ -171,7 +171,7 @@ class Capacities(Answer):
         plan, contests, summary = self.plan, self.contests(), self.summary()
         asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
-        lines: list[str | Showable] = ["no search is done"]
+        lines: list[str | Showable] = ["no search has finished"]
         if self.rows:
             most = [_most(gpus, held) for gpus, held in contests.items()]
             lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, contests)]
@@ -209,7 +209,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
         limited, missed = str(entry["limited_by"]), entry["replications"] - entry["held_in"]
         if not entry["held_in"]:
             figures = dict.fromkeys(figures, "-") | {"req/s held": "none"}
-            limited += ", even at a trickle"
+            limited += ", even at the lowest rate"
         elif missed:
             limited += f" (no rate held in {missed} of {entry['replications']})"
         row = {"GPUs": str(gpus), "arch": entry["arch"], "settings": entry["settings"]}
@@ -222,12 +222,12 @@ def _most(gpus: int, held: Contest) -> str:
     where, second = plural(gpus, "GPU"), held.behind[0]
     lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
     if held.values[held.best].mean == 0:
-        return f"{where}: none of them holds the service levels"
+        return f"{where}: none meets the service levels"
     if held.sure:
         return f"{where}: {held.best} holds most, {lead}"
     if math.isnan(held.leads[second].half_width):
-        return f"{where}: {held.best} held most, {lead}, in the one replication made; one seed tells no more"
-    return f"{where}: {held.best} is not told apart from {', '.join(held.unsure)}; {lead}"
+        return f"{where}: {held.best} held most, {lead}; one seed gives no significance"
+    return f"{where}: {held.best} leads {', '.join(held.unsure)} without significance; {lead}"
 
 
 def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[int, Contest]) -> list[str]:
@@ -235,9 +235,9 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[i
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
     notes = [
-        f"held: {whose}{levels}, and the queue does not grow",
+        f"a rate is held if {whose}{levels} and the queue does not grow",
         f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} request durations; "
-        f"the first {plan.warmup_share:.0%} left out; searched to {plan.tolerance:.0%} from below; {found.runs} runs",
+        f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {found.runs} runs",
     ]
     if plan.num_runs > 1:
         each = [f"{held.confidence:.1%}" for held in contests.values()][:1]
@@ -245,13 +245,11 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[i
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
         notes += [threshold_text(contests.values(), plan.tolerance)] if contests else []
     if any(vague(entry["rate"]) for entry in summary):
-        notes.append(
-            "(0 to ...): the 95% interval, wider than the mean: these replications tell little; try more --num-runs"
-        )
+        notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")
     if any("queue" in row["limited_by"] for row in found.rows):
         notes.append(
-            "queue: at the next rate it grew, or the run is inconclusive; then ± reaches to what the saturated server "
-            "completes, and more --num-prompts narrow it"
+            "queue: at the next rate it grew or the run was inconclusive; then ± reaches up to the throughput of the "
+            "saturated server, and a larger --num-prompts narrows it"
         )
     served = (plan.experiment(case, 1.0) for case in plan.cases())
     return [*notes, *rests_on(plan.base.traffic, found.rows), *acceptance_notes(served)]

@@ -107,7 +107,7 @@ def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench
     The rate is searched for coarsely, in shorter runs, with the draft length that the formula names.
     """
     guesses = {}
-    cases = [(arch, plan.gpus_a_server, plan.base.traffic.seed) for arch in plan.archs]
+    cases = [(arch, plan.gpus_per_server, plan.base.traffic.seed) for arch in plan.archs]
     for case in cases:
         at = plan.experiment(case, rates[case[0]] * case[1])
         best = Formula(at).ranked(space.draft_lengths)[0].k if at.speculates and len(space.draft_lengths) > 1 else None
@@ -189,8 +189,8 @@ def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
     It is measured in output tokens: one run gives these far more precisely than requests, whose lengths vary.
     """
     arch, gpus, _ = case
-    [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_a_server, plan.base.traffic.seed), 1.0))])
-    servers = gpus // plan.gpus_a_server
+    [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_per_server, plan.base.traffic.seed), 1.0))])
+    servers = gpus // plan.gpus_per_server
     return servers * float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
 
 
@@ -230,7 +230,7 @@ def _beyond(plan: Plan, case: Case, failed: float, bench: Bench) -> tuple[float,
     """
     [run] = bench.rows([plan.experiment(case, failed)])
     attains = plan.goal.attains(run)
-    unclear = attains and run["stability"] == "cannot tell"
+    unclear = attains and run["stability"] == "inconclusive"
     missed = "+".join(name for name, room in plan.goal.headrooms(run).items() if room < 1)
     below = max(failed, _most_held(plan, case, bench)) if unclear else failed
     return below, missed or ("queue" if attains else "levels together")

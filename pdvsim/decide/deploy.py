@@ -115,14 +115,14 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
     if experiment.arch in ("autoregressive", "colocated") and not follows:
         return _of(experiment)
     if experiment.arch == "colocated":
-        cannot = f"no flag asks for draft lengths as --controller {experiment.server.controller} chooses them"
+        cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
     else:
-        does = policy_of(experiment.arch).beyond if experiment.arch in ARCHITECTURES else "is a policy of your own"
-        apart = ", with its lanes on several GPUs" if experiment.seats.gpus > 1 else ""
-        cannot = f"{experiment.arch} {does}{apart}: no flag asks for that"
+        does = policy_of(experiment.arch).beyond if experiment.arch in ARCHITECTURES else "is a custom policy"
+        apart = " with its lanes on several GPUs" if experiment.seats.gpus > 1 else ""
+        cannot = f"{experiment.arch} {does}{apart}: no engine flag corresponds to it"
     if fixed is None:
         return cannot
-    best = "; this is colocated batching at its own best, with a fixed draft length"
+    best = "; this is colocated batching at its best settings, with a fixed draft length"
     return _of(fixed)._replace(notes=(cannot + best,))
 
 
@@ -163,7 +163,7 @@ def vllm(served: Served) -> Block:
             needs = f"needs vLLM {VLLM_TABLE} or later, for the table"
         if kind == "model" and pair.draft.vocab != pair.target.vocab:
             config["use_heterogeneous_vocab"] = True
-            needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of unlike size"
+            needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of different size"
         words += ["--speculative-config", json.dumps(config)]
         notes += [needs] if needs else []
         if kind == "model":
@@ -191,7 +191,7 @@ def sglang(served: Served) -> list[Block]:
     if k and (why := _unknown_head(served.experiment, pair)):
         return [Block(label, "", (*served.notes, why))]
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
-        unlike = f"it refuses vocabularies of unlike size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
+        unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
         return [Block(label, "", (*served.notes, unlike))]
     words = [
         *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
@@ -207,7 +207,7 @@ def sglang(served: Served) -> list[Block]:
         words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
-        notes.append("with a drafter it reads prompts in batches of their own, not beside the decoding as colocated")
+        notes.append("with a drafter it prefills in separate batches, not together with decoding as colocated")
     else:
         words.append("--enable-mixed-chunk")
     blocks = [Block(label, _line(words), tuple(notes))]
@@ -216,7 +216,7 @@ def sglang(served: Served) -> list[Block]:
         about = [f"for --speculative-adaptive --speculative-adaptive-config FILE, SGLang {SGLANG_ADAPTIVE} or later"]
         if kind == "model":
             about.append(
-                f"{SGLANG} takes it for EAGLE and EAGLE3 drafters alone: with a draft model it warns, and keeps "
+                f"{SGLANG} supports it only for EAGLE and EAGLE3 drafters: with a draft model it warns and keeps "
                 "its fixed draft length"
             )
         blocks.append(Block("SGLang's adaptive configuration, a file", json.dumps(slots), tuple(about)))
@@ -229,7 +229,7 @@ def tensorrt_llm(served: Served) -> Block:
     if not served.longest:
         return Block(label, "", ("no drafter: plain decoding is faster at every size",))
     schedule = {str(last): k for _, last, k in served.ranges}
-    notes = ("add the drafter's own fields; above the last batch size it would draft nothing",)
+    notes = ("add the drafter's own fields; above the last batch size it does not draft",)
     return Block(label, json.dumps({"max_draft_len": served.longest, "draft_len_schedule": schedule}), notes)
 
 
@@ -247,7 +247,7 @@ def _unknown_head(experiment: Experiment, pair: Pair) -> str:
     if experiment.server.drafted_by not in HEADS or pair.draft.name in CHECKPOINTS:
         return ""
     what = "EAGLE-3 head" if experiment.server.drafted_by == "eagle3" else "checkpoint with an MTP layer"
-    return f"no {what} of {pair.target.name} is known here"
+    return f"no {what} of {pair.target.name} is known"
 
 
 def checkpoint(model: ModelSpec) -> str:

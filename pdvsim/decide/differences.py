@@ -16,7 +16,17 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study.stats import Interval, over_replications, paired_differences
 from pdvsim.view.report.sheet import PageSection
-from pdvsim.view.table import DETAIL, banded, cell, fitted_table, founded, load_name, load_text, uncertainty
+from pdvsim.view.table import (
+    DETAIL,
+    banded,
+    cell,
+    fitted_table,
+    founded,
+    load_name,
+    load_text,
+    stability_text,
+    uncertainty,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,7 +62,7 @@ class Differences:
                     mine = self.settings[str(place), difference["load"]][difference["arch"]]
                     error, apart = lead_error(mine, metric), difference["relative"]
                     told = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
-                    verdict = {"told_apart": told, "enough_runs": apart.n >= LEAST_SEEDS}
+                    verdict = {"significant": told, "enough_runs": apart.n >= LEAST_SEEDS}
                     found.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
         return found
 
@@ -78,12 +88,12 @@ class Differences:
                 **_seat(entry),
                 "settings": str(entry["settings"]),
                 **{title: banded(entry, key) for title, key in columns.items()},
-                "stability": str(entry.get("stability", "")).replace("/", ", "),
+                "stability": stability_text(entry),
             }
             for entry in entries
         ]
         notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries), *uncertainty(entries)]
-        notes += [] if COST in entries[0] else ["no cost: give the price of a card's hour with --card-hour-usd"]
+        notes += [] if COST in entries[0] else ["no cost: give prices with --card-hour-usd"]
         spare = ("of judged", "accepted % of drafted", "tok/round", DETAIL, "mean latency ms", "settings")
         return [*fitted_table(rows, spare, _places(entries)), *notes]
 
@@ -93,15 +103,15 @@ class Differences:
                 **_seat(d),
                 "metric": d["metric"],
                 f"against {self.against} %": cell(d["relative"], scale=100, sign="+"),
-                "": "" if d["told_apart"] else "not told apart" if d["enough_runs"] else "too few runs to tell",
+                "": "" if d["significant"] else "not significant" if d["enough_runs"] else "too few runs",
             }
             for d in self.paired
         ]
         errors = sorted(d["error"] for d in self.paired)
         limit = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1])))
-        note = f"not told apart: the interval reaches into the profile's own error of {limit}"
+        note = f"not significant: the interval overlaps the profile's error of {limit}"
         if not all(d["enough_runs"] for d in self.paired):
-            note = "so few runs show no significant difference; more are needed (--num-runs)"
+            note = "too few runs for a significant difference; raise --num-runs"
         each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
         return [f"Paired differences, same seeds, {each}", *fitted_table(rows, (), _places(self.paired)), note]
 

@@ -63,7 +63,7 @@ ENGINES: dict[EngineName, EngineFacts] = {
     "pdvsim": EngineFacts(
         "profile", 0, False,
         "requests of a step are padded as in the engine that the profile was measured on",
-        "at k=0 the drafter rests, as with pdvsim's controllers",
+        "at k=0 the drafter does not run, as with pdvsim's controllers",
     ),
 }  # fmt: skip
 
@@ -95,7 +95,7 @@ class DraftQuestion:
         if self.compared < self.facts.lowest_k:
             raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
         if self.base.seats.gpus > 1:
-            raise ValueError("a draft table is of one GPU: --place does not apply")
+            raise ValueError("a draft table needs one GPU: --place does not apply")
         checked(self.drafting(self.max_k))
         for context in self.contexts:
             checked(self.at_context(context).drafting(self.max_k))
@@ -127,7 +127,7 @@ class DraftQuestion:
         answers = [request.output_tokens for request in formula.requests]
         decoded = sum(n * n / 2 for n in answers) / sum(answers)
         if context <= decoded:
-            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} that the answers alone have")
+            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} of the answers alone")
         traffic = replace(self.base.traffic, input_len=round(context - decoded))
         return replace(self, base=replace(self.base, traffic=traffic), contexts=())
 
@@ -237,7 +237,7 @@ class DraftTable(Answer):
             ("", ["Draft lengths by batch size and context", *_by_context(self)] if self.by_context else []),
             ("", [Deployment(blocks)]),
         ]
-        stopped = "the table rests on the simulations that had finished" if self.interrupted else ""
+        stopped = "the table uses the simulations that had finished" if self.interrupted else ""
         return Report("Draft table", title, asked.base, sections, document, stopped)
 
     def _at_context(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def _by_context(table: DraftTable) -> list[str]:
         body.append([f"{low} to {high}", *(_at(one, low) for one in tables)])
     return [
         grid(["batch", *(f"{one.context:,.0f} tokens" for one in tables)], body),
-        "- (plain): a server without a drafter is faster; -: the KV cache does not hold so many",
+        "- (plain): a server without a drafter is faster; -: the KV cache is too small",
         "- engines take draft lengths by batch size alone: use the column of your traffic",
     ]
 
@@ -317,23 +317,23 @@ def _at(table: DraftTable, rows: int) -> str:
 
 def _notes(table: DraftTable) -> list[str]:
     question = table.question
-    within = f" (gains below {question.indifference:.0%} aside)" if question.indifference else ""
-    notes = ["over plain: over a server without a drafter, at the ends of the range; gain: over the next best"]
+    within = f" (ignoring gains below {question.indifference:.0%})" if question.indifference else ""
+    notes = ["over plain: over a server without a drafter, at both ends of the range; gain: over the next best k"]
     if question.base.acceptance.by_rate:
-        notes.append(f"acceptance: rates between which k stays the best{within}")
+        notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]
     for note in acceptance_notes([question.drafting(question.max_k)]):
         even = f"; drafting breaks even with no drafter at {', '.join(pays)}"
         notes.append(note + (even if pays and question.base.acceptance.by_rate else ""))
     if table.lost >= SHOWN:
         notes.append(
-            f"gains below {question.indifference:.0%} get no range of their own: the best k at each size is "
+            f"gains below {question.indifference:.0%} start no new range: the best k at each size is "
             f"at most {table.lost:.1%} faster"
         )
     if math.isnan(table.error):
-        notes.append("the profile states no error of its forward times: the significance of a gain is not known")
+        notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
-        notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error of two rounds")
+        notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error for two rounds")
     notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
         notes.append("a server without a drafter is faster at every size")
@@ -343,7 +343,7 @@ def _notes(table: DraftTable) -> list[str]:
             "one if your load stays there"
         )
     if table.fits < question.most:
-        notes.append(f"the KV cache holds about {table.fits} requests of this traffic: there are no larger batches")
+        notes.append(f"the KV cache holds about {table.fits} requests of this traffic: larger batches do not occur")
     if table.measured is not None and table.measured < question.most:
         notes.append(f"batches above {table.measured} were not measured: their times are extrapolated")
     if table.simulated:
@@ -353,5 +353,5 @@ def _notes(table: DraftTable) -> list[str]:
             "sizes by formula"
         )
     else:
-        notes.append("by formula alone, which overstates what drafts gain: nothing was simulated")
+        notes.append("by formula alone, without simulation; it overstates the gain of drafts")
     return [*notes, f"profile {table.profile}: {table.foundation}; {table.runs} runs, {table.spent_s:.1f} s"]

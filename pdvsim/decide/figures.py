@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 AXES = {
-    "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests sent at once",
+    "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
     "acceptance": "Acceptance rate",
 }  # fmt: skip
 LEGEND_INCHES = 2.0  # an entry: a long name and its patch
-MARKERS = "osD^vP*X"  # as many as there are architectures: curves that coincide are still told apart
+MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
 def capacity_figure(found: Capacities) -> Figure:
@@ -59,9 +59,9 @@ def capacity_figure(found: Capacities) -> Figure:
 
 
 def advice_figure(advice: Advice) -> Figure:
-    """Where the decision flips; the finalists where that was not looked for."""
+    """Where the decision changes, or the finalists if that was not searched."""
     if advice.recommended is None:
-        raise ValueError("nothing is decided: there is nothing to draw")
+        raise ValueError("no decision has been made: there is nothing to plot")
     return flips_figure(advice) if advice.flips_drawn else finalists_figure(advice)
 
 
@@ -70,7 +70,7 @@ def finalists_figure(advice: Advice) -> Figure:
     ask, goal = advice.question, advice.question.goal
     values = {c: interval(map(goal.value, rows)) for c, rows in advice.finals.items()}
     order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
-    chosen = "recommended" if advice.met else "least bad"
+    chosen = "recommended" if advice.met else "closest"
     names = [ask.described(c) + (f" ({chosen})" if c == advice.recommended else "") for c in order]
     note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
     with styled():
@@ -127,7 +127,7 @@ def _footnote(found: Capacities, cut: bool) -> str:
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     plan, base = found.plan, asdict(found.plan.base)
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
-    note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its own best")
+    note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
         note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
@@ -145,18 +145,16 @@ def flips_figure(advice: Advice) -> Figure:
     archs = [name for name in named if name in compared]
     note = _asked_line(advice)
     note += (
-        f" Shaded: {advice.question.name(best)} stands. Bars: 95% confidence over {advice.question.num_runs} seeds; "
+        f" Shaded: {advice.question.name(best)} is best. Bars: 95% confidence over {advice.question.num_runs} seeds; "
     )
-    note += "none where fewer showed that nobody could be ahead. "
-    note += "Dashed: service levels just met. " if goal.objective == "headroom" else ""
+    note += "none where fewer seeds showed that no other could lead. "
+    note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
     with styled():
         flips = advice.flips_drawn
         figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, found in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(
-                axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "least bad"
-            )
+            _lines(axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest")
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
@@ -169,9 +167,9 @@ def _asked_line(advice: Advice) -> str:
     base = advice.question.base
     return setting_line(
         asdict(base),
-        f"{load_words(base.traffic)} asked about",
+        f"{load_words(base.traffic)} given",
         run_seeds(base.traffic.seed, len(advice.rows)),
-        drafts="each architecture at its own best",
+        drafts="each architecture at its best",
     )
 
 
@@ -220,7 +218,7 @@ def map_figure(found: WinnerMap) -> Figure:
     whose = "the whole map" if grid.family == "map" else "each cell alone"
     note = setting_line(
         asdict(grid.base),
-        f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'at once'}",
+        f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'concurrent requests'}",
         run_seeds(grid.base.traffic.seed, grid.num_runs),
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
@@ -228,14 +226,14 @@ def map_figure(found: WinnerMap) -> Figure:
         else f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})"
         if grid.fleets
         else None,
-        drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its own best",
+        drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}."
     note += f" Simulated, profile {found.rows[0]['profile']}."
     if found.borders:
-        note += " Black: where others begin to lead over lanes on several GPUs."
+        note += " Black: from here on, others lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -244,7 +242,7 @@ def map_figure(found: WinnerMap) -> Figure:
             for j, load in enumerate(loads):
                 cell = found.cell(load, place)
                 if cell is None or cell.winner is None:
-                    texts[i, j] = "not run" if cell is None else "nobody\nkeeps up"
+                    texts[i, j] = "not run" if cell is None else "none\nkeeps up"
                     continue
                 codes[i, j] = archs.index(cell.winner)
                 drafts = drafts_text(cell.settings[cell.winner])
@@ -272,7 +270,7 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_ylabel(sides[grid.axis])
         axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
-        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not told apart"))
+        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
         figure.legend(handles=handles, loc="outside upper center", ncols=across(figure), frameon=False)
     return figure
 

@@ -94,13 +94,13 @@ def fleets(
     """
     given = base.hardware
     if gpus < 2:
-        raise ValueError(f"gpus must be at least 2 for fleets to differ, got {gpus}")
+        raise ValueError(f"gpus must be at least 2, got {gpus}")
     if given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
         raise ValueError(
-            "--gpus places lanes itself: leave out --place, --cards, --replicas and --tensor-parallel-size"
+            "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
     if given.profile and drafter_card is not None and given.profile != "roofline":
-        raise ValueError("--drafter-card takes the built-in profile of each card: leave out --profile")
+        raise ValueError("--drafter-card uses the built-in profile of each GPU: leave out --profile")
     found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, drafter_card, alone)]
     if drafted:
         ways = [(way.of(base), way) for way in drafted]

@@ -1,9 +1,9 @@
-"""Which points of a sweep nothing beats in two figures at one load, as the first token against the others.
+"""Which points of a sweep nothing beats in two metrics at one load, e.g. TTFT against TPOT.
 
-On the frontier are those that no other equals or beats in both means. One behind it is compared with the one on it that
-leads most; it counts as dominated only if that is better in both figures, by paired intervals that lie above the
-profile's own error; else it is not told apart from the frontier. Who does not keep up has no latency worth drawing, and
-is named.
+A point is on the frontier if no other equals or beats it in both means. Any other point is compared with the frontier
+point that leads it most. It is dominated only if that one is better in both metrics, by paired intervals above the
+profile's error; else the difference is not significant. Points that do not keep up have no steady latency: they are
+only named.
 
 The profile's error was measured between architectures; between two settings of one it is taken to be the same.
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Standing = Literal["frontier", "not told apart", "dominated", "does not keep up"]
+Standing = Literal["frontier", "not significant", "dominated", "does not keep up"]
 Figures = tuple[Sequence[float], Sequence[float]]
 
 FAR_APART = 5.0  # ends of an axis, as a ratio; beyond that it is in logarithms
@@ -71,7 +71,7 @@ class Frontier:
 
     @property
     def shown(self) -> list[FrontierPoint]:
-        return self.those("frontier", "not told apart", "dominated")
+        return self.those("frontier", "not significant", "dominated")
 
     def __repr__(self) -> str:
         """A row a point, the frontier marked; then who did not keep up and what the verdicts mean."""
@@ -87,18 +87,18 @@ class Frontier:
         behind = [point.name for point in self.those("does not keep up")]
         seeds = max(point.x.n for point in self.points)
         rules = [
-            f"dominated: another is surely better in both, by more than the profile's own error "
+            f"dominated: another is significantly better in both, by more than the profile's error "
             f"({self.errors[0]:.1%} of {names[0]}, {self.errors[1]:.1%} of {names[1]})",
-            "not told apart: behind the frontier, not surely by so much; paired, 95% confidence for all together",
+            "not significant: worse than the frontier, but not by that much; paired, 95% confidence for all together",
         ]
         if seeds < LEAST_SEEDS:
-            rules = [f"{seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"]
+            rules = [f"{seeds} seeds give no significance: use at least {LEAST_SEEDS}"]
         header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
         return "\n".join(
             [
-                table.grid(header, rows) if rows else "nobody keeps up",
+                table.grid(header, rows) if rows else "none keeps up",
                 *([f"did not keep up: {'; '.join(behind)}"] if behind and rows else []),
-                "* on the frontier: no other is as good in both means and better in one",
+                "* on the frontier: no other has both means as low and one lower",
                 *rules,
                 f"±: 95% confidence over {seeds} replications",
             ]
@@ -110,15 +110,15 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
     dims = tuple(varied(points))
     by = ["arch", *dims]
     if len(points[["load_kind", "load"]].drop_duplicates()) > 1:
-        raise ValueError("a frontier is at one load: the results have several")
+        raise ValueError("a frontier needs one load: the results have several")
     for metric in (x, y):
         if metric not in points or not points[metric].map(math.isfinite).all():
-            raise ValueError(f"no figure of {metric} in some of the results")
+            raise ValueError(f"{metric} is missing in some of the results")
     rows: dict[Any, pd.DataFrame] = {
         key: group.sort_values("seed") for key, group in points.groupby(by, sort=False, dropna=False)
     }
     if len({tuple(mine["seed"]) for mine in rows.values()}) > 1 or points.duplicated([*by, "seed"]).any():
-        raise ValueError("points are compared seed by seed, and these results differ in their seeds")
+        raise ValueError("points are compared seed by seed: all must have the same seeds")
     errors = (_error(points, x), _error(points, y))
     figures = {key: (mine[x].tolist(), mine[y].tolist()) for key, mine in rows.items()}
     up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
@@ -134,7 +134,7 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
             ahead = {other: leads(figures[other], figures[key], confidence) for other in first}
             most = max(first, key=lambda other: min(a.mean - e for a, e in zip(ahead[other], errors, strict=True)))
             sure = all(map(exceeds, ahead[most], errors))
-            verdict: Standing = "dominated" if sure else "not told apart"
+            verdict: Standing = "dominated" if sure else "not significant"
             point = replace(point, verdict=verdict, by=", ".join(map(str, most)) if sure else "")
         found.points.append(point)
     found.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
@@ -182,7 +182,7 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
     archs = list(dict.fromkeys(point.arch for point in shown))
     behind = len(found.those("does not keep up"))
     note = points_line(found.runs, configs)
-    note += " Pale: dominated beyond the profile's own error. Bars: 95% confidence. Dashed: service levels."
+    note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
     note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
     note += f" Left out: {behind} that did not keep up." if behind else ""
     with styled():

@@ -48,7 +48,7 @@ class Goal:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.named and self.attainment != ATTAINMENT:
-            raise ValueError("--attainment goes with service levels that name no percentile; p99_ttft:200 says its own")
+            raise ValueError("--attainment needs service levels without a percentile; p99_ttft:200 has its own")
         if self.objective in ("headroom", "goodput") and not self.levels:
             raise ValueError(f"objective {self.objective} needs --goodput, e.g. --goodput ttft:500 tpot:50")
         if any(not level for level in self.levels_ms.values()):
@@ -112,7 +112,7 @@ class Goal:
         else:
             figure = float(row[self.told_by([row])])
         if not math.isfinite(figure):  # times between tokens alone can be missing
-            raise ValueError(f"objective {self.objective} has no figure: every answer is a single token")
+            raise ValueError(f"objective {self.objective} is undefined: every answer is a single token")
         return figure
 
     def headrooms(self, row: Row) -> dict[str, float]:

@@ -15,7 +15,7 @@ from pdvsim.sim.config import Arch, Experiment
 
 Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
-NEAR = 1.1  # two loads whose ratio is no more are not told apart
+NEAR = 1.1  # loads within this ratio count as the same
 
 
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:

@@ -24,9 +24,8 @@ class VariedTraffic(Traffic):
     """Who asks what; lengths that are given vary, so that the requests of a closed loop do not run in step."""
 
     random_range_ratio: float | None = None  # type: ignore[assignment]
-    """Lengths that are given are uniform in [len*(1-ratio), len*(1+ratio)]; default: 0.3, or what a model's context
-    leaves room for; 0 for --output-len 1. With 0 all are equal: requests of a closed loop then begin and end
-    together."""
+    """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
+    context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
         """The traffic of a server, of its own or of other pairs, with the usual spread of lengths if none is given."""
@@ -76,13 +75,13 @@ class TunedServer(Server):
     """The server's settings. Those left open are each architecture's own best for the goal."""
 
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
-    """Draft length k, the same for every architecture; default: the best of each, from 0 (none) to 8."""
+    """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
     controller: ControllerName | None = None  # type: ignore[assignment]
-    """Who chooses the draft length: fixed, goodput, feedback; default: the best of each, or fixed where k is given."""
+    """How the draft length is chosen: fixed, goodput or feedback; default: the best of each, or fixed if k is given."""
     max_num_seqs: int | None = None  # type: ignore[assignment]
-    """Batch limit; default: the best of each architecture, of 32, 64, 128, 256."""
+    """Batch limit; default: the best of 32, 64, 128 and 256 for each architecture."""
     max_num_batched_tokens: int | None = None  # type: ignore[assignment]
-    """Prompt tokens of a forward (the chunk); default: the best of each architecture, of 256, 512, 2048, 8192."""
+    """Prompt tokens per forward (the chunk); default: the best of 256, 512, 2048 and 8192 for each architecture."""
 
     def __post_init__(self) -> None:
         self.given()
@@ -108,7 +107,7 @@ class TunedServer(Server):
                 fixed[name] = (value,)
         for name in fixed:
             if tried.get(name, getattr(Space, name)) != getattr(Space, name):
-                raise ValueError(f"--try-{name.replace('_', '-')} has nothing to try: the settings given fix it")
+                raise ValueError(f"--try-{name.replace('_', '-')} has no effect: the given settings fix it")
         return Space(archs, **(tried | fixed))  # type: ignore[arg-type]
 
 
@@ -118,7 +117,7 @@ class CountedTraffic(VariedTraffic):
 
     request_rate: Internal[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests of a run; default: 500 at a request rate, 200 in a closed loop."""
+    """Requests per run; default: 500 at a request rate, 200 in a closed loop."""
 
     def at(self, request_rate: tuple[float, ...], server: Server, *pairs: str) -> Traffic:
         """The traffic of these loads, or of closed loops where there are none."""
@@ -140,5 +139,5 @@ def forewarn_few(num_runs: int, contenders: int) -> None:
         runs = "run" if num_runs == 1 else "runs"
         say(
             "pdvsim",
-            f"{num_runs} {runs} per point: no difference can be significant, --num-runs {LEAST_SEEDS} is the least",
+            f"{num_runs} {runs} per point: no difference can be significant; use at least --num-runs {LEAST_SEEDS}",
         )

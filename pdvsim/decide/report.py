@@ -79,7 +79,7 @@ class Answer:
     def plot(self) -> Figure:
         """The answer as a picture; a ValueError where there is none."""
         if self.drawn_by is None:
-            raise ValueError("this answer has no picture")
+            raise ValueError("this answer has no plot")
         return self.drawn_by(self)
 
     def document(self, **parts: Any) -> dict[str, Any]:
@@ -103,7 +103,9 @@ def plural(count: int, what: str) -> str:
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
     """Notes on given lengths, on a trace that is replayed, on profiles, and on what is outside their measurements."""
-    replay = f"arrivals: {traffic.dataset_path} replayed, scaled to the rate; each seed begins elsewhere in it"
+    replay = (
+        f"arrivals: {traffic.dataset_path} replayed, scaled to the rate; each seed starts at another point of the trace"
+    )
     replayed = [replay] if traffic.use_trace_timestamps else []
     return [*lengths_note(traffic), *replayed, *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
 
@@ -118,7 +120,7 @@ def contest_document(held: Contest) -> dict[str, Any]:
     return {
         "best": held.best,
         "sure": held.sure,
-        "not_told_apart": list(held.unsure),
+        "not_significant": list(held.unsure),
         "alike_by_seeds": list(held.alike),
         "confidence_of_each": held.confidence,
         "leads_up_to_do_not_count": held.thresholds,
@@ -157,19 +159,19 @@ def lengths_note(traffic: Traffic) -> list[str]:
         return []
     if traffic.random_range_ratio:
         return [f"lengths: {lengths_text(vars(traffic))} (--random-range-ratio)"]
-    return [f"lengths: {lengths_text(vars(traffic))}, all equal: in a closed loop requests begin and end together"]
+    return [f"lengths: {lengths_text(vars(traffic))}, all equal: in a closed loop requests start and end together"]
 
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
     """What a lead must exceed, and why; of contests that differ in it, from where to where."""
     told = [held for held in contests if held.behind]
     if not told:
-        return "nobody to compare with"
+        return "nothing to compare with"
     if told[0].seeds < LEAST_SEEDS:
-        return f"{told[0].seeds} seeds tell nothing apart: give at least {LEAST_SEEDS}"
+        return f"{told[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
     limits = [limit for held in told for limit in held.thresholds.values()]
     low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
     if max(limits) <= indifference:
-        return f"leads up to {high} do not count"
-    span = high if low == high else f"{low} to {high}, by the pair and the level that binds,"
-    return f"leads up to {span} are inside the profile's own error and do not count"
+        return f"leads up to {high} are ignored"
+    span = high if low == high else f"{low} to {high}, depending on the pair and the binding level,"
+    return f"leads up to {span} are within the profile's error and ignored"

@@ -93,7 +93,7 @@ def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:
 
 
 def load_axis(traffic: Traffic) -> LoadAxis:
-    """How a load is put: as a request rate, as a closed loop, or as a batch job that is sent at once."""
+    """Kind of load: a request rate, a closed loop, or a batch job whose requests all arrive at the start."""
     if traffic.request_rate < math.inf:
         return "load"
     return "requests" if traffic.max_concurrency is None else "concurrency"
@@ -107,7 +107,7 @@ def load_of(traffic: Traffic) -> float:
 
 def load_words(traffic: Traffic) -> str:
     """The load as a sentence has it: at ..."""
-    words = {"load": "{:g} req/s", "requests": "{:g} requests sent at once", "concurrency": "concurrency {:g}"}
+    words = {"load": "{:g} req/s", "requests": "a batch of {:g} requests", "concurrency": "concurrency {:g}"}
     return words[load_axis(traffic)].format(load_of(traffic))
 
 
@@ -167,7 +167,7 @@ def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
 def keeps_up(row: Row) -> bool:
     """Whether a run's queue stayed bounded: it is not labelled overloaded, and few of all requests were ever waiting.
 
-    Near saturation a short run's label is "cannot tell". There the wait for admission decides: beyond saturation the
+    Near saturation a short run's label is "inconclusive". There the wait for admission decides: beyond saturation the
     number waiting is a share of all who came, below it is not.
     """
     if row["stability"] == "overloaded":

@@ -76,26 +76,26 @@ class Grid:
 
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
-            raise ValueError("--per-dollar is of fleets (--gpus) by throughput or goodput")
+            raise ValueError("--per-dollar needs --gpus and --objective throughput or goodput")
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
         check_list(PLACES[self.axis], self.places)
         if len(self.archs) < 2 and self.against is None:
-            raise ValueError("arch needs at least two values: a map is of who wins")
+            raise ValueError("arch needs at least two values to compare")
         if self.against is not None and self.against not in self.archs:
-            raise ValueError(f"--against {self.against} is not among those compared: {', '.join(self.archs)}")
+            raise ValueError(f"--against {self.against} is not one of those compared: {', '.join(self.archs)}")
         if bool(self.concurrency) == bool(self.request_rate):
             raise ValueError("give one of --concurrency and --request-rate")
         if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed tells nothing for sure, got {self.num_runs}")
+            raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
         check_points(
-            "loads x places x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs
+            "loads x rows x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs
         )
         if self.axis == "acceptance" and not self.base.acceptance.by_rate:
             raise ValueError(
-                "a map over acceptance takes no --synthetic-acceptance-rates, --acceptance-model, --acceptance-trace "
-                "or --acceptance-from"
+                "--y acceptance cannot be combined with --synthetic-acceptance-rates, --acceptance-model, "
+                "--acceptance-trace or --acceptance-from"
             )
         vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
 
@@ -115,7 +115,7 @@ class Grid:
     @property
     def objective(self) -> str:
         """What the winner is best at, in words."""
-        unit = "dollar an hour" if self.usd else "GPU"
+        unit = "dollar per hour" if self.usd else "GPU"
         return NAMES[self.goal.objective] + (f" per {unit}" if self.per_dollar else "")
 
     @property
@@ -173,7 +173,7 @@ class Cell:
 
     @property
     def sure(self) -> bool:
-        """Whether the winner is told apart from everyone who kept up; alone in keeping up, it is."""
+        """Whether the winner differs significantly from every other that kept up, or is the only one that did."""
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
 
@@ -233,10 +233,10 @@ class WinnerMap(Answer):
         cards = len(grid.fleets[-1].cards(grid.base)) if grid.fleets else 1
         who = f"way to use {cards} GPUs" if grid.fleets else "architecture"
         return Report(
-            "Who wins where",
-            f"Which {who} is best, over load and {grid.axis}.",
+            "Winner map",
+            f"The best {who} over load and {grid.axis}.",
             grid.base,
-            [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell is done"])],
+            [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell has finished"])],
             self.document(
                 objective=grid.objective if grid.fleets else grid.goal.objective,
                 comparisons=grid.comparisons,
@@ -261,13 +261,13 @@ def _lines(found: WinnerMap) -> list[str]:
     contests = [cell.contest for cell in found.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
     confidence = contests[0].confidence if contests else math.nan
-    whose = "the map as a whole" if grid.family == "map" else "each cell alone, not for the map"
+    whose = "the whole map" if grid.family == "map" else "each cell alone, not the map"
     return [
         table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
-        f"best {grid.objective} and its lead over the second, each at its own best settings",
-        f"of {', '.join(grid.archs)}",
-        f"(in brackets): not told apart from those named{limits}",
-        f"{seeds_text(found)} a cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+        f"best {grid.objective} and its lead over the second, each at its best settings",
+        f"compared: {', '.join(grid.archs)}",
+        f"(in brackets): no significant lead over the named ones{limits}",
+        f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
         *map(border_text, reversed(found.borders)),
         *rests_on(grid.base.traffic, found.rows),
         *(_on_assumption(found) if grid.axis != "acceptance" else ()),
@@ -281,8 +281,8 @@ def _on_assumption(found: WinnerMap) -> list[str]:
         drafting = next((mine for mine in cell.settings.values() if is_assumed(mine)), None)
         if drafting is not None:
             rate = break_even_rate(drafting, tuple(k for k in found.grid.space.draft_lengths if k))
-            even = "breaks even with plain decoding at no acceptance" if rate is None else f"breaks even at {rate:.2f}"
-            notes.append(f"{place_text(cell.place)}, {cell.load:g}: drafting {even}, by formula (which favours drafts)")
+            even = "never breaks even" if rate is None else f"breaks even at {rate:.2f}"
+            notes.append(f"{place_text(cell.place)}, {cell.load:g}: drafting {even} (by formula, which favours drafts)")
     return notes
 
 
@@ -318,7 +318,7 @@ def border_text(border: Border) -> str:
     at = f"{place_text(border.place)}: lanes on several GPUs "
     if low is None:
         return at + "lead nowhere"
-    end = "the last of the map" if high is None else f"others from {high:g}"
+    end = "the highest load of the map" if high is None else f"others from {high:g}"
     return f"{at}lead up to {low:g}, {end}"
 
 
@@ -343,7 +343,7 @@ def margin_text(cell: Cell) -> str:
 
 
 def alike_text(cell: Cell, names: int = 2) -> str:
-    """Who is not told apart from the winner, by so many names."""
+    """Architectures without significant difference from the winner, up to so many names."""
     held = cell.contest
     unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
     return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
@@ -353,7 +353,7 @@ def _won(cell: Cell | None) -> str:
     if cell is None:
         return ""
     if cell.winner is None:
-        return "nobody keeps up"
+        return "none keeps up"
     words = (cell.winner, drafts_text(cell.settings[cell.winner]), margin_text(cell))
     text = " ".join(filter(None, words))
     if cell.contest and not cell.contest.behind:

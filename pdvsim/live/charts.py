@@ -25,7 +25,7 @@ from pdvsim.sim.records import LANES, Array
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
 
 SERIES = {
-    "tokens_per_s": "Output tokens a second",
+    "tokens_per_s": "Output tokens per second",
     "in_system": "Requests in system",
     "draft_length": "Draft length",
     "acceptance": "Drafts accepted (share)",

@@ -61,9 +61,9 @@ class Setup:
             )
         traffic, server = self.base.traffic, self.base.server
         if self.most is None and (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps):
-            raise ValueError("live draws arrivals as time goes: give a finite --request-rate")
+            raise ValueError("live needs a finite --request-rate")
         if self.most is None and not server.longest_draft:
-            raise ValueError("start with a draft length of 1 or more: 0 can be chosen on the page")
+            raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 
     def experiments(self, knobs: Knobs) -> list[Experiment]:

@@ -205,10 +205,10 @@ class Feed:
         self.ended = ""  # why, where it ended by itself
         try:
             if not self._pipe.poll(START_S):
-                raise ValueError(f"the session could not begin: nothing came from its process in {START_S:g} s")
+                raise ValueError(f"the session could not start: its process sent nothing in {START_S:g} s")
             first: Shown | str = self._pipe.recv()  # a page is never without
         except EOFError:
-            raise ValueError("the session could not begin: its process has ended") from None
+            raise ValueError("the session could not start: its process has ended") from None
         except (KeyboardInterrupt, ValueError):
             self.close()
             raise

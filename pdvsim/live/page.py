@@ -25,7 +25,7 @@ from pdvsim.sim.config import Experiment
 
 TABLE_EVERY = 2  # updates
 OWN = "data set's"
-BESIDE = "a real run and the same run simulated: the small figures are the simulation's error"
+BESIDE = "a real run and the same run simulated; small numbers are the simulation's error"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
@@ -88,7 +88,7 @@ class Dashboard:
     def _pace_widgets(self) -> None:
         labels = {
             "pause": ("Pause", 90),
-            "on": ("One second on", 0),
+            "on": ("Advance 1 s", 0),
             "restart": ("Restart", 0),
             "burst": (f"Burst of {BURST}", 0),
             "drop": (f"Halve acceptance {DROP_S:.0f} s", 0),
@@ -120,7 +120,7 @@ class Dashboard:
             "output_len": Select(title="Output tokens"),
             "acceptance_rate": Slider(title="Acceptance", start=0, end=1, step=0.05, value=0.5),
             "num_speculative_tokens": Slider(title="Draft length", start=0, end=max(8, k), step=1, value=k),
-            "controller": Select(title="Who chooses it", options=["fixed", "feedback", "goodput"]),
+            "controller": Select(title="Controller", options=["fixed", "feedback", "goodput"]),
             "max_num_seqs": Select(title="Batch limit"),
             "max_num_batched_tokens": Select(title="Prompt chunk"),
         }
@@ -137,7 +137,7 @@ class Dashboard:
         if what == "window":
             self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
         elif self.setup is None:
-            raise ValueError("a real run cannot be turned")
+            raise ValueError("the settings of a real run cannot be changed")
         elif what == "turn":
             name, turned = value
             self.feed.order("turn", replace(self.feed.latest.knobs, **{name: self._turned(name, turned)}))
@@ -150,7 +150,7 @@ class Dashboard:
         elif what in ("on", "restart", "burst", "drop"):
             self.feed.order(what, 1.0 if what == "on" else None)
         else:
-            raise ValueError(f"unknown order {what!r}")
+            raise ValueError(f"unknown command {what!r}")
 
     def _turned(self, name: str, value: Any) -> Any:
         """The value of a knob from that of its widget."""
@@ -166,7 +166,7 @@ class Dashboard:
     def _ask_to_save(self) -> None:
         if self._saving is None and self._save_from is None:
             self._save_from = self.feed.ordered
-            self._saved = "saving: the session is run again, with every record kept …"
+            self._saved = "saving: the session is run again with all records …"
             self.controls += 1
 
     # what is shown ----------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Dashboard:
             return f"<b>the session has ended</b> {html.escape(self.feed.ended)}"
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
         parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown), BESIDE]
-        parts += [f"figures of the last {shown.window_s:g} s"]
+        parts += [f"values of the last {shown.window_s:g} s"]
         late = [name for name, figures in zip(self.names, shown.figures, strict=True) if figures["overloaded"]]
         if late:
             parts.append(f'<b style="color:#a34700">{html.escape(", ".join(late))} overloaded: the queue grows</b>')
@@ -227,7 +227,7 @@ class Dashboard:
         if self.setup is None:
             return window
         settings: dict[str, dict[str, Any]] = window | {
-            "pause": {"label": "Pause" if shown.running else "Go on"},
+            "pause": {"label": "Pause" if shown.running else "Continue"},
             "speed": {"active": SPEEDS.index(shown.speed) if shown.speed in SPEEDS else None},
             "save": {"disabled": busy},
             "saved": {"visible": bool(self._saved), "text": self._saved},
@@ -250,9 +250,9 @@ def _with(choices: Sequence[int], value: int | None) -> list[str]:
 
 
 def _real(shown: Shown) -> str:
-    ended = "" if shown.running else ", the run is over"
+    ended = "" if shown.running else ", the run has ended"
     return f"<b>{shown.now_s:.1f} s</b> of the real run{ended}"
 
 
 def _times(speed: float) -> str:
-    return "as fast as it goes" if speed == float("inf") else f"{speed:g}×"
+    return "maximum speed" if speed == float("inf") else f"{speed:g}×"

@@ -97,7 +97,7 @@ class _Guarded(RequestHandler):
                 if given is not kept:
                     self.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
                 return
-        self.send_error(403, reason="the address needs its token")
+        self.send_error(403, reason="the address needs the token")
 
 
 class _Page(_Guarded):
@@ -131,7 +131,7 @@ class _Viewer(_Guarded, WebSocketHandler):
             else:
                 self.application.show.obey(what, value)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-            self.close(1008, "not an order")
+            self.close(1008, "not a command")
 
     def tell(self) -> None:
         """Send the latest, unless what was sent is not drawn yet; what was turned is sent at once."""
@@ -212,7 +212,7 @@ def _is_address(name: str) -> bool:
 
 def _no_port(error: OSError, address: str, port: int) -> ValueError:
     if error.errno == errno.EADDRINUSE:
-        return ValueError(f"port {port} is taken: give another --port, or 0 for any that is free")
+        return ValueError(f"port {port} is in use: choose another --port, or 0 for any free one")
     if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
-        return ValueError(f"host {address} is no address of this machine")
+        return ValueError(f"host {address} is not an address of this machine")
     return ValueError(f"port {port} of {address} cannot be used: {os.strerror(error.errno or 0)}")

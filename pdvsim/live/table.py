@@ -30,7 +30,7 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
             for at, mark in enumerate(MARKS)
         ]
     if any(not math.isnan(f["goodput_per_s"]) for f in figures):
-        table.append(("in time (%)", [100 * f["attainment"] for f in figures]))
+        table.append(("within service levels (%)", [100 * f["attainment"] for f in figures]))
         table.append(("goodput (req/s)", [f["goodput_per_s"] for f in figures]))
     table.append(("requests in system", [f["in_system"] for f in figures]))
     table += [
@@ -41,13 +41,13 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
     table += [
         (words.format(kind), [f["kinds"].get(kind, {}).get(size) for f in figures])
         for kind in KINDS
-        for words, size in [("tokens of a {}", "mean_tokens") if kind == "prefill" else ("rows of a {}", "mean_batch")]
+        for words, size in [("tokens per {}", "mean_tokens") if kind == "prefill" else ("rows per {}", "mean_batch")]
         if any(kind in f["kinds"] for f in figures)
     ]
     table.append(("draft length", [f["draft_length"] for f in figures]))
     table.append(("drafts accepted (%)", [100 * f["acceptance"] for f in figures]))
     for name in dict.fromkeys(key for f in figures for key in f["controller"]):
-        words = "draft length chosen last" if name == "k" else f"controller: {name}"
+        words = "last draft length" if name == "k" else f"controller: {name}"
         table.append((words, [f["controller"].get(name) for f in figures]))
     for lane in LANES:
         if any(lane in f["lanes"] for f in figures):
@@ -89,7 +89,7 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
     states = "".join(map(_state, figures))
     head += f'<tr><td style="padding:1px 4px 1px 0">queue</td>{states}</tr>'
     table = f'<table style="{style};font-variant-numeric:tabular-nums">{head}'
-    against = f"Small: against {escape(names[0])}. " if len(names) > 1 else ""
+    against = f"Small: difference from {escape(names[0])}. " if len(names) > 1 else ""
     note = f'<p style="margin:6px 0 0;color:#59636b">{against}Launches: {kinds}</p>'
     return f"{table}{''.join(rows)}</table>{note}"
 

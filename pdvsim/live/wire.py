@@ -50,7 +50,7 @@ def socket_path() -> Path:
     folder.mkdir(mode=0o700, exist_ok=True)
     entry = folder.lstat()
     if entry.st_uid != os.getuid() or stat.S_IMODE(entry.st_mode) & 0o077 or not stat.S_ISDIR(entry.st_mode):
-        raise OSError(f"{folder} must be a folder that only you can open")
+        raise OSError(f"{folder} must be a folder that only you can access")
     return folder / "live.sock"
 
 

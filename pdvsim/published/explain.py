@@ -18,19 +18,19 @@ def _poisson(fair: Fair) -> list[str]:
     pd, unified = (fair.row("published", arch, most) for arch in ("pd", "pdv-unified"))
     low, high = _latencies_s(fair, most)
     times = _over(unified.completed_only, pd.completed_only)
-    much = "beyond any ratio" if math.isnan(times) else f"{times:.0f} times as high"
+    much = "of which pd has none" if math.isnan(times) else f"{times:.0f} times as high"
     more = _over(unified.all_tokens, pd.all_tokens) - 1
     return [
         f"At C={most} pd spreads its rounds over up to {most} requests, so that by the {CUTOFF_S:.0f} s cut-off it has "
-        f"completed {pd.completions:.1f} of {pd.requests} on average and pdv-unified, which admits one request a turn, "
+        f"completed {pd.completions:.1f} of {pd.requests} on average and pdv-unified, with one admission per turn, "
         f"{unified.completions:.1f}: a completed-only throughput {much} (published: "
-        f"{fair.published_ratio:.0f} times, of {fair.published_pd * CUTOFF_S:.0f} tokens, one request's). "
-        f"Up to that same moment the two have produced {pd.all_tokens:.1f} and {unified.all_tokens:.1f} tokens a "
+        f"{fair.published_ratio:.0f} times, of {fair.published_pd * CUTOFF_S:.0f} tokens of one request). "
+        f"Until then the two have produced {pd.all_tokens:.1f} and {unified.all_tokens:.1f} tokens per "
         f"second, {more:+.0%}, because each runs every forward at batch 1 on one stream.",
         f"Served to the end, the same requests take both programs {pd.duration:.0f} s, at {pd.output_throughput:.1f} "
         f"and {unified.output_throughput:.1f} tokens/s. "
-        f"An engine that batches (pdvsim's policies on {fair.gpu}) keeps up with the arrivals whichever architecture "
-        f"it has: mean latency {low:.2f} to {high:.2f} s, where the published programs take "
+        f"An engine that batches (pdvsim's policies on {fair.gpu}) keeps up with the arrivals in every architecture: "
+        f"mean latency {low:.2f} to {high:.2f} s, where the published programs take "
         f"{unified.mean_e2el_ms / 1e3:.0f} and {pd.mean_e2el_ms / 1e3:.0f} s.",
     ]
 
@@ -45,9 +45,8 @@ def _three_way(fair: Fair) -> list[str]:
         f"{pd.requests} requests, its static batches of four serve them at {pdv.output_throughput:.1f} tokens/s, pd at "
         f"{pd.output_throughput:.1f} and baseline at {baseline.output_throughput:.1f}, with a P95 "
         f"{1 - pdv.p95_e2el_ms / pd.p95_e2el_ms:.0%} below pd's. "
-        f"The rest of the {1 - fair.published_ratio:.0%} that were published is that its requests were accepted more "
-        f"often than pd's.",
-        f"Without a KV cache, in fp32, every round computes the whole sequence five times, which holds all three to "
+        f"The rest of the published {1 - fair.published_ratio:.0%} comes from the higher acceptance of its requests.",
+        f"Without a KV cache, in fp32, every round computes the whole sequence five times, which limits all three to "
         f"{pd.output_throughput:.0f} to {pdv.output_throughput:.0f} tokens/s. "
         f"An engine with a cache and continuous batches (pdvsim's policies on {fair.gpu}) serves the same requests at "
         f"{min(rates):.0f} to {max(rates):.0f} tokens/s, mean latency {low:.2f} to {high:.2f} s.",

@@ -29,7 +29,7 @@ def _figure(panels: int, width_inches: float, caption: str) -> tuple[Figure, lis
 
 def _three_way(reproduction: Reproduction) -> Figure:
     """Coloured marks are published, black diamonds simulated: both on a logarithmic axis, which has no foot."""
-    note = "The single request is calibrated on, and of the five pd's mean chose their order; the rest is predicted."
+    note = "The single request and, for the order of the five, pd's mean are calibrated; the rest is predicted."
     figure, panels = _figure(2, 13, f"TinyLlama-1.1B to Llama-2-7B, A100, fp32. {note}")
     archs = list(dict.fromkeys(c.arch for c in reproduction.cells))
     loads = list(dict.fromkeys(c.requests for c in reproduction.cells))
@@ -58,7 +58,7 @@ def _three_way(reproduction: Reproduction) -> Figure:
         axes.set_ylim(3, 1000)
         axes.set_xticks(range(len(loads)), [str(load) for load in loads])
         axes.grid(False, axis="x")
-        axes.set_xlabel("Requests, all submitted at once")
+        axes.set_xlabel("Requests, all submitted together")
         axes.set_ylabel("seconds")
         axes.set_title(title, fontweight="bold", loc="left")
     panels[0].plot([], [], "D", color="black", label="simulated, with its error")

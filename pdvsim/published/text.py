@@ -22,7 +22,7 @@ def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
     """Constants, cells and how far they are from the published ones; `every` shows all metrics."""
     shown = [c for c in reproduction.cells if every or c.metric in SHOWN[reproduction.table]]
     blocks = [
-        f"{reproduction.table}: {SOURCE}, and what the programs' mechanisms give",
+        f"{reproduction.table}: {SOURCE}, and a simulation of the programs",
         _constants(reproduction.constants),
         rows_table([_cell_row(c, reproduction) for c in shown]),
     ]
@@ -38,7 +38,7 @@ def fair_text(fair: Fair) -> str:
     rows = []
     for row in fair.rows:
         line = {"C": str(row.concurrency), "requests": str(row.requests)}
-        line["who"] = "published program" if row.engine == "published" else f"pdvsim on {fair.gpu}"
+        line["system"] = "published program" if row.engine == "published" else f"pdvsim on {fair.gpu}"
         line["arch"] = row.arch
         if fair.table == "poisson-30s":
             line["completed by 60 s"] = cell(row.completions, 1)
@@ -66,7 +66,7 @@ def _constants(constants: tuple[Constant, ...]) -> str:
 
 def _differences(reproduction: Reproduction) -> str:
     """What makes this table differ from three-way, and what that leaves open."""
-    title = "Differences from three-way, added one after another: simulated over published latency, mean of all rows"
+    title = "Differences from three-way, added one by one: simulated over published latency, mean of all rows"
     rows = [
         {"difference": each.what, **{arch: cell(ratio) for arch, ratio in each.ratios.items()}}
         for each in reproduction.differences
@@ -77,9 +77,9 @@ def _differences(reproduction: Reproduction) -> str:
     worst, error = max(((pair, fmean(of)) for pair, of in errors.items()), key=lambda each: abs(each[1]))
     note = (
         "In bf16 the host sets the pace and the GPU waits, so a forward over four requests takes hardly longer than "
-        "over one. That explains pdv's gain over baseline without any figure of this table: both are then too fast by "
-        "about the same factor. The factor is the host's time per layer, fitted on one figure. Not explained: why this "
-        f"host was slower (the machine is not stated), and {worst}, {error:+.0%} on average."
+        "over one. That explains pdv's gain over baseline without a fit to this table: both are too fast by about the "
+        "same factor. The factor is the host's time per layer, fitted to one value. Not explained: why this host was "
+        f"slower (the machine is not stated), and {worst}, {error:+.0%} on average."
     )
     return f"{title}\n\n{rows_table(rows)}\n\n{textwrap.fill(note, 118)}"
 
@@ -117,11 +117,11 @@ def _verdict(reproduction: Reproduction) -> list[str]:
     worst = max(predicted, key=lambda c: abs(c.error))
     many = f" on {ENOUGH} completions or more" if reproduction.table == "poisson-30s" else ""
     lines = [
-        f"{' and '.join(targets)}{many}: {len(predicted)} cells not calibrated on, "
+        f"{' and '.join(targets)}{many}: {len(predicted)} cells not used for calibration, "
         f"{len(predicted) - len(reproduction.missed())} within {next(iter(targets.values())):.0%}; "
         f"worst {worst.error:+.1%} ({worst.pair}, {worst.arch}, C={worst.concurrency})",
         f"simulated: mean over {reproduction.replications} replications; "
-        "spread: their standard deviation (a published figure is a single run)",
+        "spread: their standard deviation (each published value is a single run)",
     ]
     if reproduction.table != "poisson-30s":
         for metric in targets:
@@ -133,7 +133,7 @@ def _verdict(reproduction: Reproduction) -> list[str]:
             if reproduction.table == "model-comparison":
                 alike = sum(told == ours for told, ours in scenarios.values())
                 said = [f"the published architecture in {alike} of {len(scenarios)} scenarios"]
-            lines.append(f"least {metric}: {', '.join(said)}")
+            lines.append(f"lowest {metric}: {', '.join(said)}")
     else:
         for label in dict.fromkeys(c.pair for c in reproduction.cells):
             row = reproduction.row(label, "pd", "throughput_completed_only")

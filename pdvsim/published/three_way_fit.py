@@ -144,7 +144,7 @@ class ThreeWayModel:
             jobs = served("baseline", self.five["baseline"], ThreeWayConfig(forwards, overlap_s))
             totals.append(max(job.finish_s for job in jobs))
         value = (alone_s - shared_s) / ((totals[0] - totals[1]) / 1e-6)
-        meaning = "of a forward, hidden behind another worker's: what the interpreter lock leaves of overlap"
+        meaning = "part of a forward hidden by another worker's: the overlap that the interpreter lock allows"
         self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
         return value
 

@@ -32,7 +32,7 @@ class Backend:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.jobs is not None and self.name != "loky":
-            raise ValueError(f"--jobs counts processes of this machine: the {self.name} cluster has its own workers")
+            raise ValueError(f"--jobs sets the processes of this machine; the {self.name} cluster has its own workers")
         if self.scheduler is not None and self.name == "loky":
             raise ValueError("--scheduler needs --backend dask or ray")
         if self.scheduler is None and self.name == "dask":

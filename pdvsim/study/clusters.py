@@ -62,7 +62,7 @@ class Watch:
             self._since_s = None
         elif self._since_s is None:
             self._since_s = now_s
-            self.notice(f"{self.cluster} has no workers: waiting for some; Ctrl-C stops, and keeps what is done")
+            self.notice(f"{self.cluster} has no workers: waiting for some; Ctrl-C stops and keeps finished points")
         elif now_s - self._since_s > WORKERS_S:
             raise ClusterLost(f"{self.cluster} has had no workers for {WORKERS_S:g} s")
 
@@ -128,7 +128,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
     check_dask(address)
     from distributed import CancelledError, Client, KilledWorker, as_completed
 
-    lost = ClusterLost(f"--scheduler {address}: the Dask scheduler went away")
+    lost = ClusterLost(f"--scheduler {address}: the Dask scheduler disconnected")
     points, watch = dict(items), Watch(f"the Dask cluster at {address}", notice)
     tries: Counter[int] = Counter()
     running: dict[Any, int] = {}
@@ -266,7 +266,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
     """Every item's outcome, as the workers finish them."""
     ray = ray_connected(address)
     head = address if address and address.startswith("ray://") else ray.get_runtime_context().gcs_address
-    lost = ClusterLost(f"--backend ray: the cluster at {head} went away")
+    lost = ClusterLost(f"--backend ray: the cluster at {head} disconnected")
     points, watch = dict(items), Watch("the Ray cluster", notice)
     tries: Counter[int] = Counter()
     running: dict[Any, int] = {}

@@ -92,7 +92,7 @@ def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
         return ""
     took = f"{wall_s / 60:.0f} minutes" if wall_s < 2 * 3600 else f"{wall_s / 3600:.0f} hours"
     memory = f" and {needed / 1e9:.0f} GB of this machine's {total / 1e9:.0f} GB" if needed > 0.1 * total else ""
-    return f"by an estimate this takes about {took} on {side_by_side} core{'s' * (side_by_side > 1)}{memory}"
+    return f"this takes an estimated {took} on {side_by_side} core{'s' * (side_by_side > 1)}{memory}"
 
 
 def _steps(experiment: Experiment) -> float:

@@ -97,14 +97,14 @@ class SweepDir:
             done = sum(1 for _ in self.path.glob("parts/[0-9]*"))
             raise ValueError(
                 f"{self.path} holds a sweep ({done} of {stored['num_points']} points done): "
-                "give --resume to go on with it, or -o another folder"
+                "continue it with --resume, or name another folder with -o"
             )
         changed = _differences(stored, self.config)
         if changed:
             more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
             shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
             raise ValueError(
-                f"{self.config_file}: the sweep there is another one: {shown}{more}; give -o another folder"
+                f"{self.config_file}: it belongs to another sweep: {shown}{more}; name another folder with -o"
             )
 
     @contextmanager
@@ -226,13 +226,13 @@ def _locked(path: Path) -> Iterator[None]:
     """Hold the folder until the end of the block, or of the process, however that comes."""
     file = path / ".lock"
     if file.is_symlink():
-        raise ValueError(f"{file}: is a link, where a sweep's own lock should be; remove it")
+        raise ValueError(f"{file}: is a link instead of the sweep's lock file; remove it")
     # where files cannot be locked this is an error: a mark in the lock's place would outlive its process
     lock = FileLock(file, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
     except Timeout:
-        raise ValueError(f"{path}: another sweep is writing here; wait for it, or give -o another folder") from None
+        raise ValueError(f"{path}: another sweep is writing here; wait, or name another folder with -o") from None
     try:
         yield
     finally:

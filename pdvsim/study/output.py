@@ -133,7 +133,7 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
         files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
     written = [path for path, data in files.items() if data is not None]
     if stopped and not written:
-        say("pdvsim", f"interrupted: {stopped}; nothing is saved")
+        say("pdvsim", f"interrupted: {stopped}; nothing was saved")
         return 130
     write_all(files)
     say("pdvsim", f"saved {', '.join(map(str, written))}")

@@ -143,7 +143,7 @@ def read_header(model: type[H], path: Path, otherwise: str) -> H:
     if version != SCHEMA:
         raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     if SEAL in data and not unbroken(data):
-        raise ValueError(f"{path}: is not what was written: its content does not match its {SEAL}")
+        raise ValueError(f"{path}: is damaged or was changed: its content does not match its {SEAL}")
     try:
         return model.model_validate(data)
     except ValidationError as error:
@@ -175,7 +175,7 @@ def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[st
     files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
     for name, path in files.items():
         if digests is not None and digest(path) != digests.get(name):
-            raise ValueError(f"{path}: is damaged or missing: it is not what was written")
+            raise ValueError(f"{path}: is damaged, changed or missing")
     return {name: _columns(path, name) for name, path in files.items()}
 
 

@@ -208,7 +208,7 @@ def load(paths: Sequence[Path | str]) -> Results:
     if again.any():
         row = points[again].iloc[0]
         where = sources[int(row["source"])].path
-        raise ValueError(f"{where}: {row['arch']} at load {row['load']:g} with seed {row['seed']} is there twice")
+        raise ValueError(f"{where}: {row['arch']} at load {row['load']:g} with seed {row['seed']} occurs twice")
     return Results(points, tuple(sources), dims)
 
 
@@ -249,7 +249,7 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
         raise ValueError(f"{path}: No such file: the sweep has not saved any point")
     if header.made and digest(path) != header.made.files.get(path.name):
         raise ValueError(
-            f"{path}: is not what was written; `pdvsim sweep --check {folder}` says more, --resume makes it again"
+            f"{path}: is damaged or was changed; see `pdvsim sweep --check {folder}`; --resume writes it again"
         )
     table = read_frame(path)
     vary = tuple(str(name).replace("-", "_") for name in header.sweep.vary or {})
@@ -257,7 +257,7 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
         if name not in table:
             raise ValueError(f"{path}: column {name} is missing")
     if not len(table):
-        raise ValueError(f"{path}: no point in it")
+        raise ValueError(f"{path}: holds no point")
     source = Source(
         folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
         tuple(name for name in vary if name not in KEYS), header.provenance,
@@ -297,7 +297,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
     saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
     source = Source(
         stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance,
-        f"{stem.name}: its records are missing, without which there are no histograms" if written and not saved else "",
+        f"{stem.name}: no histograms: its records are missing" if written and not saved else "",
     )  # fmt: skip
     kind, load = document.load
     row = {"arch": document.arch, "load_kind": kind, "load": load}
@@ -328,5 +328,5 @@ def _number(path: Path, name: str, value: Any) -> float:
         return math.nan
     good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)
     if not good:
-        raise ValueError(f"{path}: {printable(name)} must hold numbers, it holds {quoted(value)}")
+        raise ValueError(f"{path}: {printable(name)} must hold numbers, got {quoted(value)}")
     return value  # type: ignore[no-any-return]

@@ -77,11 +77,11 @@ class Sweep:
             check_list(name, values, needed=False)
         check_ranges(self)
         if self.concurrency and self.request_rate:
-            raise ValueError("--concurrency and --request-rate exclude each other")
+            raise ValueError("--concurrency and --request-rate are mutually exclusive")
         if self.concurrency and self.base.traffic.max_concurrency is not None:
-            raise ValueError("--concurrency and --max-concurrency exclude each other")
+            raise ValueError("--concurrency and --max-concurrency are mutually exclusive")
         if self.base.traffic.use_trace_timestamps and self.concurrency:
-            raise ValueError("--use-trace-timestamps replays arrivals: it takes --request-rate, not --concurrency")
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)

@@ -48,8 +48,8 @@ class Survey:
         """A line for each kind of thing that is not as it should be."""
         kinds = {
             "damaged": self.damaged,
-            "of another configuration, input or version": self.other,
-            "strangers, ignored": self.strangers,
+            "from another configuration, input or version": self.other,
+            "unknown files, ignored": self.strangers,
         }
         return [f"{what}: {some(names)}" for what, names in kinds.items() if names]
 
@@ -106,13 +106,13 @@ def read_config(path: Path) -> dict[str, Any]:
     schema, version = document.get("schema_version"), document.get("pdvsim_version")
     if schema != SCHEMA:
         raise ValueError(
-            f"{file}: schema_version is {quoted(schema)}, this version reads {SCHEMA}; give another folder"
+            f"{file}: schema_version is {quoted(schema)}, this version reads {SCHEMA}; name another folder"
         )
     if version != __version__:
-        raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; give another folder")
+        raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; name another folder")
     for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict), ("identity", str)):
         if not isinstance(document.get(name), kind):
-            raise ValueError(f"{file}: {name} is missing or broken; give another folder")
+            raise ValueError(f"{file}: {name} is missing or damaged; name another folder")
     return document
 
 
@@ -128,7 +128,7 @@ def check_sweep(folder: Path) -> ResultCheck:
     """The state of a sweep's folder by what it says of itself; a ValueError if it is not a sweep's."""
     config = read_config(folder)
     if not unbroken(config):
-        return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's own flags mends it"])
+        return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's flags repairs it"])
     found = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
     made = config.get("made", {"of": None, "files": {}})
     damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]
@@ -136,10 +136,10 @@ def check_sweep(folder: Path) -> ResultCheck:
     stale = rows and not found.damaged and made["of"] != fingerprint({"rows": rows})
     found.damaged += damaged
     count, failed = len(found.rows), f", {found.failed} failed" if found.failed else ""
-    lines = [f"{count} of {found.asked} points are whole{failed}", *found.notices()]
+    lines = [f"{count} of {found.asked} points are complete{failed}", *found.notices()]
     missing = [f"{index:05}" for index in range(found.asked) if index not in found.rows]
-    lines += [f"missing or not to be used: {some(missing)}"] if missing else []
-    lines += ["summary.parquet is not of these points: the sweep was stopped; --resume makes it again"] if stale else []
+    lines += [f"missing or unusable: {some(missing)}"] if missing else []
+    lines += ["summary.parquet is not of these points; --resume writes it again"] if stale else []
     return ResultCheck(count == found.asked and not damaged and not stale, lines)
 
 
@@ -150,12 +150,12 @@ def check_run(path: Path) -> ResultCheck:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}: neither a sweep's folder nor a run's JSON file") from None
     except ValueError:
-        return ResultCheck(False, ["damaged: not JSON, or cut short"])
+        return ResultCheck(False, ["damaged: not JSON, or truncated"])
     if not isinstance(document, dict) or "pdvsim_version" not in document:
         raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")
     if not unbroken(document) or "records_sha256" not in document:
-        return ResultCheck(False, ["damaged: the document is not what was written"])
+        return ResultCheck(False, ["damaged: the document was changed"])
     records = document["records_sha256"]
     bad = [name for name, was in records.items() if digest(path.with_name(name)) != was]
-    lines = [f"the document is whole, and {len(records) - len(bad)} of {len(records)} files of records"]
+    lines = [f"the document is complete, and {len(records) - len(bad)} of {len(records)} record files"]
     return ResultCheck(not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else []))

@@ -58,7 +58,7 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
 def corun_figure(corun: Corun, foundation: str) -> Figure:
     """Predicted over measured slowdown of works side by side, pairs and triples, held out by shape."""
     kinds = list(dict.fromkeys(corun.frame["kind"]))
-    note = f"Time beside others over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
+    note = f"Co-running time over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
     with styled():
         figure, grid = _panels(1, 2, 5.5, note)
         for axes, (title, works) in zip(grid, (("Pairs", 2), ("Triples", 3)), strict=True):

@@ -40,8 +40,8 @@ def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, A
     rests_on = dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries)
     note = f"{setting} Simulated. {'. '.join(rests_on)}. "
     note += counted([int(e["replications"]) for e in entries])
-    note += f" At the left of each line its own figure and draft length. Marks: difference from {against}, paired by "
-    note += "seed, lines its interval. Hollow: not told apart. Grey: the profile's own error."
+    note += f" Left of each line: its value and draft length. Marks: difference from {against}, paired by "
+    note += "seed, lines its interval. Hollow: not significant. Grey: the profile's error."
     with styled():
         height = (ROW_INCHES * rows + 0.9) * len(loads)
         figure = new_figure(4.6 * len(metrics) + 2.2, height + 0.8, note)
@@ -52,7 +52,7 @@ def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, A
                 mine = [d for d in differences if d["metric"] == metric and d["load"] == load]
                 _forest(axes, here, mine, metric, archs, places)
                 axes.set_title("{} ({})".format(*name_of(metric)[:2]), fontweight="bold", loc="left", fontsize=11)
-            kind = "requests at once" if here[0]["load_kind"] == "concurrency" else "requests/s"
+            kind = "concurrent requests" if here[0]["load_kind"] == "concurrency" else "requests/s"
             ticks = [place * len(archs) + (len(archs) - 1) / 2 for place in range(len(places))]
             axes_row[0].set_yticks(ticks, [_name(place, here) for place in places], fontsize=10)
             axes_row[0].set_ylabel(f"{load_text(load)} {kind}", fontweight="bold")
@@ -94,7 +94,7 @@ def _forest(
             elif mine is not None and math.isfinite(mine["relative"].mean):
                 off, one = mine["error"], 1.0 if far else 0.0
                 axes.fill_betweenx([y - 0.5, y + 0.5], one - off, one + off, color="0.92", linewidth=0, zorder=0)
-                _mark(axes, mine["relative"], mine["told_apart"], y, arch, far)
+                _mark(axes, mine["relative"], mine["significant"], y, arch, far)
     lowest, highest = min(ends, default=-0.01), max(ends, default=0.01)
     if far:
         axes.set_xscale("log")

@@ -32,7 +32,7 @@ def run_line(experiment: Experiment, meta: dict[str, Any]) -> str:
     config = asdict(experiment)
     traffic, drafts = config["traffic"], None if experiment.speculates else "no drafts"
     rate, most = traffic["request_rate"], traffic["max_concurrency"]
-    load = f"{load_text(rate)} req/s" if np.isfinite(rate) else f"{most} at once" if most else "all at once"
+    load = f"{load_text(rate)} req/s" if np.isfinite(rate) else f"concurrency {most}" if most else "all sent at time 0"
     if traffic["use_trace_timestamps"]:
         load = f"the trace at {load}" if np.isfinite(rate) else "the trace's own load"
     acceptance = None if experiment.speculates else ""

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
-from pdvsim.sim.workload.asked import has_rates
+from pdvsim.sim.workload.asked import drafter_name, has_rates
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ Settings = Mapping[str, Mapping[str, Any]]  # groups of an experiment's settings
 ASSUMED_RATE = Acceptance.acceptance_rate
 RECORDED_WITH = "Llama-3.1-8B"  # the target of every recording that is shipped
 LISTED = 3  # values that are named one by one
-UNITS = {"concurrency": "at once", "request_rate": "req/s"}
+UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
 
 def setting_line(
@@ -54,7 +54,7 @@ def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
     if "num_speculative_tokens" in points:
         drafts = f"k={values_text(points['num_speculative_tokens'], 'draft lengths')}"
     if "settings" in points and points["settings"].any():
-        drafts = "each architecture at its own best draft length"
+        drafts = "each architecture at its best draft length"
     rate = unlike(acceptance_of(config["acceptance"]) for config in configs)
     if "acceptance_rate" in points:
         rate = values_text(points["acceptance_rate"], "rates")
@@ -107,12 +107,13 @@ def is_assumed(experiment: Experiment) -> bool:
 
 
 def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
-    """A note where the result of any of the experiments rests on an assumed acceptance, or on a recorded one."""
+    """A note of the recordings that results depend on, and one of the drafters whose acceptance is assumed."""
     drafting = [experiment for experiment in experiments if experiment.has_drafter]
     recorded = dict.fromkeys(e.acceptance.acceptance_model for e in drafting if e.acceptance.acceptance_model)
     notes = [f"acceptance as recorded with {RECORDED_WITH}: {', '.join(recorded)}"] if recorded else []
-    assumed = f"acceptance {ASSUMED_RATE:g} is assumed: give yours with --acceptance-from or --acceptance-rate"
-    return [*notes, assumed] if any(map(is_assumed, drafting)) else notes
+    assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
+    give = "give yours with --acceptance-from or --acceptance-rate"
+    return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes
 
 
 def loads_text(points: pd.DataFrame) -> str:

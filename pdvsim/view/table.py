@@ -180,7 +180,7 @@ def comparison_table(
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
             if leads and key == "output_throughput":
                 row["E2EL %" if latency else "gain %"] = leads.get(_seat(entry, varied), "")
-        rows.append(row | {"stability": str(entry.get("stability", "")).replace("/", ", ")})
+        rows.append(row | {"stability": stability_text(entry)})
     means = [title for title, _ in reversed(columns) if title.startswith("mean")]
     unjudged = all(row["stability"] in UNJUDGED for row in rows)
     spare = ("tok/round", "req/s", *(["stability"] if unjudged else []), DETAIL, *means)
@@ -189,8 +189,8 @@ def comparison_table(
         first = differences[0]["against"]
         what = f"gain: in out tok/s over {first}"
         if latency:
-            what = f"E2EL: mean end-to-end latency against {first}, less is faster (arrivals set the throughput)"
-        notes.append(f"{what}, from runs of the same seeds; read this, not the overlap of two ±")
+            what = f"E2EL: mean end-to-end latency against {first}, lower is better (arrivals set the throughput)"
+        notes.append(f"{what}, paired by seed; compare this, not two ± ranges")
     return TextTable(rows, spare, notes)
 
 
@@ -205,7 +205,7 @@ def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
         return [*notes, f"±: 95% confidence over {replications} replications"]
-    return [*notes, "one replication: no interval, nothing is told apart; --num-runs 5 gives intervals"]
+    return [*notes, "one replication: no interval, no significance; --num-runs 5 gives intervals"]
 
 
 def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -236,7 +236,7 @@ def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
         if there < worst * entry["load"]:  # Little's law: so many were there on average
             worst = there / entry["load"]
             said = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
-    return said and f"{said}; more --num-prompts come nearer"
+    return said and f"{said}; raise --num-prompts"
 
 
 def outside(values: Mapping[str, Any]) -> str | None:
@@ -245,7 +245,7 @@ def outside(values: Mapping[str, Any]) -> str | None:
     if not share > TELLING:
         return None
     parts = []
-    for prefix, where in (("", ""), ("together_", "side by side: ")):
+    for prefix, where in (("", ""), ("together_", "co-running: ")):
         sizes = {n: _mean(values.get(f"outside_measured_{prefix}{n}")) for n in SIZES}
         far = {name: most for name, most in sizes.items() if not math.isnan(most)}
         if "prompt_tokens" in far:
@@ -260,7 +260,7 @@ def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     """The same of whichever entry is furthest out, as a note; none where all are inside or the range is unknown."""
     worst = max(entries, key=lambda entry: _mean(entry.get("outside_measured_share"), 0.0))
     said = outside(worst)
-    return [f"{worst['arch']}, outside what was measured: {said}"] if said else []
+    return [f"{worst['arch']}, outside the measured range: {said}"] if said else []
 
 
 def _mean(value: Any, missing: float = math.nan) -> float:
@@ -327,6 +327,11 @@ def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
 def load_name(kind: str) -> str:
     """A kind of load as a heading."""
     return {"concurrency": "concurrency", "request_rate": "rate req/s"}.get(kind, kind)
+
+
+def stability_text(entry: Mapping[str, Any]) -> str:
+    """The labels of an entry's replications, from stable to inconclusive."""
+    return ", ".join(sorted(str(entry.get("stability", "")).split("/"), reverse=True))
 
 
 def load_text(load: float) -> str:
@@ -402,13 +407,13 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
     rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
     gpus = _mean(values.get("gpus"), 0.0)
-    rows += [("GPUs in all:", f"{gpus:.0f}")] if gpus > 1 else []
+    rows += [("GPUs in total:", f"{gpus:.0f}")] if gpus > 1 else []
     rows += [("Foundation:", str(values["foundation"]))] if "foundation" in values else []
     bar = _mean(values.get("forward_error_bar"), 0.0)
     rows += [("Error bar of forward times, 95%:", f"{bar:.0%}")] if bar else []
     rows += [("Error range (in brackets):", str(values["error_range"]))] if "error_range" in values else []
     beyond = outside(values)
-    rows += [("Outside what was measured:", beyond)] if beyond else []
+    rows += [("Outside the measured range:", beyond)] if beyond else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
 
 

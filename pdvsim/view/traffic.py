@@ -25,7 +25,7 @@ def traffic_text(account: Account) -> str:
     if account.window_s:
         lines += _arrival_lines(found)
     else:
-        lines.append("no arrival times: its lengths can be drawn, and nothing replayed")
+        lines.append("no arrival times: its lengths can be used, but it cannot be replayed")
     rows = [
         {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in found[name].items()}}
         for name in ("prompt_tokens", "output_tokens")
@@ -44,12 +44,12 @@ def traffic_text(account: Account) -> str:
 def _arrival_lines(found: dict[str, Any]) -> list[str]:
     window = _time(found["window_s"])
     shape = found["burstiness"]
-    kind = "burstier than" if shape < 0.9 else "more even than" if shape > 1.1 else "much like"
+    kind = "burstier than" if shape < 0.9 else "more regular than" if shape > 1.1 else "close to"
     peak = found["peak_rate"] / found["request_rate"]
     lines = [
         f"over {_time(found['duration_s'])}: {found['request_rate']:.3g} req/s on average, {found['peak_rate']:.3g} "
-        f"in the busiest {window} ({peak:.1f} times as many), {found['quiet_windows']:.0%} of windows without any",
-        f"gaps vary by {found['gap_variation']:.2f} of their mean: burstiness {shape:.2g}, {kind} Poisson (1)",
+        f"in the busiest {window} ({peak:.1f} times the mean), {found['quiet_windows']:.0%} of windows are empty",
+        f"variation of the gaps {found['gap_variation']:.2f}: burstiness {shape:.2g}, {kind} Poisson (1)",
     ]
     if "index_of_dispersion" in found:
         dispersion = found["index_of_dispersion"]
@@ -63,7 +63,7 @@ def traffic_figure(account: Account) -> Figure:
     rate = f", {found['request_rate']:.3g} req/s, burstiness {found['burstiness']:.2g}" if timed else ""
     caption = f"{account.name}: {found['requests']:,} requests{rate}. Prompt and output in tokens."
     with styled():
-        figure = new_figure(11, 6.4 if timed else 3.2, caption, "What is in the trace")
+        figure = new_figure(11, 6.4 if timed else 3.2, caption, "Trace")
         axes = figure.subplots(2 if timed else 1, 2, squeeze=False)
         if timed:
             _rates(axes[0][0], account)

@@ -50,7 +50,7 @@ class Sequences:
     `length[s]` counts the tokens settled so far. The last of them has been produced but not yet fed to a model, so
     the target's cache holds positions 0 .. length - 2. Drafts are written beyond `length`; verifying moves it.
 
-    Without a `pool` of pages to be handed out, every slot has its own from the start, one behind the other.
+    Without a `pool` of pages to be handed out, every slot has its own from the start, in order.
     """
 
     def __init__(self, slots: int, capacity: int, device: torch.device, pool: int | None = None) -> None:

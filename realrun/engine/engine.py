@@ -73,7 +73,7 @@ class Engine:
     ) -> None:
         self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
         if sequences.capacity > model.capacity:
-            raise ValueError(f"sequences of {sequences.capacity} tokens outgrow a model set up for {model.capacity}")
+            raise ValueError(f"sequences of {sequences.capacity} tokens exceed the capacity {model.capacity}")
         self.model, self.sequences = model, sequences
         self.cache = model.new_cache(sequences.pool)
         self.temperature, self.seed = temperature, seed

@@ -1,10 +1,10 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves streams, events and split untyped.)
-"""Lanes: launching an engine's work cheaply from the host, one CUDA graph replay at a time.
+"""Lanes: cheap launches of an engine from the host, one CUDA graph replay at a time.
 
 A lane has its stream, its input and output buffers and its pool of graphs; its launches run in order, and lanes run
-beside each other. Graphs are captured on the lane's own stream because a graph keeps the priority of the stream it was
-captured on. On the CPU the same calls run at once.
+concurrently. Graphs are captured on the lane's own stream because a graph keeps the priority of the stream it was
+captured on. On the CPU the same calls run immediately.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A head that drafts from its target's hidden states: EAGLE-3's layer, or one of multi-token prediction.
 
 What it keeps of position t is made of token t + 1 and of the target's hidden state at t (`Sequences.states`), fused of
-three layers for EAGLE-3; behind the last of these it goes on from its own. Embeddings are the target's, and so is the
+three layers for EAGLE-3; after the last of these it continues from its own. Embeddings are the target's, and so is the
 output of MTP.
 
 Not done: the table from draft tokens to the target's, which costs a look-up; trees of drafts.
@@ -48,7 +48,7 @@ class Head(Transformer):
         target.passes_on = layers_read(self.arch.spec, target.arch.spec.layers)
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences, states: Tensor | None = None) -> Hidden:
-        """Read the batch's tokens beside the target's hidden states before them, or rows beside `states`."""
+        """Forward of the batch's tokens with the target's preceding hidden states, or of rows with `states`."""
         ops, arch, w, eps = self.ops, self.arch, self.weights, self.arch.norm_eps
         spec, layer, kv, rows = arch.spec, w.layers[0], cache.layers[0], batch.row_tokens
         ahead = replace(batch, chunk_starts=batch.chunk_starts + 1) if batch.chunk else batch

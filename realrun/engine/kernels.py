@@ -62,7 +62,7 @@ def overlapping(device: torch.device) -> dict[str, bool]:
 def take_turn(OVERLAP: tl.constexpr):
     """Wait until what the kernels ahead wrote can be read, then let the next kernel start.
 
-    In this order at most two kernels are under way at once, so what the kernel before the one ahead wrote may be read
+    In this order at most two kernels run concurrently, so what the kernel before the one ahead wrote may be read
     even before the turn is taken.
     """
     if OVERLAP:

@@ -3,7 +3,7 @@
 """Matrix products on the residual stream: read it normed, or add to it in place.
 
 Products of few tokens only stream their weights. Their kernel takes all tokens in one tile, splits the inputs of an
-output tile over several programs so that the whole card reads at once, and lets the last of them to finish add the
+output tile over several programs so that the whole GPU reads concurrently, and lets the last of them to finish add the
 parts up, always in the same order: runs repeat bit for bit. Wider products go to the library.
 """
 

@@ -63,7 +63,7 @@ class Sampler:
         if width == 1:
             return limits.new_zeros(rows), self._pick(p[:, 0])[:, None]
         if sequences.proposals is None:
-            raise ValueError("sampled drafts are judged against the drafter's logits, and none were kept")
+            raise ValueError("sampled drafts need the drafter's logits, which were not kept")
         drafts = offered(batch, sequences).long()[..., None]
         q = self._distribution(sequences.proposals[batch.row_slots.long(), : width - 1])
         coins = torch.rand(rows, width - 1, device=p.device, generator=self.generator)

@@ -23,7 +23,7 @@ def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int,
 
 _A100 = "data sheet, NVIDIA A100 Tensor Core GPU (2021)"
 _H100 = "data sheet, NVIDIA H100 Tensor Core GPU (2023), without sparsity"
-_A10G = "bandwidth: baseten.co, A10 vs A10G for ML model inference; arithmetic: remembered, with no data sheet at hand"
+_A10G = "bandwidth: baseten.co, A10 vs A10G for ML model inference; arithmetic: unverified"
 _H100_PCIE = "product brief, NVIDIA H100 PCIe GPU (PB-11133-001, 2022); data sheet for the arithmetic, without sparsity"
 
 GPUS: dict[str, GpuSpec] = {
@@ -93,7 +93,7 @@ def card_file(path: str | Path) -> GpuSpec:
     for key, value in data.items():
         _check(path, key, value, known[key])
     if data["name"] in GPUS:
-        raise ValueError(f"card {path}: name: {data['name']} is a card of pdvsim's own; choose another name")
+        raise ValueError(f"card {path}: name: {data['name']} is a built-in card; choose another name")
     numbers = {key: float(data[key]) for key, kind in _REQUIRED.items() if kind is float}
     return GpuSpec(
         name=data["name"], source=data["source"], measured=data.get("measured", False), sms=data.get("sms"), **numbers

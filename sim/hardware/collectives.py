@@ -1,10 +1,10 @@
-"""What the GPUs of a group tell each other in a forward: two all-reduces a layer, and the logits at the end.
+"""Communication of a tensor-parallel group in a forward: two all-reduces per layer, and the logits at the end.
 
-Over NVLink as published, by number of GPUs and bytes; over other links as NCCL reckons with a ring: twice as many steps
-as there are others, each with its latency and its part of the bytes. Gathering logits sends half of what an all-reduce
-of as many bytes does.
+NVLink times are published measurements by number of GPUs and bytes. Other links follow NCCL's ring model: two steps for
+each other GPU, each with a latency and its part of the bytes. Gathering logits sends half as much as an all-reduce of
+the same size.
 
-Not modelled: all-reduces that hide behind products or are fused with norms, an engine that leaves small ones to NCCL,
+Not modelled: all-reduces that overlap with products or are fused with norms, an engine that leaves small ones to NCCL,
 GPUs of a group that wait for the slowest, quantised ones, and groups over several machines.
 """
 

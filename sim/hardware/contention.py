@@ -1,15 +1,15 @@
-"""How works on different streams share one GPU: the progress rate of each, 1 being as fast as alone.
+"""How launches on different streams share one GPU: the progress rate of each, where 1 is its speed alone.
 
-Each work has two demands from its roofline: the share of the GPU's arithmetic and of its bandwidth that it uses when it
-runs alone. Rates come from weighted max-min sharing of both: all rise together until one resource is full, those that
-need it stop, the rest go on. No work exceeds 1, neither resource exceeds its capacity. As measured, a work also holds
-a part of the GPU that others find no room in; together they hold all of it at most. That is so whatever the priority:
+A launch has two demands from its roofline: the shares of the GPU's arithmetic and bandwidth that it uses alone. Rates
+come from weighted max-min sharing of both: all rise together until one resource is full, launches that need it stop,
+and the others continue. No rate exceeds 1 and no resource its capacity. As measured, a launch also occupies a part of
+the GPU that others cannot use; all launches together occupy at most the whole GPU. This holds for every priority:
 
-- `none` and `stream` are what the hardware does; `dynamic` is `stream` with priorities that a policy sets per work;
-- `preemptive` is the ideal: a lane has all it can use of what the lanes above it leave, of both resources and of the
-  room. Taking the GPU away and giving it back costs nothing and is done at once, in the middle of a kernel.
+- `none` and `stream` are what the hardware does; `dynamic` is `stream` with priorities that a policy sets per launch;
+- `preemptive` is ideal: a lane gets all it can use of what the lanes above it leave, of both resources and of the
+  room. Preemption is free and immediate, even in the middle of a kernel.
 
-Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within one work.
+Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and demands that change within a launch.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class Sharing:
             self._turns(loads)
 
     def _serial(self, loads: Sequence[Load]) -> None:
-        """One work at a time, to its end; then the highest priority, the first come within it."""
+        """One launch at a time, to its end; then the highest priority, first come first served."""
         running = next((load for load in loads if load.rate > 0), None)
         chosen = running or max(loads, key=lambda load: load.priority if self.priority != "none" else 0)
         for load in loads:
@@ -188,7 +188,7 @@ class Sharing:
             max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
 
     def _share(self, load: Load) -> float:
-        """A work's share of the turns; the same all its life."""
+        """The share of turns of a launch, constant over its life."""
         if not load.share:
             load.share = self.weights.get(load.lane, 1.0)
             if self._measured:
@@ -209,7 +209,7 @@ class Sharing:
         return float((found / weight) ** load.nimble) if found > weight else 1.0
 
     def _hold(self, load: Load) -> float:
-        """What a work holds of the GPU at full speed: never more than all of it, so that sharing beats taking turns."""
+        """The part of the GPU that a launch occupies at full speed; at most all, so that sharing beats taking turns."""
         fit = self.fit
         held = fit.hold + fit.hold_compute * load.compute
         if held > 1.0:

@@ -1,4 +1,4 @@
-"""The one host thread: launches, completions and hand-overs queue for it, and idle lanes that poll take some of it.
+"""The host thread: launches, completions and hand-overs queue for it, and polling of idle lanes takes time too.
 
 Lanes take turns on the thread, and none is interrupted. With W idle lanes, each wanting one look of cost c every P + c,
 a turn is an operation of cost C and the n looks that come due in that time, n = W (C + n c) / (P + c), but one of each
@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# An n-gram search: seconds a row, and a token that it goes through. Least squares over 101,214 searches of
+# An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of
 # `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/ngram_lookups).
 LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
 
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Host seconds of each operation, and how idle lanes learn of work: at once, by looking, or by being woken."""
+    """Host seconds per operation, and how idle lanes are notified of work: immediately, by polling, or by a wake-up."""
 
     launch_s: float = 0.0
     completion_s: float = 0.0
@@ -28,15 +28,15 @@ class HostTimes:
     idle_poll_s: float = 0.0
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
-    row_s: float = 0.0  # of a completion, for each of its rows
+    row_s: float = 0.0  # per row of a completion
 
     def completed_s(self, rows: int) -> float:
-        """Of the completion of a launch with so many rows."""
+        """Host time of the completion of a launch with `rows` rows."""
         return self.completion_s + self.row_s * rows
 
 
 class SimulatedHost:
-    """Serves one operation at a time, in the order asked."""
+    """Serves one operation at a time, in order of request."""
 
     def __init__(self, times: HostTimes) -> None:
         self.times = times
@@ -45,7 +45,7 @@ class SimulatedHost:
         self._idle_lanes = 0
 
     def spend(self, now_s: float, cost_s: float) -> float:
-        """Do an operation that is asked for now; when it will be done."""
+        """Queue an operation now and return when it ends."""
         free_at = self.free_at
         if self._idle_lanes and self._polls and cost_s:
             cost_s += self._looks_s(cost_s)
@@ -53,17 +53,17 @@ class SimulatedHost:
         return done
 
     def _looks_s(self, cost_s: float) -> float:
-        """Time that idle lanes' looks take in the turn of an operation."""
+        """Time that the polls of idle lanes add to an operation."""
         times = self.times
         all_s = self._idle_lanes * times.idle_poll_cost_s
         return all_s * cost_s / max(cost_s, times.idle_poll_s + times.idle_poll_cost_s - all_s)
 
     def idle(self, lanes: int) -> None:
-        """One more lane (+1) or one fewer (-1) is waiting for work."""
+        """Change the number of idle lanes by +1 or -1."""
         self._idle_lanes += lanes
 
     def notice(self, idle_since_s: float, now_s: float) -> float:
-        """When a lane idle since then goes on, with work there now: at its next look, or woken."""
+        """When an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
         times = self.times
         if not times.idle_poll_s:
             return now_s + times.notify_s
@@ -73,7 +73,7 @@ class SimulatedHost:
 
 
 class WatchedHost(SimulatedHost):
-    """The same, noting what it does and when; operations that cost the same have one name together."""
+    """A host that logs its operations; operations with equal cost share a name."""
 
     def __init__(self, times: HostTimes, note: Callable[[str, float, float], None]) -> None:
         super().__init__(times)

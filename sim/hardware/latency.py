@@ -1,16 +1,16 @@
-"""How long a work takes alone, and what it asks of the GPU: structured by the roofline, coefficients from a profile.
+"""Duration of a launch that runs alone at full clock, and its demand on the GPU.
 
-A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`; attention costs the larger of
-reading the KV cache and multiplying with it. For a given batch shape all of this is a straight line in the number of
-cached tokens, so a shape is priced once and a launch costs one multiplication. Attention over prompts takes as many
-waves of programs as its queries and heads fill (`in_waves`). A shard's forward has what it exchanges with the others of
-its group on top.
+A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`. Attention costs the larger of
+reading the KV cache and multiplying with it. The coefficients come from a profile. For a given batch shape the cost is
+linear in the number of cached tokens, so a shape is priced once and a launch costs one multiplication. Prefill
+attention takes as many waves of programs as its queries and heads fill (`in_waves`). A shard's forward also includes
+its communication with the group.
 
-Rows that a drafter has left behind by more than a token (plain decoding does) are read first, as prompts are, a few
-at a time. A head reads what was accepted again, in the first forward of its draft, and fuses hidden states there.
+Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
+prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
 
-Not modelled: the spread of repeated runs of one kernel, clock throttling, and unequal context lengths inside a batch
-beyond their sum.
+Not modelled here: contention and the clock, which depend on other launches (`contention`, `power`); the spread of
+repeated runs of one kernel; unequal context lengths in a batch, beyond their sum.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
 
-STRETCHES = 4  # that one forward of the engine takes where rows have fallen behind
-MAX_CUTS = 32  # stretches that a row's context is read in at most
+STRETCHES = 4  # rows that one forward of the engine catches up
+MAX_CUTS = 32  # most parts that a row's context is split into
 # The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to
 # the small size two programs fit a multiprocessor, and one alone on it takes a share of the time
 PROMPT_QUERIES, WIDE_QUERIES, WIDE_HEAD, SMALL_HEAD = 128, 64, 128, 64
@@ -38,7 +38,7 @@ UNSHARED = 0.63
 
 @dataclass(frozen=True, slots=True)
 class ForwardFit:
-    """Seconds that one model's forward pass is made of, on one GPU."""
+    """Time coefficients of one model's forward pass on one GPU."""
 
     fixed_s: float  # per forward, whatever its size
     weights_s: float  # streaming the layers' weights
@@ -82,7 +82,7 @@ class ForwardFit:
 
     @classmethod
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
-        """What the hardware's ceilings allow at best."""
+        """The lower bound from peak bandwidth and arithmetic."""
         bandwidth, flops = gpu.bandwidth_bytes_per_s, gpu.flops_per_s
         fused_s = spec.fused_params * spec.dtype_bytes / bandwidth
         ridge = int(spec.dtype_bytes * flops / (2 * bandwidth))  # tokens from which on arithmetic takes longer
@@ -98,7 +98,7 @@ class ForwardFit:
         )
 
     def scaled(self, factor: float, sent: float | None = None) -> ForwardFit:
-        """The same with every time `factor` times as long; what shards send each other `sent` times, if given."""
+        """Multiply every time by `factor`, and the communication of shards by `sent`, if given."""
         if factor == 1 and sent in (None, 1):
             return self
         times: dict[str, Any] = {}
@@ -114,7 +114,7 @@ class ForwardFit:
 
 
 class Shape(NamedTuple):
-    """The price of a batch shape: each figure is `_0 + _1 * cached tokens over all rows`."""
+    """The price of a batch shape: each value is `_0 + _1 * cached tokens over all rows`."""
 
     solo_0: float
     solo_1: float
@@ -126,7 +126,7 @@ class Shape(NamedTuple):
 
 @dataclass(eq=False)
 class Load:
-    """A launch that shares a GPU: what it asks of it, from its roofline, and the `rate` that sharing gives it."""
+    """A launch that shares a GPU: its demands, from its roofline, and the `rate` that sharing gives it."""
 
     compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
     bandwidth: float = 0.0
@@ -147,7 +147,7 @@ _NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Latency:
-    """Prices one model's works on one GPU."""
+    """Prices the launches of one model on one GPU."""
 
     def __init__(self, spec: ModelSpec, fit: ForwardFit) -> None:
         self.spec = spec
@@ -164,7 +164,7 @@ class Latency:
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
     def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
-        """Price of `steps` forwards over `rows`: the first of `tokens` new tokens a row, the others of one."""
+        """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one."""
         key = (rows, tokens, steps)
         found = self._shapes.get(key)
         if found is None:
@@ -179,14 +179,14 @@ class Latency:
         return found
 
     def packed(self, rows: int, tokens: int, new: int) -> Shape:
-        """Price of a forward of `new` tokens in all, up to `tokens` a row: attention is padded, the layers are not."""
+        """Price of a forward of `new` tokens, up to `tokens` per row: attention is padded, the layers are not."""
         new = self._filled(_up_to(self.fit.row_buckets, new))
         return self._with_layers(self._rest(rows, tokens, 1), new, new)
 
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
     ) -> Shape:
-        """The same where the first forward also carries prompt chunks, and gives first tokens where they end."""
+        """Like `shape`, but the first forward also carries prompt chunks and yields first tokens where prompts end."""
         new = logits = _up_to(self.fit.row_buckets, packed) if packed else self._padded(rows) * tokens
         prompt = 0
         moved = flops = 0.0
@@ -211,21 +211,21 @@ class Latency:
         )  # fmt: skip
 
     def behind(self, rows: Sequence[Request]) -> Shape:
-        """Price of the forwards that read what rows owe the drafter, where that is more than a draft begins with."""
+        """Price of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
         owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
         groups = [owed[i : i + STRETCHES] for i in range(0, len(owed), STRETCHES)]
         priced = [self.carrying(0, 0, 1, group, False) for group in groups]
         return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
 
     def scaled(self, factor: float) -> Latency:
-        """The same with every time `factor` times as long."""
+        """A copy with every time multiplied by `factor`."""
         return Latency(self.spec, self.fit.scaled(factor))
 
     def demand(
         self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
         prompts: Sequence[tuple[int, int]] = (),
     ) -> None:  # fmt: skip
-        """Set what a launch of so many bytes and flops asks of a GPU that does `peak` flops and bytes per second.
+        """Set the demand of a launch of `moved` bytes and `flops` on a GPU with `peak` flops and bytes per second.
 
         It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and prompts of (start, tokens).
         """
@@ -240,13 +240,13 @@ class Latency:
         load.filled, load.empty = self.room(prompts, solo_s)
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
-        """Share of a forward's time in kernels that leave room beside them."""
+        """Share of a forward's time in kernels that leave room for others."""
         if self._padded(rows) * tokens + prompt > self.fit.nimble_tokens:
             return 0.0
         return 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
 
     def room(self, chunks: Sequence[tuple[int, int]], solo_s: float) -> tuple[float, float]:
-        """Shares of the GPU, over a work's time, that its attention over prompts (start, tokens) fills and does not."""
+        """Shares of the GPU, over the time of a launch, that its prefill attention fills and leaves empty."""
         sms = self.fit.prompt_sms
         if not chunks or not sms or not solo_s:
             return 0.0, 0.0
@@ -353,29 +353,29 @@ class Latency:
 
 @lru_cache(maxsize=64)
 def latency(spec: ModelSpec, fit: ForwardFit) -> Latency:
-    """Prices one model's works on one GPU; runs share what they have priced."""
+    """Prices the launches of one model on one GPU; runs share the prices."""
     return Latency(spec, fit)
 
 
 class Lookup(Latency):
-    """Drafts that the host looks up in a request's own tokens: its seconds are the host's, and the GPU has no work."""
+    """N-gram drafts, which the host looks up in a request's own tokens: they take host time and no GPU time."""
 
     def __init__(self, spec: ModelSpec, factor: float = 1.0) -> None:
         super().__init__(spec, ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
         self._factor = factor
 
     def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
-        """One search a row, through all its tokens, whatever the draft's length."""
+        """One search per row through all its tokens, independent of the draft length."""
         return Shape(rows * LOOKUP_ROW_S * self._factor, LOOKUP_TOKEN_S * self._factor, 0.0, 0.0, 0.0, 0.0)
 
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
     ) -> Shape:
-        """Prompts are not read."""
+        """Prompts need no prefill."""
         return self.shape(rows, tokens, steps) if rows else _NOTHING
 
     def behind(self, rows: Sequence[Request]) -> Shape:
-        """Nor is anything else: the tokens are there."""
+        """Nothing to catch up: the host has all tokens."""
         return _NOTHING
 
     def scaled(self, factor: float) -> Lookup:
@@ -383,26 +383,26 @@ class Lookup(Latency):
 
 
 def widest_draft(spec: ModelSpec) -> int:
-    """Tokens a row that the first forward of a draft reads at most; a row that owes more is read before it."""
+    """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
     return MAX_DRAFT + 1 if isinstance(spec, HeadSpec) else 2
 
 
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:
-    """Seconds in which a forward reads the weights of its layers' products of more than `small_bytes`."""
+    """Seconds in which a forward reads those weight matrices of its layers that exceed `small_bytes`."""
     products = [inputs * outputs * spec.dtype_bytes for inputs, outputs in spec.products]
     return spec.layers * sum(size for size in products if size > small_bytes) / bytes_per_s
 
 
 def cuts(programs: int, wanted: int) -> int:
-    """Stretches each row's context is cut into so that `programs` times as many come near `wanted`: a power of two."""
+    """Parts that each row's context is split into, a power of two, so that `programs` times it is near `wanted`."""
     return 1 << (max(1, min(MAX_CUTS, wanted // programs)).bit_length() - 1)
 
 
 def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int) -> float:
-    """Context tokens that attention over prompt chunks, each (start, tokens), goes through one after another.
+    """Context tokens that prefill attention over chunks, each (start, tokens), processes in sequence.
 
-    A program takes a block of queries of one head through its context. As many run at once as fit the multiprocessors,
-    those with the longest contexts first, and such a wave takes as long as its longest.
+    A program takes a block of queries of one head through its context. As many run concurrently as fit the
+    multiprocessors, the longest contexts first, and each such wave takes as long as its longest.
     """
     block, at_once = _prompt_programs(head_dim, sms)
     blocks = longest = 0
@@ -421,7 +421,7 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
 
 
 def _prompt_programs(head_dim: int, sms: int) -> tuple[int, int]:
-    """Queries that a program of attention over prompts takes, and how many programs run at once."""
+    """Queries per program of prefill attention, and the number of programs that run concurrently."""
     return WIDE_QUERIES if head_dim > WIDE_HEAD else PROMPT_QUERIES, 2 * sms if head_dim <= SMALL_HEAD else sms
 
 
@@ -431,7 +431,7 @@ def _pairs(start: int, tokens: int) -> float:
 
 
 def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:
-    """Straight between the knots and beyond the last one; the first one's value before it."""
+    """Linear interpolation, extrapolated after the last knot; before the first, its value."""
     right = min(max(bisect_left(knots, (at, 0.0)), 1), len(knots) - 1)
     (x0, y0), (x1, y1) = knots[right - 1], knots[right]
     return y0 + (y1 - y0) * (max(at, knots[0][0]) - x0) / (x1 - x0)

@@ -3,7 +3,7 @@
 Each GPU has one port, full duplex. A transfer takes the sender's way out and the receiver's way in for its bytes over
 the bandwidth, first come first served, and arrives a latency later.
 
-Not modelled: transfers that share a port at once, a switch or host bridge between the ports, the protocol's own bytes,
+Not modelled: concurrent transfers on a port, a switch or host bridge between the ports, the protocol's own bytes,
 and what a copy takes of the GPU's memory bandwidth.
 """
 
@@ -18,7 +18,7 @@ LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
 DraftProbs = Literal["none", "bf16", "fp32"]
 
 # there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
-_NCCL = "latency as NCCL reckons with it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
+_NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Cargo:
         return VERDICT_BYTES * rows + TOKEN_BYTES * owed
 
     def kv(self, tokens: int) -> float:
-        """From where the target read a prompt to where it decodes."""
+        """Bytes from the GPU that prefilled a prompt to the one that decodes."""
         return self.kv_token_bytes * tokens
 
 

@@ -30,8 +30,8 @@ FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3
 
 _EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
 _LATENT = "its attention keeps a compressed KV cache (MLA)"
-_STATE = "it keeps a state in place of a KV cache"
-_LOCAL = "its layers take turns between a sliding window and the whole context"
+_STATE = "it keeps a state instead of a KV cache"
+_LOCAL = "its layers alternate between a sliding window and the whole context"
 _BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
 REFUSED = {  # families that people try, and why a dense decoder is no model of them
     **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "olmoe", "dbrx", "gpt_oss", "llama4", "llama4_text",
@@ -113,7 +113,7 @@ def pair(name: str) -> Pair:
         return Pair(model_or_config(draft), model_or_config(given))
     target = model_or_config(given)
     if kind in ("eagle3", "mtp") and draft != f"{kind}-{given}":
-        raise ValueError(f"pair {name!r}: {draft} is no head of {given}, which is {kind}-{given}")
+        raise ValueError(f"pair {name!r}: {draft} is not the head of {given}, which is {kind}-{given}")
     return Pair(drafter(kind, target), target)
 
 
@@ -248,7 +248,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     if method := _quantised(config):
         raise ValueError(
             f"quantised weights ({method}) are not simulated: give the config.json of the unquantised model, "
-            "whose figures are those of 16-bit weights"
+            "which is simulated with 16-bit weights"
         )
     sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
     heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
@@ -284,14 +284,14 @@ def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
     if any(config.get(key) for key in EXPERT_KEYS):
         return _EXPERTS
     if config.get("draft_vocab_size"):
-        return "a head that drafts, which --drafter eagle3 makes of its target"
+        return "a draft head; give its target and --drafter eagle3"
     if config.get("kv_lora_rank"):
         return _LATENT
     if config.get("is_encoder_decoder"):
         return _BOTH_WAYS
     if isinstance(config.get("text_config"), dict):
-        return "it reads more than text; give the configuration under its text_config"
-    return None if family in FAMILIES else "it is not known"
+        return "it is multimodal; give the configuration under its text_config"
+    return None if family in FAMILIES else "unknown family"
 
 
 def _quantised(config: Mapping[str, Any]) -> str | None:

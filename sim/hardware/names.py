@@ -135,7 +135,7 @@ def model_name(name: str, known: Iterable[str]) -> str:
 def _said(given: str, taken: str) -> str:
     """What was taken, with a note unless only the writing differs."""
     if taken not in (given, _plain(given)):
-        warnings.warn(f"{given} is taken as {taken}", Note, stacklevel=2)
+        warnings.warn(f"{given} is read as {taken}", Note, stacklevel=2)
     return taken
 
 

@@ -28,38 +28,38 @@ SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 
 @dataclass(frozen=True)
 class Hardware:
-    """The GPU, how it is modelled, and how many there are."""
+    """GPUs: their number and how they are modelled."""
 
     gpu: str = "h200"
-    """Card, of those in `pdvsim profile --list`, or a TOML file with one of your own (docs/cards.md)."""
+    """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md)."""
     profile: str | None = None
-    """A profile file (JSON) instead of the built-in one for --gpu; `roofline` for what the card's ceilings allow."""
+    """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
-    """A result of realrun on your machine (JSON): forwards and host are as much slower or faster as it measured."""
+    """Result of realrun on your machine (JSON). Forward and host times are scaled to the speed it measured."""
     band: bool = True
-    """Say how far a prediction may be off: as real runs were; where forward times are predicted, at both ends of their
-    error bar, which are simulated as well."""
+    """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
+    ends of their error bar. --no-band omits them."""
     contention: Contention = "fluid"
-    """How streams share a GPU: fluid (bandwidth and compute), or the ablations serial (no overlap) and max (free)."""
+    """How streams share a GPU: fluid (bandwidth and compute), or as ablations serial (no overlap) and max (no cost)."""
     padding: Padding = "profile"
-    """How forwards are padded to CUDA graphs: profile (as measured), vllm (the tokens of a step), sglang or
-    tensorrt-llm (its requests)."""
+    """How forwards are padded to CUDA graphs: profile (as measured), vllm (by tokens per step), sglang or tensorrt-llm
+    (by requests per step)."""
     gpu_memory_utilization: float = 0.9
     """Share of the GPU's memory for weights and KV cache."""
     kv_capacity_tokens: int | None = None
-    """KV cache size in tokens, instead of what the memory leaves room for."""
+    """KV cache size in tokens; default: what fits into the memory."""
     tensor_parallel_size: int = 1
-    """GPUs that the target is sharded over: 1, 2, 4 or 8. Where lanes are placed, each GPU with the target on it is a
-    group of so many."""
+    """Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds the target is a group
+    of this size."""
     draft_tensor_parallel_size: int | None = None
-    """GPUs that the drafter is sharded over: 1 or as many as the target; default: as the target, and 1 where the
-    drafter is apart from it."""
+    """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
+    drafter has a GPU of its own."""
     place: tuple[str, ...] = ()
-    """Lanes on GPUs as lane=number; those not named are on 0. prefill=1 verify=1 leaves GPU 0 to the drafter;
-    prefill=0+1 prefills on two GPUs, decode=0+1 drafts on two (pdv and its like). KV moves from prefill to where the
-    target decodes."""
+    """GPU of each lane, as lane=number; default: GPU 0. prefill=1 verify=1 leaves GPU 0 to the drafter. prefill=0+1
+    prefills on two GPUs; decode=0+1 drafts on two (pdv and variants). KV moves from prefill to where the target
+    decodes."""
     cards: tuple[str, ...] = ()
-    """Card of each GPU where --place makes several, e.g. l4 h200; default: all are --gpu."""
+    """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all."""
     link: LinkName = "nvlink4"
     """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
     link_latency_s: Internal[float | None] = None  # instead of the link's
@@ -100,16 +100,16 @@ class Hardware:
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"place: {text!r} names a GPU twice")
         if len(found.get("verify", ())) > 1:
-            raise ValueError("place: a target verifies on one GPU; --replicas makes more of it")
+            raise ValueError("place: a target verifies on one GPU; use --replicas for more targets")
         return found
 
 
 @dataclass(frozen=True)
 class Host:
-    """What the one host thread costs. None takes the profile's figure."""
+    """Costs of the host thread; the default of each is the profile's."""
 
     host: HostKind = "measured"
-    """How an idle lane learns of work: measured (as realrun's event loop, immediately), polling (it looks every 1 ms),
+    """How an idle lane is notified of work: measured (immediately, as in realrun's event loop), polling (every 1 ms) or
     python-threads (a thread that wakes in 50 µs; assumed)."""
     launch_s: float | None = None
     """Host time per launch."""

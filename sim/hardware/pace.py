@@ -1,10 +1,10 @@
-"""How fast the machine in front of you is, beside the one that a profile was measured on.
+"""The speed of a machine relative to the one that a profile was measured on.
 
-Before its clock starts `realrun` serves some requests that it does not keep. From their launches come three ratios,
-which its results hold as `pace_target`, `pace_draft` and `pace_host`: what forwards of the target, drafts, and the host
-between two launches of few rows took, over what the profile says; `pace_row_s` is what the host takes for each row.
+Before its clock starts, `realrun` serves some warm-up requests. Their launches give three ratios of measured time over
+profile time: `pace_target` (target forwards), `pace_draft` (drafts) and `pace_host` (the host between two launches of
+few rows). `pace_row_s` is the host time per row.
 
-Not told: how prompts and lanes that share the GPU differ, and the power limit.
+Not covered: differences of prefills, of co-running lanes, and of the power limit.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Why the same launch takes longer in long heavy service: the card draws its power limit, and its clock falls.
+"""Power throttling: under sustained load the GPU reaches its power limit and lowers its clock.
 
-What a work would draw at full clock follows from its bytes and its arithmetic. The card minds the mean of that over
-the last tens of milliseconds: above a limit, works take longer in proportion to the excess, less so those that mostly
-stream weights, which wait for memory whatever the clock.
+The draw of a launch at full clock follows from its bytes and arithmetic. If the mean draw over the last tens of
+milliseconds exceeds a limit, launches take longer in proportion to the excess. Launches that mostly stream weights slow
+less, because they wait for memory at any clock.
 
 Not modelled: the temperature, and cards that differ from the one measured.
 """
@@ -15,7 +15,7 @@ from math import exp
 
 @dataclass(frozen=True, slots=True)
 class PowerFit:
-    """What works draw, and what drawing too much costs."""
+    """Coefficients of the draw of launches, and of the slowdown above the limit."""
 
     rest_w: float  # of a card at work, besides what the work itself takes
     weight_j: float  # per byte of weights
@@ -29,28 +29,28 @@ class PowerFit:
 
 @dataclass(slots=True)
 class Draw:
-    """One work's: watts at full clock, and how far its time follows the clock. Not frozen: one is made every launch."""
+    """Watts of one launch at full clock, and how much its time depends on the clock. Not frozen, for speed."""
 
     watts: float
     follows: float
 
 
 class Power:
-    """What one card's works draw, and how much the mean draw so far slows those that start."""
+    """The draw of launches on one GPU, and the slowdown that the mean draw causes."""
 
     def __init__(self, fit: PowerFit, bytes_per_s: float) -> None:
         self.fit = fit
         self._bytes_per_s = bytes_per_s
 
     def draw(self, solo_s: float, weights: float, cache: float, flops: float) -> Draw:
-        """Of a work that takes `solo_s` alone, reads so many bytes of each, and computes."""
+        """The draw of a launch from its time alone, its bytes of weights and cache, and its flops."""
         fit = self.fit
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops
         streams = weights / (self._bytes_per_s * solo_s)
         return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * (streams if streams < 1.0 else 1.0))
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
-        """What a work takes that runs alone on a card with this mean draw, and adds its own."""
+        """Duration of a launch that runs alone on a GPU with this mean draw, including its own."""
         fit, x = self.fit, solo_s / self.fit.settle_s
         share = (1.0 - exp(-x)) / x if x > 1e-9 else 1.0
         over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
@@ -59,7 +59,7 @@ class Power:
     def spent(
         self, mean_w: float, idle_s: float, start_s: float, solo_s: float, moved: float, cache: float, flops: float
     ) -> tuple[float, float]:
-        """When a work ends that has the card to itself, after some seconds of rest; and the mean draw then.
+        """End and mean draw of a launch that runs alone after some idle seconds.
 
         It moves so many bytes, `cache` of them of the KV cache.
         """

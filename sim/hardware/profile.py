@@ -55,7 +55,7 @@ class HostCost:
 
 @dataclass(frozen=True)
 class ContentionFit:
-    """How works that run side by side slow each other beyond sharing bandwidth and compute."""
+    """Slowdown of co-running launches beyond the sharing of bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
     # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
@@ -154,7 +154,7 @@ class Profile:
         return own * (1 - share) + BAR * share
 
     def latency(self, spec: ModelSpec) -> Latency:
-        """What a model's works take: on the GPU, or of an n-gram search on the host."""
+        """The latency model of a model's launches on the GPU, or of an n-gram search on the host."""
         return Lookup(spec) if spec.on_host else latency(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
@@ -175,7 +175,7 @@ class Profile:
         if padding == "profile":
             return self
         if self.whole_steps:
-            raise ValueError(f"--padding {padding}: profile {self.name} has an engine's own steps, padding included")
+            raise ValueError(f"--padding {padding}: profile {self.name} holds an engine's steps, padding included")
         return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
 
 
@@ -313,7 +313,7 @@ def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> No
             if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
                 raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
         if name.endswith("_buckets") and list(value) != sorted(set(value)):
-            raise ValueError(f"profile {path}: {where}{name}: needs rising sizes")
+            raise ValueError(f"profile {path}: {where}{name}: needs increasing sizes")
         if name.endswith(KNOTS) and value:
             _check_knots(f"profile {path}: {where}{name}", value)
     if isinstance(read, ForwardFit) and not read.layer_knots and not max(read.fixed_s, read.weights_s, read.token_s):
@@ -324,7 +324,7 @@ def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
     """Refuse knots that no measurement gives: they rise in tokens, take time, and never take much less for more."""
     at, seconds = [tokens for tokens, _ in knots], [time_s for _, time_s in knots]
     if len(at) == 1 or at != sorted(set(at)) or at[0] < 0 or at[-1] > MAX_TOKENS:
-        raise ValueError(f"{where}: needs two or more rising (tokens, seconds) pairs, up to {MAX_TOKENS} tokens")
+        raise ValueError(f"{where}: needs two or more (tokens, seconds) pairs, increasing up to {MAX_TOKENS} tokens")
     if not all(_TIME_S.holds(time_s) for time_s in seconds):
         raise ValueError(f"{where}: seconds must be {_TIME_S}")
     if not any(seconds) or (where.endswith(".layer_knots") and not all(seconds)):

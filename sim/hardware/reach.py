@@ -1,11 +1,10 @@
-"""How far a profile's measurements went, and which share of a run's GPU time lies beyond them.
+"""The measured range of a profile, and the share of a run's GPU time outside it.
 
-Only upwards: less than was measured lies between that and nothing. A launch counts whole if it is beyond what its model
-was measured at alone; else for the time in which it runs beside another, and one of them is beyond what was measured
-side by side.
+Only upper limits count. A launch counts in full if it exceeds what its model was measured at alone. Otherwise it counts
+for the time in which it co-runs with another launch and one of them exceeds what was measured when co-running.
 
-Not looked at: pairs of models that were never measured side by side, and several limits reached at once (the largest
-batch with the longest context).
+Not covered: pairs of models that were never measured co-running, and combinations of limits (the largest batch with the
+longest context).
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ class Reach:
 
 @dataclass(frozen=True)
 class Reaches:
-    """Of the draft and the target model alone, and of works side by side."""
+    """Measured ranges of the draft and the target model alone, and of co-running launches."""
 
     draft: Reach | None = None
     target: Reach | None = None
@@ -150,7 +149,7 @@ def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
 
 
 def _beside(start_s: Array, end_s: Array) -> Array:
-    """Mask of the works that are not alone from start to end; it may hold a few that are."""
+    """Mask of the launches that do not run alone from start to end; it may include a few that do."""
     order = np.argsort(start_s, kind="stable")
     meets = start_s[order][1:] < np.maximum.accumulate(end_s[order])[:-1]  # one of those before it
     found = np.zeros(len(order), bool)
@@ -160,7 +159,7 @@ def _beside(start_s: Array, end_s: Array) -> Array:
 
 
 def _shared_s(start_s: Array, end_s: Array, beyond: Array) -> Array:
-    """For each work the time in which it runs with another, and some work that runs is `beyond`."""
+    """For each launch the time in which it co-runs and some running launch is `beyond`."""
     count = len(start_s)
     at_s = np.concatenate([start_s, end_s])
     change = np.concatenate([np.ones(count, np.int64), -np.ones(count, np.int64)])

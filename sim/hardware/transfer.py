@@ -1,12 +1,12 @@
-"""Forward times of a (card, model) that nobody measured: the card's ceilings, the model's sizes, learned efficiencies.
+"""Predicted forward times of an unmeasured GPU or model: peak rates, model sizes and fitted efficiencies.
 
-Every matrix product, attention and the output projection are priced by what they move and multiply, as shares of the
-card's own ceilings, plus a cost a kernel in seconds; the shares and costs are learned from the H200's samples
-(`studies/efficiency.py`), shipped in `data/transfer.json`. The answer is a ForwardFit like a measured one.
+Every matrix product, attention and the output projection are priced by their bytes and flops at a share of the GPU's
+peak rates, plus a fixed time per kernel. The shares and times are fitted to the H200's samples
+(`studies/efficiency.py`) and shipped in `data/transfer.json`. The result is a ForwardFit like a measured one.
 
-Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a cost a kernel that differs
-from the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
-(gemma-2b with 9 queries a row).
+Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a time per kernel other than
+the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
+(gemma-2b with 9 queries per row).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The books of a GPU and of a round: what a work costs, its row in the log, and what a verdict does to its rows.
+"""Accounting of a GPU and of a round: the price of a launch, its log entry, and the effect of a verdict on its rows.
 
-The simulated and the real GPU keep the same ones, so that their records mean the same.
+The simulated and the real GPU share it, so that their records mean the same.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pdvsim.sim.records import LANES, ROLES, Launches
 
 
 class Books:
-    """Prices the works of one GPU, and enters those that are over into the log and with their requests."""
+    """Prices the launches of one GPU, and records finished ones in the log and in their requests."""
 
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
@@ -42,7 +42,7 @@ class Books:
         return *self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role)
 
     def price(self, work: Work) -> tuple[float, float, float]:
-        """Seconds alone, bytes moved and flops of a work."""
+        """Seconds alone, bytes moved and flops of a launch."""
         rows, tokens, context = work.rows, work.tokens, work.context
         if context < 0:
             context = work.context = sum([row.context for row in rows])
@@ -76,7 +76,7 @@ class Books:
         )
 
     def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
-        """Enter a work that is over."""
+        """Record a finished launch."""
         rows = work.rows
         spent_s = end_s - start_s
         if isinstance(rows, RunningBatch):
@@ -105,7 +105,7 @@ class Books:
 
 
 class TracedBooks(Books):
-    """The same, that also enter whom each work carried."""
+    """Accounting that also records the requests of each launch."""
 
     def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         super().__init__(models, log, replica, gpu)
@@ -118,9 +118,9 @@ class TracedBooks(Books):
 
 
 def book(rows: Sequence[Request], verdict: Sequence[int], now_s: float, rereads: bool) -> tuple[list[int], bool]:
-    """Each row gains its accepted drafts and one token of the target's, up to its end.
+    """Give each row its accepted drafts and one target token, up to its output length.
 
-    Returns the gains, and whether some row has all its tokens now. A drafter that `rereads` owes all accepted drafts.
+    Returns the gains, and whether some row is finished. A drafter that `rereads` must catch up on all accepted drafts.
     """
     gains, over = [], False
     for row, accepted in zip(rows, verdict, strict=True):

@@ -1,4 +1,4 @@
-"""SimPy's environment with events at exact absolute times, and devices that say when their next work ends.
+"""SimPy's environment with events at exact absolute times, and devices that report when their next launch ends.
 
 SimPy schedules by delay, so an event meant for time `t` happens at `now + (t - now)`, which rounding moves. The devices
 know their finish times absolutely; `at` keeps them, so that a run is the same whatever was scheduled in between.
@@ -21,15 +21,15 @@ NEVER: Due = (inf, NORMAL, 0)
 
 
 class TimedDevice(Protocol):
-    """A device on simulated time: it knows when its next work will end, unless something is launched before."""
+    """A device on simulated time: it knows when its next launch ends, unless something is launched before."""
 
     due: Due
 
     def take_in(self) -> None:
-        """Put the works launched since the last call on their streams."""
+        """Put what was launched since the last call on its streams."""
 
     def end_next(self) -> tuple[Event | None, float]:
-        """The work that is due ends: its completion and when the host notices it; none where nobody looks."""
+        """End the launch that is due; returns its completion, if awaited, and when the host notices it."""
 
 
 class _NoDevice:
@@ -77,7 +77,7 @@ class Clock(simpy.Environment):
         return min(super().peek(), self._next_machine().due[0])
 
     def step(self) -> None:
-        """Let the next thing happen: a work ends, or an event."""
+        """Process the next event or end of a launch."""
         if self.launched:
             self._take_in()
         queue, machines = self._queue, self.machines
@@ -112,7 +112,7 @@ class Clock(simpy.Environment):
             self.launched.pop().take_in()
 
     def _next_machine(self) -> TimedDevice:
-        """The one whose work ends first."""
+        """The device whose launch ends first."""
         machines = self.machines
         if len(machines) == 1:
             return machines[0]

@@ -1,12 +1,13 @@
-"""The simulated GPU: works queue on streams, the stream heads run together and slow each other, the host sets the pace.
+"""The simulated GPU: launches queue on streams, and the heads of the streams run concurrently and slow each other.
 
-Each stream is a FIFO. What runs is re-solved at every start and finish (`contention`), so progress is piecewise
-linear. One host thread launches and completes; since it does one thing at a time, works become ready in launch order,
-and the state can be run ahead to the next start without missing one.
+Each stream is a FIFO. Progress rates are solved again at every start and finish (`contention`), so progress is
+piecewise linear. One host thread launches and completes. It does one thing at a time, so launches become ready in
+order, and the state can advance to the next start without missing one. A completion costs the host a fixed time and,
+on profiles that measured it, a time per row.
 
-Drafts that the host looks up are no work of the GPU's: they take the host's time, and only some rows get one.
+N-gram drafts take host time instead of GPU time, a search per row, and only some rows get one.
 
-Not modelled: memory allocation, graph capture, and host costs that depend on the batch, but for that one.
+Not modelled: memory allocation, graph capture, and other host costs that depend on the batch.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Found = Callable[[Request], bool]
 
 
 class Job(Event, Load):
-    """A work on its way through a stream; what it asks of the GPU is worked out where another shares it."""
+    """A launch on its stream. Its demand on the GPU is computed only if another launch shares it."""
 
     device: SimulatedGPU
     remaining_s: float  # at rate 1, as of the GPU's state time
@@ -57,7 +58,7 @@ class Job(Event, Load):
 
 
 class SimulatedGPU:
-    """One GPU. A launch happens, as an event, when the host has noticed its completion; its value is the verdict."""
+    """One GPU. A launch is an event that fires when the host notices its completion; its value is the verdict."""
 
     def __init__(
         self,
@@ -93,7 +94,7 @@ class SimulatedGPU:
         env.machines.append(self)
 
     def launch(self, work: Work) -> Event:
-        """Put a work on its lane's stream."""
+        """Put a launch on its lane's stream."""
         host, env = self.host, self.env
         if self.found is not None and work.role == "draft":
             return self._look_up(work, self.found)
@@ -104,7 +105,7 @@ class SimulatedGPU:
         return job
 
     def _look_up(self, work: Work, found: Found) -> Event:
-        """Have the host look for drafts: rows without one go on with none."""
+        """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
         solo_s, _, _ = self.books.price(work)
         done_s = host.spend(env._now, solo_s)
@@ -136,7 +137,7 @@ class SimulatedGPU:
         self._plan()
 
     def end_next(self) -> tuple[Job | None, float]:
-        """Complete the work that is due, and start the next of its stream."""
+        """Complete the launch that is due and start the next of its stream."""
         job, end = self._next, self.due[0]
         assert job is not None
         running = self.running
@@ -207,7 +208,7 @@ class SimulatedGPU:
                     job.remaining_s = self.power.taken_s(self.mean_w, job.draw, job.solo_s)
 
     def demand(self, job: Job) -> None:
-        """What a work asks of the GPU, for those it shares it with."""
+        """Compute the demand of a launch on the GPU, for the launches that share it."""
         work = job.work
         model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
         job.lane, job.priority, job.yielding = work.lane, work.priority, self.sharing.yielding(model.spec.name)
@@ -215,7 +216,7 @@ class SimulatedGPU:
         model.demand(job, peak, job.bytes, job.flops, len(work.rows), work.tokens, work.steps, prompts)
 
     def _advance(self, time_s: float) -> None:
-        """Bring the running works' progress up to `time_s`."""
+        """Advance the running launches to `time_s`."""
         self._warm(time_s)
         elapsed = time_s - self.time_s
         for job in self.running:
@@ -223,7 +224,7 @@ class SimulatedGPU:
         self.time_s = time_s
 
     def _warm(self, time_s: float) -> None:
-        """Let the card draw what the running works want of it, up to `time_s`."""
+        """Update the mean power with the draw of the running launches, up to `time_s`."""
         power = self.power
         if power is not None:
             rest_w, more_w = power.fit.rest_w, 0.0

@@ -17,7 +17,7 @@ BLOCK = 16  # tokens, vLLM's default; a power of two
 
 
 class KvCache:
-    """Tokens held out of a capacity, by request. Whoever has a work under way is pinned, and keeps what it holds."""
+    """Tokens in use per request, out of a capacity. A request in a running launch is pinned and keeps its tokens."""
 
     def __init__(self, capacity_tokens: int, lookahead: int, paged: bool = False) -> None:
         self.capacity_tokens = capacity_tokens
@@ -47,7 +47,7 @@ class KvCache:
         return True
 
     def grow(self, request: Request, tokens: int) -> bool:
-        """Room for the first `tokens` tokens of a request, if there is."""
+        """Allocate room for the first `tokens` tokens of a request, if available."""
         more = self.blocks(tokens) - request.held_tokens
         if more > 0:
             if not self.take(more):
@@ -67,7 +67,7 @@ class KvCache:
         return True
 
     def unpin(self, requests: Iterable[Request]) -> None:
-        """Their works are over."""
+        """Unpin requests whose launch has ended."""
         if self.paged:
             for request in requests:
                 request.pinned = False
@@ -115,6 +115,6 @@ class KvCache:
 
 
 def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:
-    """Tokens that fit beside the weights of `models`, whose caches grow together."""
+    """Tokens that fit next to the weights of `models`, whose caches grow together."""
     room = gpu.memory_bytes * utilization - sum(m.weight_bytes for m in models)
     return max(0, int(room // sum(m.kv_bytes_per_token for m in models)))

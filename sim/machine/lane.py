@@ -45,12 +45,12 @@ class Lane:
         return [batch, [request for request in self._queue if request not in batch.paths]]
 
     def discard(self, request: Request) -> None:
-        """A request waits no longer, if it did; whoever came as a batch waits one by one from now on."""
+        """Remove a request from the queue, if it waits; a batch is split into its requests."""
         if request in self.queue:
             self._queue.remove(request)
 
     def dissolve(self) -> None:
-        """Whoever came as a batch waits one by one from now on."""
+        """Split a waiting batch into its requests."""
         if self._batch is not None:
             self._batch.dissolve()
             self._batch = None
@@ -70,7 +70,7 @@ class Lane:
         self.wake(self.host.spend(self.env.now, self.host.times.handoff_s))
 
     def put_first(self, requests: list[Request]) -> None:
-        """Put requests before those who wait, at no cost: their worker goes on with them."""
+        """Put requests at the front of the queue, at no cost: their worker continues with them."""
         self._queue.extendleft(reversed(self._rows(requests)))
 
     def _rows(self, requests: list[Request]) -> list[Request]:
@@ -98,7 +98,7 @@ class Lane:
 
     def wait(self, at_most_s: float | None = None) -> Event:
         """Happens when the consumer should look again, after `at_most_s` seconds at the latest."""
-        assert self._waiter is None, f"lane {self.name} has one consumer"
+        assert self._waiter is None, f"lane {self.name} has only one consumer"
         self._waiter = waiter = Event(self.env)
         self._idle_since_s = self.env.now
         self.host.idle(+1)

@@ -1,8 +1,8 @@
-"""What a policy sees of its hardware: works are launched on lanes. And a server of several GPUs.
+"""The hardware as a policy sees it, which launches on lanes; and a server with several GPUs.
 
-A work starts once what it needs from other GPUs is there: drafts and their probabilities for a verify, verdicts for a
-draft, the KV cache of a prompt that was read elsewhere. What it needs is sent when the host has launched it, a prompt's
-KV cache when the host has noticed that it is read. Prompts themselves come with the launch, to every GPU.
+A launch starts once its inputs from other GPUs have arrived: drafts and their probabilities for a verify, verdicts for
+a draft, the KV cache of a prompt that was prefilled elsewhere. Inputs are sent when the host has launched; the KV cache
+of a prompt when the host has noticed the end of its prefill. Prompts come with the launch, to every GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Device(Protocol):
     foresees: bool = False  # what becomes of a batch is known when its rows join
 
     def launch(self, work: Work) -> Event:
-        """Submit a work; the event's value is, for a verify, how many drafts of each row were accepted."""
+        """Submit a launch; for a verify, the event's value is the number of accepted drafts per row."""
 
     def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = 0) -> int:
         """Where it foresees: go through the rounds that are over before anything else happens; returns how many.
@@ -98,7 +98,7 @@ class Node(Device):
         return last
 
     def _parts(self, work: Work) -> list[tuple[Work, int]]:
-        """A work and its GPU; what several GPUs draft is a work on each, of the requests that are its own."""
+        """The GPU of a launch; a draft on several GPUs is one launch on each, with its own requests."""
         seats = self.seats
         if work.role == "target":
             return [(work, seats.prefill[work.worker] if work.kind == "prefill" else seats.verify)]
@@ -114,21 +114,21 @@ class Node(Device):
         return found
 
     def _drafter(self, request: Request) -> int:
-        """The GPU that drafts for a request, and has its KV: they are dealt out in turn."""
+        """The GPU that drafts for a request and holds its KV; requests are assigned in turn."""
         if request.drafter < 0:
             request.drafter = self.seats.draft[self._turn]
             self._turn = (self._turn + 1) % len(self.seats.draft)
         return request.drafter
 
     def _start(self, work: Work, at: int) -> Job:
-        """Launch a work on a GPU; it goes on its stream when all it needs is there."""
+        """Launch on a GPU; the launch enters its stream when all its inputs have arrived."""
         env, host = self.env, self.host
         job = Job(self.gpus[at], work, host.spend(env.now, host.times.launch_s))
         self._at(job.ready_s, lambda: self._launched(job, at))
         return job
 
     def _launched(self, job: Job, at: int) -> None:
-        """The host is through: send what the work needs from elsewhere."""
+        """Send the inputs of a launch after the host has launched it."""
         work, now = job.work, self.env.now
         ready_s = max(now, self._free_s.get((at, work.lane), 0.0))  # a stream keeps its order
         for source, size in self._needs(work):
@@ -143,7 +143,7 @@ class Node(Device):
             job.device.enter(job)
 
     def _needs(self, work: Work) -> list[tuple[int, float]]:
-        """What a work is sent, and from where."""
+        """The inputs of a launch, and their origin."""
         drafters = self.seats.draft
         if work.kind == "verify":
             if len(drafters) == 1:

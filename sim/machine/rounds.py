@@ -1,12 +1,12 @@
-"""Rounds in which nothing else happens, gone through at once.
+"""The fast path: rounds in which nothing else happens are simulated many at a time.
 
-A policy that has said that its rows go on (`Policy.rounds`) need not be asked after every round. While the GPU has no
-other work, no event is due and the KV cache has room, a round is a draft and a verify, one after the other, and their
-prices follow from the batch's sums. When each launch begins and ends is one running sum, which adds up in the order in
-which the event queue would, and so to the same bits. Few rounds, and those of a GPU near its power limit, go launch by
+A policy that announces that its rows continue (`Policy.rounds`) need not be asked after every round. While the GPU has
+no other launch, no event is due and the KV cache has room, a round is a draft and then a verify, and their prices
+follow from the batch's sums. Start and end times are one running sum, added in the order of the event queue, so they
+are equal bit for bit. Short sequences of rounds, and those of a GPU near its power limit, are simulated launch by
 launch.
 
-Not here: hosts that poll, drafts that the host looks up, and lanes on several GPUs. These go round by round.
+Not covered: hosts that poll, n-gram drafts, and lanes on several GPUs. Their rounds are simulated one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Joules = tuple[float, float]  # that a launch draws besides the GPU's rest: a co
 
 
 class RoundPrices(NamedTuple):
-    """The launches of a round of so many rows: their numbers in the log and prices; drafts by what rows owe."""
+    """The launches of a round by number of rows: their log entries and prices, drafts by their catch-up tokens."""
 
     draft_numbers: list[int]
     drafts: list[Shape]
@@ -52,7 +52,7 @@ class PassedRounds(NamedTuple):
 
 
 class ForeseeingGPU(SimulatedGPU):
-    """A simulated GPU that goes through rounds at once."""
+    """A simulated GPU with the fast path for rounds."""
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -16,11 +16,11 @@ PREFILL = KINDS.index("prefill")
 
 
 def iteration_lines(result: Result, engine: str, version: str) -> Iterator[str]:
-    """The lines of a log: the engine's version, its KV cache, and a line a step."""
+    """The lines of a log: the engine's version, its KV cache, and one line per step."""
     arch = result.experiment.arch
     if not policy_of(arch).in_steps():
         fitting = archs_where(lambda policy: policy.in_steps())
-        raise ValueError(f"a log of steps is of {' or '.join(fitting)}, not of {arch}")
+        raise ValueError(f"a log of steps needs {' or '.join(fitting)}, not {arch}")
     capacity = int(result.meta["kv_capacity_tokens"])
     yield f"INFO Initializing a {engine} engine (v{version}) with config: {result.experiment.server.pair}"
     yield f"INFO GPU KV cache size: {capacity:,} tokens"

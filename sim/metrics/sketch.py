@@ -121,7 +121,7 @@ class Exact(Spread):
 
 
 class Timeline:
-    """How often each of several things happened, in bins of time that double in width as time goes on.
+    """Counts of several kinds of events, in time bins that double in width as the run gets longer.
 
     At least half of the bins are in use. The counts do not depend on the order in which times are added.
     """
@@ -165,7 +165,7 @@ class Seconds:
 
 
 class Crowd:
-    """Most requests in the system at once; one that leaves makes room for one that arrives at the same time."""
+    """Maximum number of concurrent requests; a departure at the same time as an arrival counts first."""
 
     def __init__(self) -> None:
         self.most = 0

@@ -1,21 +1,22 @@
 """Did the server keep up? A label with known error rates, from counts of arrivals, admissions and finishes over time.
 
-Only the second half of the arrivals is judged, in SLICES slices of time. Of each the line (arrived, not admitted) is
-taken where it is shortest: one that empties between two steps of the server is none.
+Only the second half of the arrivals is judged, in SLICES slices of time. Each slice contributes its shortest admission
+queue (arrived, not admitted), because a queue that empties between two steps of the server does not count.
 
-- "stable" if the lowest lengths are, on average, far shorter than chance alone makes the line of a server that is
-  offered exactly what it can do. That line wanders with the noise of arrivals and admissions, whose size the slices
-  give. The bounds LINE and LONG_RUN let 2% to 8% of such runs pass (M/D/c and M/G/c queues, c from 1 to 128, 1,000 and
-  4,000 requests; 15% of the shortest). A run shorter than SHORT_RUN times the time that a request is in service has
-  not filled the server, and is never stable.
-- "overloaded" if the line is longer than that, still grew, and the server admitted fewer requests than --request-rate
-  brings, or than the trace brought: a one-sided t test over the slices, at the confidence of a 95% interval.
-- "cannot tell" otherwise: the run is too short for how near the load is to what the server can do.
+- "stable" if these shortest queues are, on average, far shorter than the queue of a server at exactly its capacity.
+  That queue is a random walk with the noise of arrivals and admissions, which is estimated from the slices. The bounds
+  LINE and LONG_RUN let 2% to 8% of such runs pass (M/D/c and M/G/c queues, c from 1 to 128, 1,000 and 4,000 requests;
+  15% of the shortest). A run shorter than SHORT_RUN times the time that a request is in service has not filled the
+  server, and is never stable.
+- "overloaded" if the queue is longer than that, kept growing, and the server admitted fewer requests than
+  --request-rate brings, or than the trace brought: a one-sided t test over the slices, at the confidence of a 95%
+  interval.
+- "inconclusive" otherwise: the run is too short for a load this close to capacity.
 
-A client that holds requests back (--max-concurrency with a rate) hides the line: where its limit was reached for more
-than HELD of the time the run is overloaded or cannot be told. "closed loop" and "burst" have no rate to keep up with.
+A client that holds requests back (--max-concurrency with a rate) hides the queue. If its limit was reached for more
+than HELD of the time, the run is overloaded or inconclusive. "closed loop" and "burst" have no rate to keep up with.
 
-Not seen: a server that admits everybody at once and falls behind later on.
+Not detected: a server that admits every request immediately and falls behind later.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def is_closed_loop(traffic: Traffic) -> bool:
 
 
 class Census:
-    """When requests arrived, were admitted and finished, as counts: the same from all rows at once and from parts."""
+    """Counts of arrivals, admissions and finishes over time; the same from all rows together and from parts."""
 
     def __init__(self) -> None:
         self._timeline, self._tokens = Timeline(len(EVENTS)), Timeline(1)
@@ -129,10 +130,10 @@ def judged(traffic: Traffic, census: Census) -> str:
         return "burst" if traffic.max_concurrency is None else "closed loop"
     half = census.half()
     if half is None:
-        return "cannot tell"
+        return "inconclusive"
     limit = traffic.max_concurrency
     held = limit is not None and float((half.in_system >= limit).mean()) > HELD
     if half.lowest <= half.bound and not held:
-        return "stable" if half.times_service >= SHORT_RUN else "cannot tell"
+        return "stable" if half.times_service >= SHORT_RUN else "inconclusive"
     due = half.arrivals if traffic.use_trace_timestamps else traffic.request_rate * half.slice_s
-    return "overloaded" if (half.grew or held) and half.falls_short(due) else "cannot tell"
+    return "overloaded" if (half.grew or held) and half.falls_short(due) else "inconclusive"

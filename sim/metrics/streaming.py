@@ -25,7 +25,7 @@ from pdvsim.sim.records import REQUESTS, Log, Reader, request_columns
 
 
 class Tally(Reader):
-    """Books a run of so many requests while it goes on."""
+    """Accumulates the metrics of a run while it proceeds."""
 
     def __init__(
         self,

@@ -1,19 +1,19 @@
-"""What a run amounts to, in the names and definitions of `vllm bench serve`: its rows added up, a part at a time.
+"""The metrics of a run, with the names and definitions of `vllm bench serve`, summed over its rows part by part.
 
 Two things differ from vLLM on purpose: a metric without any value is nan, not 0, and `max_output_tokens_per_s` counts
 tokens, where vLLM counts chunks (which a speculative server fills with several tokens).
 
-Rates are of a window of time; latencies, acceptance and the share of requests in time are of requests. Without a
-warm-up the window is vLLM's, from the first arrival to the last finish, and the requests are all. With one, the
-requests are those behind it, and the window opens as the first of them is sent. What is delivered in it counts, to
-whomever: a request counts, as does its prompt, by the share of its tokens delivered in the window. A closed loop's
-window closes as the last request is sent, since from then on the loop runs dry and is no longer so many at once; any
-other, and one that would be empty, closes at the last finish.
+Rates are measured over a window of time; latencies, acceptance and goodput over requests. Without a warm-up the window
+is vLLM's, from the first arrival to the last finish, and all requests count. With a warm-up the requests after it
+count, and the window opens when the first of them is sent. Every token delivered in the window counts, also of warm-up
+requests; a request and its prompt count by the share of its tokens delivered in the window. The window of a closed loop
+closes when the last request is sent, because the loop then drains. Any other window, and one that would be empty,
+closes at the last finish.
 
-What is held of a part is what the next may still change: launches under way, requests in the system. `settled_s` says
-with each part that what is still to come began, or happened, no earlier.
+Only what later parts may still change is kept: running launches and requests in the system. `settled_s` guarantees that
+everything in later parts starts or happens no earlier.
 
-What is not modelled: clients, the network and detokenisation.
+Not modelled: clients, the network and detokenisation.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ class Window(NamedTuple):
 
 
 class Sums:
-    """The sums of a run, and its metrics. Requests are numbered as they arrive: those below the warm-up's do not count.
+    """The sums of a run, and its metrics. Requests are numbered in order of arrival; those of the warm-up do not count.
 
-    `spread` makes what the percentiles are taken from.
+    `spread` creates the container that percentiles are taken from.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """A run as a timeline for ui.perfetto.dev, in Chrome's trace format, times in microseconds.
 
-One process a GPU with a track a lane, one for the host, and one for the requests with a track each. A request's track
-holds its stages, and in them the launches that carried it. An arrow leads from a request through those launches, in
-their order. Requests in flight and the queue behind each lane are counters.
+Each GPU is a process with one track per lane; the host is one process, and the requests are one with a track each. A
+request's track holds its stages and, inside them, its launches. An arrow leads from a request through those launches,
+in their order. Requests in flight and the queue of each lane are counters.
 
 Slices of one track nest and never overlap, as Perfetto wants it; all times are whole nanoseconds, so rounding breaks
 nothing. An arrow's ends and steps lie in the middle of their slices: Perfetto binds them to what is open there. Comes
@@ -173,7 +173,7 @@ def _host(result: Result) -> Iterator[list[str]]:
 
 
 def _requests(result: Result) -> Iterator[list[str]]:
-    """A track a request: its stages, the launches inside them, and its arrow through the launches."""
+    """One track per request: its stages, the launches inside them, and its arrow through the launches."""
     requests, launches = result.requests, result.launches
     replicas = np.unique(requests["replica"]).tolist()
     for replica in replicas:

@@ -63,7 +63,7 @@ class Works:
         return found
 
     def kinds(self) -> dict[str, Any]:
-        """Per kind of work: launches, mean batch, mean time, and how much sharing the GPU stretched it."""
+        """Per kind of launch: count, mean batch, mean time, and slowdown by sharing the GPU."""
         return {
             KINDS[kind]: {
                 "launches": int(launches),
@@ -91,7 +91,7 @@ def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
 
 
 def busy_share(launches: Table) -> float:
-    """Share of the time from the first launch's start to the last one's end in which at least one work ran."""
+    """Share of the time from the first launch's start to the last one's end in which at least one launch ran."""
     start_s, end_s = launches["start_s"], launches["end_s"]
     if not len(start_s):
         return math.nan

@@ -1,8 +1,8 @@
-"""The one table of serving architectures, and the way to a policy of the user's own.
+"""The table of serving architectures, and the loading of user policies.
 
-An architecture is named, `pdv`, or is a class in a file of the user's, `path/to/mine.py:Mine`. What a command must know
-of it before it runs (lanes, whether it drafts, which options act) stands on the class (`Policy`). What was measured is
-known of named architectures alone; a user's own has its kin's: the one that it is derived from, or has the lanes of.
+An architecture is a name, `pdv`, or a class in a user's file, `path/to/mine.py:Mine`. What a command must know before a
+run (lanes, whether it drafts, which options apply) is declared on the class (`Policy`). Measurements exist only for
+named architectures; a user's policy has a base architecture (`kin`): the one it derives from, or whose lanes it has.
 """
 
 from __future__ import annotations

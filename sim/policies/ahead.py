@@ -1,12 +1,13 @@
-"""PDV that drafts ahead: while a request is verified, its drafter goes on from what the verdict may be.
+"""PDV that drafts ahead: while a request is verified, its drafter continues from guesses of the verdict.
 
-With `ahead_fan` 0 it guesses that all drafts are accepted, and the target's next token with them (a chain, as in
-PEARL, which drops the target's own token there instead). With F it drafts for every number of accepted tokens and the F
-likeliest tokens behind them, as one batch of (k + 1) F rows a request (speculative speculative decoding, arXiv
-2603.03251). A request whose verdict was guessed is verified again at once. Another is drafted for anew (`draft`), or
-takes part in the next verify without drafts, so that the batch stays whole (`plain`, that paper's fast backup).
+With `ahead_fan` 0 it guesses that all drafts are accepted, and the target's next token with them (a chain, as in PEARL,
+which drops the target's own token there instead). With F it drafts for every number of accepted tokens and the F
+likeliest tokens after them, as one batch of (k + 1) F rows per request (speculative speculative decoding, arXiv
+2603.03251). A request whose verdict was guessed is verified again immediately. For another a new draft is made
+(`draft`), or it joins the next verify without drafts, so that the batch stays whole (`plain`, that paper's fast
+backup).
 
-Not modelled: KV cache that branches hold beside their request's, attention that reads a prefix once for all branches,
+Not modelled: KV cache of the branches, attention that reads a prefix once for all branches,
 fan-outs that differ by position, PEARL's verification of the first draft before the others are made. A draft ahead is
 not interrupted when the verdict comes.
 """
@@ -28,7 +29,7 @@ MARGIN = 1.05  # that drafting ahead must promise
 
 
 class Lookahead(NamedTuple):
-    """How to draft ahead: the fan, and whether those who were not guessed go on without drafts."""
+    """How to draft ahead: the fan, and whether requests that were not guessed continue without drafts."""
 
     fan: int
     plain: bool
@@ -45,7 +46,7 @@ class Ahead(PDV):
     least_gpus = 2
     options: OwnOptions = (*PDV.options, "ahead_fan")
     tuned: Tuned = ("verify_gather", ("auto", "never"))
-    beyond = "drafts while it verifies, from what the verdict may be"
+    beyond = "drafts while it verifies, from guesses of the result"
 
     def processes(self) -> Sequence[Process]:
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
@@ -69,7 +70,7 @@ class Ahead(PDV):
                 yield self.decode.wait()
 
     def draft_ahead(self) -> Process:
-        """Draft for those being verified, if that pays; then whoever waited for it goes on."""
+        """Draft for the requests being verified, if that pays; then the requests that waited for it continue."""
         most = self.settings.draft_batch
         rows, self.judged = self.judged[:most], self.judged[most:]
         k = self.draft_length(rows)
@@ -92,7 +93,7 @@ class Ahead(PDV):
         return Work("ahead", "draft", lane, branches, 1, k + 1, (), self.priority(lane, rows), self.backlog(lane))
 
     def choose(self, rows: list[Request], k: int) -> Lookahead | None:
-        """The plan with the most tokens a second, by the latency model; None: drafting ahead would not pay."""
+        """The plan with the most tokens per second by the latency model, or None if drafting ahead does not pay."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         count, context = len(rows), sum(row.context for row in rows)
         # of several, those who are drafted for anew would fall behind, and the batch apart
@@ -110,7 +111,7 @@ class Ahead(PDV):
         return self._plans[key]
 
     def speed(self, plan: Lookahead, rows: int, context: int, k: int) -> float:
-        """Tokens of a row a second."""
+        """Tokens per row and second."""
         rate, exponent = self.estimate.rate, self.settings.ahead_exponent
         hits = guessed_rate(rate, k, plan.fan, exponent)
         if not plan.plain:
@@ -149,7 +150,7 @@ class Ahead(PDV):
         return 0 if plan.plain else None
 
     def sort(self, rows: list[Request], next_k: dict[Request, int | None]) -> None:
-        """Whose next round is settled goes on when the drafts are there; the others are drafted for anew."""
+        """Requests whose next round is decided continue when their drafts exist; the others get a new draft."""
         ready: list[Request] = []
         anew: list[Request] = []
         for row in rows:

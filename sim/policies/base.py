@@ -97,7 +97,7 @@ class Policy(Facts):
         raise NotImplementedError
 
     def lane(self, name: str, timed: bool = False) -> Lane:
-        """A new lane; its name is the stream that its works run on. The wait in one that is `timed` is recorded."""
+        """A new lane, named like the stream its launches run on. If `timed`, the wait in it is recorded."""
         lane = Lane(self.env, self.device.host, name, timed)
         self.lanes.append(lane)
         self.queues.setdefault(name, lane)
@@ -121,9 +121,9 @@ class Policy(Facts):
         return self.in_flight < self.settings.max_num_seqs
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Stretches to prefill in the next forward, within a token budget: unfinished requests, then new admissions.
+        """Chunks to prefill in the next forward, within a token budget: unfinished requests, then new admissions.
 
-        Of several readers each goes on with the requests that it has begun. Whoever is admitted has room in the cache.
+        Each of several prefill workers continues its own requests. An admitted request has room in the cache.
         """
         if not self.prefilling and not self.waiting:
             return ()
@@ -230,10 +230,10 @@ class Policy(Facts):
         return self.controller.drafting
 
     def _for_drafter(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
-        """Of the prompt stretches that the target reads, those that the drafter reads as well; it owes the others.
+        """The prompt chunks that the drafter prefills too; it must catch up on the others later.
 
-        While nothing is drafted it reads nothing, and what it has begun to owe it reads as one stretch later on. A
-        search on the host reads none.
+        While nothing is drafted it prefills nothing, and it later catches up in one chunk. An n-gram search on the host
+        needs no prefill.
         """
         if self._looks_up:
             return ()
@@ -264,7 +264,7 @@ class Policy(Facts):
     def _make_room(self, request: Request, tokens: int) -> bool:
         """Make room for a request's first `tokens` tokens; False if the request itself was preempted.
 
-        Those admitted last give way first, of those with no work under way. A request alone in the cache always fits.
+        The last admitted request without a running launch is preempted first. A request alone in the cache always fits.
         """
         while not self.kv.grow(request, tokens):
             last = self.kv.last_admitted()
@@ -334,11 +334,11 @@ class Policy(Facts):
         )  # fmt: skip
 
     def _draft_early(self, rows: list[Request]) -> None:
-        """Launch the next draft of rows whose verify is under way, if drafts are launched early.
+        """Launch the next draft of rows whose verify is running, if drafts are launched early.
 
         The GPU applies the verdict, so the draft begins when the verify ends, and the host reads the verdict meanwhile.
-        Whoever finishes was drafted for in vain. Nothing is launched where all may finish, since it would only delay
-        whoever comes next; nor while requests wait to join the rows, since these have no drafts yet.
+        The draft of a request that finishes is wasted. Nothing is launched if all may finish, since that would only
+        delay the next request; nor while requests wait to join the rows, since these have no drafts yet.
         """
         joining = self.draft_lane != self.prefill_lane and self.backlog(self.draft_lane)
         left = [row.output_tokens - row.emitted for row in rows]
@@ -386,7 +386,7 @@ class Policy(Facts):
         return verdict
 
     def rounds(self, rows: list[Request], k: int) -> Generator[Event, Any, list[Request]]:
-        """Draft and verify `rows` on the draft lane, round after round, until something changes; return who goes on.
+        """Draft and verify `rows` on the draft lane, until something changes; return the rows that continue.
 
         That is when a row finishes, a request arrives, room runs out or the controller wants another k. A policy may be
         asked sooner: after every round, where the device does not foresee the next.
@@ -405,7 +405,7 @@ class Policy(Facts):
         return self.settle(rows, verdict)
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        """Deliver what a verify yielded: the accepted drafts and one token of the target's; return who goes on."""
+        """Deliver the accepted drafts and one target token per row; return the rows that continue."""
         now = self.env.now
         if rows and self.speculates and self.controller.learns:
             self.controller.observe(rows, verdict, now)
@@ -421,14 +421,14 @@ class Policy(Facts):
         return [row for row in rows if row.emitted < row.output_tokens]
 
     def backlog(self, lane: str) -> int:
-        """Requests waiting in front of a lane, when a work is launched on it."""
+        """Requests that wait for a lane when something is launched on it."""
         return len(self.queues.get(lane, ()))
 
     def priority(self, lane: str, requests: Sequence[Request]) -> int:
-        """Of a work that is launched now for these requests: the lane's own, or, if it is dynamic, by queues and ages.
+        """Priority of a launch for these requests: the lane's own or, if dynamic, by queue length and age.
 
-        Then a work is a level above its lane's own if it and what waits behind it are more than waits in front of all
-        other lanes, and a level for each `PATIENCE_S` since its first request came there. So no lane waits for ever.
+        A dynamic priority is one level above the lane's own if the launch and its queue exceed the queues of all other
+        lanes, and one level per `PATIENCE_S` since its first request arrived there. So no lane waits for ever.
         """
         own = PRIORITY[lane]
         if self.settings.priority != "dynamic" or not requests:
@@ -445,10 +445,10 @@ class Policy(Facts):
     # how it is done --------------------------------------------------------------------------------------------
 
     def pass_rounds(self, rows: list[Request], k: int, verify_lane: str) -> tuple[list[Request], int]:
-        """`rows` after rounds in which nothing else happens, gone through at once; and how many those were.
+        """`rows` after rounds on the fast path, in which nothing else happens, and the number of these rounds.
 
-        None where the policy or its controller must be asked in each, or somebody who waits may be let in before a row
-        finishes or a request arrives.
+        There are none if the policy or its controller must be asked in each round, or if a waiting request may be
+        admitted before a row finishes or a request arrives.
         """
         controller = self.controller
         if (

@@ -148,10 +148,10 @@ class ServedLengths:
 
 
 class Learner:
-    """What is learned from verdicts by whoever may stop drafting, and when drafts are tried again.
+    """Acceptance learned from verdicts, for controllers that may stop drafting, and when to try drafts again.
 
-    Plain decoding teaches nothing about acceptance. Before a try the drafter must read all that was decoded without it,
-    so tries are as rare as `BUDGET` demands.
+    Plain decoding teaches nothing about acceptance. Before a try the drafter must catch up on all that was decoded
+    without it, so tries are as rare as `BUDGET` demands.
     """
 
     BUDGET = 0.006  # share of the time that tries may cost

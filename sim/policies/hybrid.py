@@ -24,7 +24,7 @@ class Hybrid(PDV):
     atomic_rounds = True
     options: OwnOptions = (*PDV.options, "hybrid_threshold")
     tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
-    beyond = "goes from one lane to three with the number of requests"
+    beyond = "switches from one lane to three by the number of requests"
     in_a_round = PDV.in_a_round  # in a round between lanes its own choice stays the same
 
     def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
@@ -55,7 +55,7 @@ class Adaptive(Hybrid):
     plain_rounds = True
     options: OwnOptions = PDV.options
     tuned: Tuned = ("verify_gather", ("auto", "never"))
-    beyond = "goes from one lane to three with the load, by the latency model"
+    beyond = "switches from one lane to three by the latency model"
     MARGIN = 1.02
     PERSISTENCE = 8
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay

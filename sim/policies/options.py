@@ -22,55 +22,55 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models, as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets its
-    natural drafter."""
+    """Models as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets a
+    preset drafter."""
     num_speculative_tokens: int = 4
-    """Draft length k; where a controller moves it, the starting value. 0: no speculation, the drafter is not used."""
+    """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
-    """Who drafts: model, the draft model of --pair; eagle3 or mtp, a head on the target's hidden states; ngram, a
-    search in the request's own tokens; none. Default: as --pair says; beside those four it may be a target alone."""
+    """What drafts: model (the draft model of --pair), eagle3 or mtp (a head on the target's hidden states), ngram (a
+    search in the request's own tokens) or none. Default: from --pair, which may be a target alone for all but model."""
     controller: ControllerName = "fixed"
-    """Who chooses the draft length: fixed, feedback (the PD-Verify paper's), goodput (best by the latency model)."""
+    """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
     min_speculative_tokens: int | None = None
-    """Shortest draft a controller may choose. Default: 2 for feedback; for goodput 0, which lets it decode plainly."""
+    """Shortest draft a controller may choose. Default: 2 for feedback; 0 (no draft) for goodput."""
     max_speculative_tokens: int = 8
     """Longest draft a controller may choose."""
     max_num_seqs: int = 128
-    """Most requests decoding at once: the batch limit of every lane."""
+    """Maximum number of requests that decode concurrently: the batch limit of every lane."""
     max_draft_batch: int | None = None
-    """Most requests that one draft is made for; default --max-num-seqs. pd, pdv-unified: both limits hold a round."""
+    """Maximum requests per draft; default: --max-num-seqs. In pd and pdv-unified a round obeys both batch limits."""
     max_verify_batch: int | None = None
-    """Most requests that one verify takes; default --max-num-seqs."""
+    """Maximum requests per verify; default: --max-num-seqs."""
     max_num_batched_tokens: int = 2048
-    """Most prompt tokens in one prefill forward; longer prompts are split into chunks."""
+    """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
-    """Most prompts that one forward reads together; default: no limit, as in vLLM."""
+    """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
     async_scheduling: bool = False
-    """Launch the next draft before the last verdict is read, so that the host works while the GPU does."""
+    """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""
     kv_cache: KvPolicy = "paged"
-    """paged: blocks as tokens come, and preemption where none is free; reserved: all that a request may need, at
-    admission."""
+    """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
+    may need are allocated at admission."""
     num_workers: int = 4
-    """baseline: requests run side by side, each to completion at batch 1."""
+    """baseline: number of concurrent requests, each run to completion at batch 1."""
     max_decode_queue: int = 32
-    """pdv: prefill admits nobody while this many requests wait for the decode lane."""
+    """pdv: prefill admits no request while this many wait for the decode lane."""
     verify_gather: Literal["auto", "always", "never"] = "auto"
-    """pdv: verify waits for a draft under way, to take both in one batch: by the latency model, always, or never."""
+    """pdv: whether verify waits for a running draft to batch both: auto (by the latency model), always or never."""
     admission_factor: float = 1.2
-    """pdv-unified: admit one prefill a turn while the decode queue is under this times the batch limit."""
+    """pdv-unified: admit one prefill per turn while the decode queue is shorter than this times the batch limit."""
     hybrid_threshold: int = 8
-    """pdv-hybrid: at or below this many requests draft and verify atomically, above it in three lanes."""
+    """pdv-hybrid: up to this many requests, draft and verify atomically; above it, use three lanes."""
     ahead_fan: int | None = None
-    """pdv-ahead: tokens guessed behind each number of accepted drafts; 0: go on as if all were accepted; default: the
-    latency model chooses, for each batch."""
+    """pdv-ahead: tokens guessed after each possible number of accepted drafts. 0: continue as if all were accepted.
+    Default: the latency model chooses for each batch."""
     ahead_miss: Internal[Literal["auto", "draft", "plain"]] = (
         "auto"  # unforeseen verdict: draft anew, or verify plainly
     )
     ahead_exponent: Internal[float] = 1.0  # a target's token is none of the drafter's next n: (1 + n)^-this; assumed
     priority: Priority = "stream"
-    """Between lanes (decode > verify > prefill): none, stream (CUDA's), dynamic (stream, and up with queues and ages),
-    preemptive (ideal), partition (SM split; realrun alone)."""
+    """Priority between lanes (decode > verify > prefill): none, stream (CUDA streams), dynamic (stream, raised by queue
+    length and age), preemptive (ideal) or partition (SM split; realrun only)."""
     lane_weights: Internal[tuple[str, ...]] = ()  # shares of the GPU, as decode=3; those not named have 1
     partition: Internal[tuple[float, ...]] = (0.4, 0.4, 0.2)  # priority partition: SM share of decode, verify, prefill
 
@@ -79,7 +79,7 @@ class Server:
         object.__setattr__(self, "pair", drafted_by(self.drafter, pair_name(self.pair)))
         if self.controller == "feedback" and self.min_speculative_tokens == 0:
             raise ValueError(
-                "--controller feedback learns from drafts alone: --min-speculative-tokens must be 1 or more"
+                "--controller feedback learns only from drafts: --min-speculative-tokens must be at least 1"
             )
         if (self.min_speculative_tokens or 0) > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
@@ -87,7 +87,7 @@ class Server:
             limit = getattr(self, name)
             if limit is not None and limit > self.max_num_seqs:
                 flag = name.replace("_", "-")
-                raise ValueError(f"{flag} must be max-num-seqs, {self.max_num_seqs}, at most, got {limit}")
+                raise ValueError(f"{flag} must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
         self.weights()
         if len(self.partition) != 3 or sum(self.partition) > 1.000001:
             raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")

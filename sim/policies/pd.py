@@ -1,6 +1,6 @@
 """PD: a prefill lane and a decode lane, each on its own stream.
 
-The decode lane drafts and verifies its whole batch in one atomic step; prompts are read beside it.
+The decode lane drafts and verifies its whole batch in one atomic step; prompts are prefilled concurrently.
 """
 
 from __future__ import annotations

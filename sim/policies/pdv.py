@@ -1,8 +1,8 @@
 """PDV (Verify-PD): prefill, draft-decode and verify as three lanes on their own streams.
 
-The decode lane drafts for whoever waits there; the verify lane collects the drafts of many requests into one batch;
-verified requests go back to the decode lane. Decode goes before verify before prefill, and prefill pauses while the
-decode queue is full.
+The decode lane drafts for the requests in its queue. The verify lane collects the drafts of many requests into one
+batch, and verified requests return to the decode lane. Decode takes precedence over verify, and verify over prefill.
+Prefill pauses while the decode queue is full.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class PDV(PrefillDecode):
     verify_lane = "verify"
     options: OwnOptions = ("max_decode_queue", "verify_gather")
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
-    beyond = "has three lanes on one GPU, and gathers verify batches from several drafts"
+    beyond = "has three lanes on one GPU and collects verify batches from several drafts"
     in_a_round: tuple[str, ...] = (*Policy.in_a_round, "decode_worker", "decode_batch", "verify_worker", "gathers")
 
     def processes(self) -> Sequence[Process]:

@@ -1,6 +1,6 @@
-"""The calibrated latency model, asked beforehand: what would this batch cost? Used by controllers and `adaptive`.
+"""Predicted cost of a batch by the calibrated latency model, for controllers and `adaptive`.
 
-Not reckoned with: the power limit. Times are those of a rested card.
+Not accounted for: the power limit. Times are those of a cool GPU.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Planner:
     def turn_s(
         self, rows: int, context: int, k: int, rate: float, joining: float = 0.0, prompt_tokens: float = 0.0
     ) -> float:
-        """A round of `rows` with all that it takes: catch-up, hand-overs between lanes, and requests that join.
+        """Duration of a round of `rows`, with catch-up, hand-overs between lanes, and requests that join.
 
         `joining` is their mean number in a round, with prompts of `prompt_tokens`.
         """
@@ -104,11 +104,10 @@ class Planner:
         return whole + self.prefill_s(rows, k, joining, prompt_tokens)
 
     def prefill_s(self, rows: int, k: int, joining: float, prompt_tokens: float) -> float:
-        """What the prompts of those who join add to a round: the target's reading and, with drafts, the drafter's.
+        """Time that the prefills of joining requests add to a round: on the target and, with drafts, on the drafter.
 
-        They come independently of each other, and those of one round are read in one forward; on a stream of their own,
-        those of `PREFILL_ROUNDS`. Lanes share the GPU, so that a prompt there is taken to delay the round by as much as
-        it takes alone.
+        They arrive independently, and those of one round are prefilled in one forward; on a separate stream, those of
+        `PREFILL_ROUNDS`. Lanes share the GPU, so a prompt there is assumed to delay the round by its time alone.
         """
         tokens = round(prompt_tokens)
         if not tokens or not joining:
@@ -140,10 +139,10 @@ class Planner:
         return rows / self.round_s(rows, context, k) > half / self.overlapped_s(half, context // 2, k)
 
     def _joining_s(self, rows: int, context: int, k: int, rate: float, joining: float) -> float:
-        """How long a verify that gathers all rows waits for the drafts of those who have just been prefilled.
+        """How long a verify that gathers all rows waits for the drafts of newly prefilled requests.
 
-        They come at any time of a round. During the draft of the others theirs follows it; during the verify it begins
-        at once, and the others wait for what is left of it.
+        They join at any time of a round. During the draft of the others their draft follows it. During the verify it
+        starts immediately, and the others wait for the rest of it.
         """
         alone_s = self._draft_s(1, 1, k, context // rows) + self._host_s(1) + 2 * self.handoff_s
         draft_s, verify_s = self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate)
@@ -164,7 +163,7 @@ class Planner:
         return found
 
     def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
-        """Draft of one batch beside the verify of another of the same size: until both are done.
+        """Time until the draft of one batch and the concurrent verify of another of the same size are done.
 
         With k=0 nothing is drafted, and they are verified in turn.
         """

@@ -1,7 +1,7 @@
 """PDV with one worker: each turn admits at most one prompt, then drafts and verifies one batch.
 
-The prompt is read on its own stream beside the batch, and joins the decode queue at the end of the turn in which its
-reading ends; the decode queue is let grow to `admission_factor` batches.
+The prompt is prefilled on its own stream, concurrently with the batch, and joins the decode queue at the end of the
+turn in which its prefill ends. The decode queue may grow to `admission_factor` batches.
 """
 
 from __future__ import annotations

@@ -19,14 +19,14 @@ class AskedAcceptance(Acceptance):
     """How often the target agrees with the draft."""
 
     acceptance_rate: float | None = None  # type: ignore[assignment]
-    """Chance that one draft token is accepted (alpha); default: as recorded of the drafter, else 0.6, assumed."""
+    """Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed)."""
     acceptance_from: str | None = None
-    """File of your own: vLLM's /metrics, its bench result, or rounds."""
+    """Acceptance from a file: vLLM's /metrics, its bench result, or rounds."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.acceptance_from is not None and self._given:
-            raise ValueError("--acceptance-from and the other acceptance options exclude each other")
+            raise ValueError("--acceptance-from and the other acceptance options are mutually exclusive")
 
     @property
     def _given(self) -> dict[str, Any]:
@@ -49,8 +49,8 @@ class AskedAcceptance(Acceptance):
         found = read_acceptance(self.acceptance_from)
         if pair.startswith("ngram:") and found.acceptance_trace is None:
             raise ValueError(
-                f"{self.acceptance_from} does not tell the acceptance of n-gram drafts: vLLM counts no round that "
-                "found none; give recorded rounds, or --acceptance-model"
+                f"{self.acceptance_from} cannot give the acceptance of n-gram drafts: vLLM counts no rounds without "
+                "a match; give recorded rounds or --acceptance-model"
             )
         return found
 

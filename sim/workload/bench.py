@@ -25,7 +25,7 @@ def bench_document(path: str) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path}: {said(error)}") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{path}: no result of `vllm bench serve`: expected a JSON object")
+        raise ValueError(f"{path}: not a result of `vllm bench serve`: expected a JSON object")
     return document
 
 

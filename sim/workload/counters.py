@@ -74,7 +74,7 @@ def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]
             positions[int(position[1])] += count
     drafts = counts["num_drafts"]
     if not drafts > 0:
-        raise bad(path, "", "holds no count of drafts", READ)
+        raise bad(path, "", "has no count of drafts", READ)
     shares = [positions.get(at, 0.0) / drafts for at in range(len(positions))]
     return drafts, counts["num_draft_tokens"], counts["num_accepted_tokens"], shares
 
@@ -106,7 +106,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
     """The acceptance of these counts: by position, or as one rate where only the totals are known."""
     length = len(shares) or round(min(tokens / drafts, LONGEST_RUN))
     if not length or max([accepted / drafts / length, *shares]) > 1:
-        raise bad(path, "", "holds counts that do not fit together: more is accepted than drafted", READ)
+        raise bad(path, "", "has inconsistent counts: more tokens accepted than drafted", READ)
     found = f"{path}: {drafts:,.0f} drafts"
     if len(shares) < 2:
         rate = round(shares[0] if shares else _rate(accepted / drafts, length), 4)
@@ -116,9 +116,9 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
     going_on = rates[-1] / rates[-2] if rates[-2] else 0.0
     text = f"{found}, accepted by position {', '.join(f'{rate:.2f}' for rate in rates)}"
     if length < POSITIONS:
-        text += f"; longer drafts go on at {going_on:.2f} of the position before"
+        text += f"; further positions: {going_on:.2f} times the one before"
     if tokens < UNEVEN * drafts * length:
-        text += "; drafts were of several lengths, and positions that were not drafted count as not accepted"
+        text += "; draft lengths varied, and positions that were not drafted count as rejected"
     _note(text)
     while len(rates) < POSITIONS:
         rates.append(round(rates[-1] * going_on, 4))

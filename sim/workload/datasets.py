@@ -31,8 +31,8 @@ SHAREGPT_ACCEPTED = (
 )
 SHAREGPT_TOKENS = 2048  # of a prompt and its answer at most, in vLLM
 SHAREGPT_FILTER = f"prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= {SHAREGPT_TOKENS} tokens"
-CHARACTERS_A_TOKEN = 4  # of English text, more or less
-ESTIMATED = f"no --tokenizer: lengths are estimated, at {CHARACTERS_A_TOKEN} characters per token"
+CHARACTERS_PER_TOKEN = 4  # of English text, more or less
+ESTIMATED = f"no --tokenizer: lengths are estimated at {CHARACTERS_PER_TOKEN} characters per token"
 EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
 
@@ -260,7 +260,7 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
     Without one they are estimated.
     """
     if folder is None:
-        return lambda texts: [math.ceil(len(text) / CHARACTERS_A_TOKEN) for text in texts]
+        return lambda texts: [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
     accepted = "a local folder of a Hugging Face tokenizer (tokenizer.json, tokenizer_config.json)"
     if "\0" in folder or not Path(folder).is_dir():
         raise bad(folder, "--tokenizer", "is not a folder", accepted)

@@ -25,36 +25,36 @@ OPEN = -1  # a number of requests that is left to what they are
 
 @dataclass(frozen=True)
 class Traffic:
-    """Who asks what, and when."""
+    """Traffic: the requests and their arrival times."""
 
     dataset_name: Dataset = "sharegpt"
-    """Source of the lengths; sharegpt without a file is a built-in model of it. The kind of a file is inferred."""
+    """Source of the lengths. sharegpt without a file is a built-in model. The kind of a file is inferred."""
     dataset_path: str | None = None
-    """The data set's file: as published, or your own, CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
+    """File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: str | None = None
-    """Folder of a local Hugging Face tokenizer, to count the tokens of a file that holds text (sharegpt, custom);
-    default: estimated."""
+    """Folder of a local Hugging Face tokenizer. It counts the tokens of files that hold text (sharegpt, custom);
+    default: an estimate."""
     max_model_len: int | None = None
-    """Leave out requests of the file with more prompt and output tokens; default: the models' shortest context."""
+    """Exclude requests of the file with more prompt and output tokens; default: the models' shortest context."""
     model_context: Internal[int | None] = None  # that shortest context, as the experiment says
     num_prompts: int = OPEN
-    """Number of requests; default: 1000, or all of a trace that is replayed."""
+    """Number of requests; default: 1000, or the whole trace if it is replayed."""
     request_rate: float = math.inf
-    """Requests per second; inf sends all at once (or as --max-concurrency lets them)."""
+    """Requests per second. inf sends all immediately, or as soon as --max-concurrency allows."""
     burstiness: float = 1.0
     """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
     max_concurrency: int | None = None
-    """Most requests outstanding at once; with --request-rate inf this is a closed loop."""
+    """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
     input_len: int | None = None
-    """Prompt tokens; default: the data set's own, 1024 for random."""
+    """Prompt tokens; default: 1024 for random, else the data set's own."""
     output_len: int | None = None
-    """Output tokens; default: the data set's own, 128 for random."""
+    """Output tokens; default: 128 for random, else the data set's own."""
     random_range_ratio: float = 0.0
-    """Lengths that are given, and those of random, are uniform in [len*(1-ratio), len*(1+ratio)]."""
+    """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
     seed: int = 0
-    """Draws arrivals, lengths and acceptance; the same seed gives every architecture the same requests."""
+    """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
 
     usual_prompts = 1000  # requests where their number is open
 
@@ -110,19 +110,19 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """How often the target agrees with the draft."""
+    """Acceptance of draft tokens by the target."""
 
     acceptance_rate: float = 0.6
-    """Chance that one draft token is accepted (Leviathan's alpha), where no other form is given."""
+    """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
     acceptance_concentration: float | None = None
-    """Draw each request's rate from a Beta of mean --acceptance-rate and this concentration (a+b)."""
+    """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
     synthetic_acceptance_rates: tuple[float, ...] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
     acceptance_model: str | None = None
-    """As measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, each with -eagle3 or -ngram behind it."""
+    """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3 or -ngram."""
     acceptance_trace: str | None = None
-    """JSONL of recorded rounds: one list of accepted counts per line, cycled over the requests. The largest count is
-    the draft length it was recorded at."""
+    """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
+    count is the draft length of the recording."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

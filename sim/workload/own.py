@@ -140,7 +140,9 @@ def read_own(path: str, tokenizer: str | None = None) -> Trace:
     if counted:
         columns.pop("prompt", None)
     if counted and tokenizer is not None:
-        raise ValueError(f"--tokenizer does nothing here: {path} has its tokens counted, as {columns['prompt_tokens']}")
+        raise ValueError(
+            f"--tokenizer has no effect here: {path} already has token counts ({columns['prompt_tokens']})"
+        )
     table = _Table(path, columns)
     for line, row in chain([first], rows):
         table.add(line, row)
@@ -249,10 +251,10 @@ class _Table:
         if self.prompts and tokenizer is None:
             said.append(f"{self.path}: {ESTIMATED}")
         if self.spread:
-            said.append(f"{self.path}: times are whole seconds; the requests of a second are spread evenly over it")
+            said.append(f"{self.path}: times are whole seconds; requests of the same second are spread evenly over it")
         if self.empty:
             rows = self.empty + len(self.lengths)
-            said.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output, and are left out")
+            said.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output and are excluded")
         return tuple(said)
 
 

@@ -144,7 +144,7 @@ def _trace(traffic: Traffic) -> Trace | None:
     if not fits.any():
         raise ValueError(
             f"{traffic.dataset_path}: all {len(fits)} requests have more than {traffic.longest_request} tokens: "
-            "choose models of longer context, or raise --max-model-len"
+            "choose models with a longer context or raise --max-model-len"
         )
     rates = None if trace.acceptance is None else trace.acceptance[fits]
     return trace._replace(arrival_s=trace.arrival_s[fits], lengths=trace.lengths[fits], acceptance=rates)
@@ -173,7 +173,7 @@ def _replayed(
     order = np.argsort(trace.arrival_s, kind="stable")
     if math.isinf(traffic.request_rate):
         if count > (rows := len(traffic.fitting())):
-            raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {rows} requests to replay")
+            raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {rows} requests")
         order = order[:count]
         arrival_s = trace.arrival_s[order]
         return arrival_s - arrival_s[0], trace.lengths[order], order
@@ -183,7 +183,7 @@ def _replayed(
     times_s -= times_s[0]
     if not times_s[-1] > 0:
         raise ValueError(
-            f"{traffic.dataset_path}: {count + 1} requests in a row arrive at the same time, which have no rate: "
+            f"{traffic.dataset_path}: {count + 1} consecutive requests arrive at the same time and have no rate: "
             "raise --num-prompts, or leave out --use-trace-timestamps"
         )
     order = order[at[:-1]]
@@ -235,4 +235,4 @@ def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> 
 def _check_tokens(total: int) -> None:
     """Refuses what no memory holds, before it is drawn."""
     if total > MAX_OUTPUT_TOKENS:
-        raise ValueError(f"{total} output tokens in all are too many to hold; at most {MAX_OUTPUT_TOKENS} are accepted")
+        raise ValueError(f"{total} output tokens in total are too many; at most {MAX_OUTPUT_TOKENS} are supported")

@@ -36,7 +36,7 @@ def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
         assert kept[name].tolist() == whole[name].tolist()
     for name in ("start_s", "end_s", "solo_s"):
         np.testing.assert_allclose(kept[name], whole[name], rtol=0, atol=1.01e-7)
-    with pytest.raises(ValueError, match="no launches were kept"):
+    with pytest.raises(ValueError, match="no launches were saved"):
         launches_of(ServedRun(run.command, 1, False, {}, {}, tmp_path))
 
 

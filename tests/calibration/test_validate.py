@@ -364,7 +364,7 @@ def test_what_is_written_is_what_run_prints(tmp_path: Path, capsys: pytest.Captu
     assert main(argv) == 0
     printed = json.loads(capsys.readouterr().out)
     assert "output_throughput_error" not in printed
-    assert printed["error_range"] == "none: this profile was never compared with real runs (pdvsim validate --write)"
+    assert printed["error_range"] == "none: this profile was not validated against real runs (pdvsim validate --write)"
     validating = ["validate", str(path), "--profile", str(profile), "--jobs", "1", "--no-ablations", "--write"]
     assert main([*validating, "--json"]) == 0
     bar = json.loads(capsys.readouterr().out)["bars"]["as served"]["closed, lanes"]["output_throughput"]
@@ -397,10 +397,10 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, capsys: 
     ("argv", "reason"),
     [
         (["--run", "9999"], "runs 1 to"),
-        (["--run", "1"], "no launches were kept"),
-        (["--write", "--contention", "max"], "--write takes"),
-        (["--tiny"], "go with --serve"),
-        (["--serve", "plan.jsonl", "--json"], "--serve goes with"),
+        (["--run", "1"], "no launches were saved"),
+        (["--write", "--contention", "max"], "--write needs all runs"),
+        (["--tiny"], "need --serve"),
+        (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(

@@ -43,7 +43,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--tp", "2"], "unknown option --tp; did you mean --tensor-parallel-size?"),
         (["capacity", "--slo", "ttft:9"], "unknown option --slo; did you mean --goodput?"),
         (["run", "--rate", "8"], "unknown option --rate; did you mean --request-rate?"),
-        (["sweep", "--overwrite"], "unknown option --overwrite: results are never written over"),
+        (["sweep", "--overwrite"], "unknown option --overwrite: results are never overwritten"),
         (["run", "-x"], "unknown option -x"),
         (["run", "8"], "unexpected argument '8'"),
         (["run", "--seed", "1", "2"], "unexpected argument '2'"),
@@ -57,11 +57,11 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--num-prompts", "0"], "num-prompts must be 1 to 10000000, got 0"),
         (["run", "--seed", "-1"], "seed must be 0 to 9007199254740992, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
-        (["run", "--arch", "autoregressive", "--controller", "goodput"], "--controller does nothing here"),
+        (["run", "--arch", "autoregressive", "--controller", "goodput"], "--controller has no effect here"),
         (["run", "--dataset-name", "azure"], "needs --dataset-path"),
         (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
-        (["sweep", "--concurrency", "1", "--request-rate", "2"], "exclude each other"),
-        (["sweep", "--concurrency", "1", "--max-concurrency", "2"], "exclude each other"),
+        (["sweep", "--concurrency", "1", "--request-rate", "2"], "are mutually exclusive"),
+        (["sweep", "--concurrency", "1", "--max-concurrency", "2"], "are mutually exclusive"),
         (["sweep", "--concurrency", "0"], "concurrency must be 1 to 10000000, got 0"),
         (["sweep", "--concurrency", "1.5"], "--concurrency must be a whole number, got '1.5'"),
         (["sweep", "--arch", "pdv,pdv"], "names a value twice"),
@@ -262,8 +262,8 @@ def test_a_result_that_is_there_is_kept_unless_told_otherwise(
     first = result.read_bytes()
     timeline.touch()
     capsys.readouterr()
-    assert f"{result} is there already; --overwrite replaces it" in refused(capsys, *argv, "--seed", "5")
-    assert f"{timeline} is there already" in refused(capsys, "run", *SMALL, "--trace-out", str(timeline))
+    assert f"{result} exists already; use --overwrite to replace it" in refused(capsys, *argv, "--seed", "5")
+    assert f"{timeline} exists already" in refused(capsys, "run", *SMALL, "--trace-out", str(timeline))
     assert result.read_bytes() == first
     assert main([*argv, "--seed", "5", "--overwrite"]) == 0
     assert result.read_bytes() != first

@@ -269,7 +269,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     assert forewarning(one_run(num_prompts=1000), 1) == ""
     assert forewarning([point.experiment for point in Sweep(num_runs=3).points()], 2) == ""
     long = one_run(num_prompts=10_000_000)
-    assert re.search("about [0-9]+ (minutes|hours) on 1 core", forewarning(long, 1))
+    assert re.search("an estimated [0-9]+ (minutes|hours) on 1 core", forewarning(long, 1))
     assert "GB of this machine's" in forewarning(long, 1)
     # beyond the few that are timed, requests cost what they cost: ten times as many, ten times as much
     one, ten = (cost(one_run(num_prompts=n, dataset_name="random", output_len=40)).run_bytes for n in (10**5, 10**6))

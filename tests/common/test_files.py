@@ -121,11 +121,9 @@ def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureF
 
 def test_one_file_for_two_things_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = str(tmp_path / "x.json")
-    assert f"{path} cannot be written: it is named for two files" in refused(
-        capsys, *RUN, "-o", path, "--trace-out", path
-    )
+    assert f"{path} cannot be written: two options name it" in refused(capsys, *RUN, "-o", path, "--trace-out", path)
     beside = str(tmp_path / "x.requests.parquet")
-    assert "named for two files" in refused(
+    assert "two options name it" in refused(
         capsys, *RUN, "-o", path, "--save-detailed", "--trace-out", str(tmp_path / "." / "x.requests.parquet")
     )
     trace = tmp_path / "rounds.jsonl"
@@ -139,7 +137,7 @@ def test_one_file_for_two_things_is_refused(capsys: pytest.CaptureFixture[str], 
 def test_a_label_stays_in_its_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     argv = ["--save-result", "--result-dir", str(inner), "--label"]
-    assert "label is part of a file's name" in refused(capsys, *RUN, *argv, "../../evil")
+    assert "label is part of a file name" in refused(capsys, *RUN, *argv, "../../evil")
     assert main([*RUN, *argv, ".."]) == 0
     assert [path.parent for path in tmp_path.rglob("*.json")] == [inner]
 
@@ -148,7 +146,7 @@ def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_
     path = tmp_path / "r.json"
     assert main([*RUN, "-o", str(path), "--save-detailed"]) == 0
     assert main(["sweep", "--check", str(path)]) == 0
-    assert "the document is whole, and 3 of 3 files of records" in capsys.readouterr().out
+    assert "the document is complete, and 3 of 3 record files" in capsys.readouterr().out
     launches = tmp_path / "r.launches.parquet"
     launches.write_bytes(launches.read_bytes()[:-1])
     assert main(["sweep", "--check", str(path)]) == 1

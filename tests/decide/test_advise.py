@@ -98,13 +98,13 @@ def test_the_text_says_what_the_document_says() -> None:
     assert document["recommendation"]["described"] in text
     assert document["recommendation"]["command"] in text
     assert document["foundation"] in text
-    for section in ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes near it"):
+    for section in ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes nearby"):
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
     [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
     capacity = advice().capacity
     assert capacity is not None
-    assert f"of which the load is {20 / capacity.summary()[0]['rate'].mean:.0%}" in line
+    assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
 
 
 BASE = Experiment(
@@ -244,7 +244,7 @@ def test_a_notebook_shows_the_answer_and_gets_its_rows(tmp_path: Path) -> None:
     found = advice()
     shown = found._repr_html_()
     assert f'<p class="headline"><b>{found.question.described(found.recommended)}</b></p>' in shown
-    assert shown.index("Recommendation") < shown.index("How sure") < shown.index("<details>")
+    assert shown.index("Recommendation") < shown.index("Confidence") < shown.index("<details>")
     rows = found.points
     assert len(rows) == sum(map(len, found.finals.values()))
     assert set(rows[rows["recommended"]]["finalist"]) == {found.question.name(found.recommended)}
@@ -266,7 +266,7 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
     page.on("console", lambda message: complaints.append(message.text))
     page.goto(path.as_uri())
     heads = page.locator("h2").all_inner_texts()
-    assert heads[:5] == ["Recommendation", "Expected", "How sure", FLIPS, "To run it"]
+    assert heads[:5] == ["Recommendation", "Expected", "Confidence", FLIPS, "To run it"]
     assert page.locator(".card .headline").inner_text() == found.question.described(found.recommended)
     assert page.locator("section", has_text=FLIPS).locator("img").count() == 1
     assert page.locator("main img").count() == 1
@@ -278,7 +278,9 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
     assert complaints == []
 
 
-@pytest.mark.parametrize(("batches", "known"), [(1, "Nothing is known yet"), (2, "Not decided"), (3, "Recommendation")])
+@pytest.mark.parametrize(
+    ("batches", "known"), [(1, "No simulation has finished"), (2, "Not decided"), (3, "Recommendation")]
+)
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
@@ -293,7 +295,7 @@ def test_ctrl_c_tells_what_is_known(
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out
-    assert err.endswith("interrupted: the above is what was known by then\n")
+    assert err.endswith("interrupted: the above uses the runs that had finished\n")
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,10 @@ def test_ctrl_c_tells_what_is_known(
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
         (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),
-        (["--request-rate", "3", "--max-num-seqs", "8", "--try-max-num-seqs", "4,8"], "--try-max-num-seqs has nothing"),
+        (
+            ["--request-rate", "3", "--max-num-seqs", "8", "--try-max-num-seqs", "4,8"],
+            "--try-max-num-seqs has no effect",
+        ),
         (["--request-rate", "3", "--num-speculative-tokens", "3", "--try-controllers", "goodput"], "--try-controllers"),
     ],
 )
@@ -321,10 +326,10 @@ def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
         **OPTIONS | {"output_len": 8, "num_runs": 2, "budget": 60},
     )  # fmt: skip
     assert not found.met
-    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; least bad:\n")
+    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
     assert "Recommendation" not in str(found)
     assert found.capacity is not None
     held = found.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
-    assert f"it holds {held:.3g} req/s: {math.ceil(100 / held)} would be needed" in str(found)
+    assert f"it holds {held:.3g} req/s: the load needs {math.ceil(100 / held)}" in str(found)
     assert f"the load is {100 / held:.3g} times that" in str(found)

@@ -87,7 +87,7 @@ def test_steepness_is_the_power_with_which_room_falls(power: float, rates: list[
     assert steepness(scattered) < power
 
 
-def test_a_search_gives_up_at_a_trickle() -> None:
+def test_a_search_gives_up_at_the_lowest_rate() -> None:
     found, asked = drive(search(10.0, 1.25, 0.02), 0.0)
     assert found.held == 0
     assert min(asked) < 10 / 500
@@ -134,7 +134,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
     assert [row["seed"] for row in found.rows] == [0, 1, 2]
     if level_ms < 1e3 * SERVICE_S:  # nobody can meet that
         assert [row["rate"] for row in found.rows] == [0, 0, 0]
-        assert "even at a trickle" in str(found)
+        assert "even at the lowest rate" in str(found)
         return
     for row in found.rows:
         assert lindley_holds(plan, row["seed"], row["rate"])

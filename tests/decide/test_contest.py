@@ -55,11 +55,11 @@ def test_fewer_than_five_seeds_never_tell_apart(values: dict[str, list[float]], 
     held = contest(values, sign)
     assert not held.sure
     assert held.unsure == held.behind
-    assert "seeds tell nothing apart: give at least 5" in threshold_text([held], 0.0)
+    assert "seeds give no significance: use at least 5" in threshold_text([held], 0.0)
 
 
 @given(values=fields(LEAST_SEEDS), sign=signs, threshold=st.floats(0, 0.5), comparisons=st.integers(1, 50))
-def test_told_apart_is_an_interval_above_the_threshold(
+def test_significant_is_an_interval_above_the_threshold(
     values: dict[str, list[float]], sign: int, threshold: float, comparisons: int
 ) -> None:
     held = contest(values, sign, comparisons, threshold)

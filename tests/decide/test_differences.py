@@ -59,12 +59,12 @@ def test_everyone_is_compared_finalist_or_not() -> None:
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not among those compared: pdv, colocated"),
+        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not one of those compared: pdv, colocated"),
         (["--y", "card"], "try-cards needs at least one value"),
         (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
         (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
-        (["--try-cards", "h200"], "--try-cards is for --y card"),
-        (["--card-hour-usd", "h200=4"], "--card-hour-usd and --per-dollar are for --gpus 2 and more"),
+        (["--try-cards", "h200"], "--try-cards needs --y card"),
+        (["--card-hour-usd", "h200=4"], "--card-hour-usd and --per-dollar need --gpus 2 or more"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -79,18 +79,18 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
     """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
     argv = ["map", "--acceptances", "0.6", "--concurrency", "2", *TRAFFIC, "-o", str(tmp_path)]
     argv += [f"--{name.replace('_', '-')}={value}" for name, value in FIXED.items()]
-    few, alike = "too few runs to tell", "not told apart"
+    few, alike = "too few runs", "not significant"
     for arch, num_runs, said in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
         assert main([*argv, "--arch", arch, "--against", arch.split(",")[0], "--num-runs", str(num_runs)]) == 0
         out = capsys.readouterr().out
         lines = [line for line in out.splitlines() if " output_throughput " in line]
         assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
-        assert bool(re.search(r"the interval reaches into the profile's own error of \d+\.\d%", out)) is (num_runs >= 5)
-        assert "no cost: give the price" in out
+        assert bool(re.search(r"the interval overlaps the profile's error of \d+\.\d%", out)) is (num_runs >= 5)
+        assert "no cost: give prices" in out
         for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
-            assert difference["told_apart"] is (beyond and num_runs >= 5)
+            assert difference["significant"] is (beyond and num_runs >= 5)
     assert {path.name for path in tmp_path.iterdir()} == {"map.parquet", "map.json", "map.png", "differences.png"}
 
 
@@ -111,7 +111,7 @@ def test_too_few_runs_are_said_before_anything_is_computed(
     argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
     with pytest.raises(Begun):
         module.main([*argv, "--arch", "pd", "pdv"])
-    line = f"pdvsim: {runs} runs per point: no difference can be significant, --num-runs 5 is the least\n"
+    line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
     assert (line in capsys.readouterr().err) is said
 
 

@@ -90,9 +90,9 @@ def test_a_fleet_costs_what_its_cards_cost() -> None:
         (lambda: prices(("h200=-1",)), "card-hour-usd h200 must be"),
         (lambda: hourly(fleets(Experiment(), ARCHS, 2, "l4")[-1], Experiment(), {}), "no price for l4"),
         (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
-        (lambda: MapOptions(per_dollar=True).grid(), "for --gpus 2"),
-        (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "by throughput or goodput"),
-        (lambda: AdviseOptions(drafter_card="l4", traffic=AskedTraffic(request_rate=1.0)).question(), "for --gpus 2"),
+        (lambda: MapOptions(per_dollar=True).grid(), "need --gpus 2"),
+        (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "--objective throughput or goodput"),
+        (lambda: AdviseOptions(drafter_card="l4", traffic=AskedTraffic(request_rate=1.0)).question(), "need --gpus 2"),
     ],
 )
 def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
@@ -144,7 +144,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     assert advice.cheapest is not None
     assert ask.name(advice.cheapest) == "1x colocated"
     document = advice.report().document
-    assert "Cheapest that meets the goal: 1x colocated, k=4" in str(advice)
+    assert "Cheapest finalist that meets the goal: 1x colocated, k=4" in str(advice)
     assert document["recommendation"]["fleet"] == ask.name(best)
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
         hours = [1e6 / 3600 / row["output_throughput"] for row in rows]
@@ -157,7 +157,7 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
     """Commands, expected figures, where it flips and what could go wrong, of the fleet recommended."""
     best, text = advice.recommended, str(advice)
     assert best is not None
-    parts = ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes", "To run it")
+    parts = ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)
     assert [found.axis for found in advice.flips] == ["load", "acceptance"]
     for found in advice.flips:

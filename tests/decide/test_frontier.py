@@ -90,7 +90,9 @@ def test_the_picture_has_a_marker_a_point_and_the_level(found: Frontier) -> None
 def test_no_label_hides_another_or_a_marker(found: Frontier) -> None:
     """Twelve points where labels at one place would lie on each other: a few pixels apart, in two clusters."""
     points = [
-        FrontierPoint(arch, (chunk,), Interval(x + 0.2 * at, 0.1, 5), Interval(y - 0.05 * at, 0.1, 5), "not told apart")
+        FrontierPoint(
+            arch, (chunk,), Interval(x + 0.2 * at, 0.1, 5), Interval(y - 0.05 * at, 0.1, 5), "not significant"
+        )
         for arch, x, y in (("pd", 20.0, 9.0), ("colocated", 21.0, 8.8))
         for at, chunk in enumerate((256, 512, 1024, 2048, 4096, 8192))
     ]
@@ -113,12 +115,12 @@ def test_the_command_prints_and_draws_who_keeps_up(tmp_path: Path, capsys: pytes
     folder = swept(tmp_path / "few", *flags)
     assert main(["plot", str(folder), "--frontier", "--var-y", "p99-itl-ms"]) == 0
     out = capsys.readouterr().out
-    assert "nobody keeps up" in out
-    assert "2 seeds tell nothing apart: give at least 5" in out
+    assert "none keeps up" in out
+    assert "2 seeds give no significance: use at least 5" in out
     assert (folder / "plots" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert main(["plot", str(folder), "--frontier", "--var-y", "p7-itl-ms"]) == 2
-    assert "no figure of p7_itl_ms" in capsys.readouterr().err
+    assert "p7_itl_ms is missing" in capsys.readouterr().err
     assert main(["plot", str(folder), "--frontier", "--row-by", "arch"]) == 2
     both = swept(tmp_path / "loads", "--arch", "pd", "--concurrency", "1,2")
     assert main(["plot", str(both), "--frontier"]) == 2
-    assert "a frontier is at one load" in capsys.readouterr().err
+    assert "a frontier needs one load" in capsys.readouterr().err

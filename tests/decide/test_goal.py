@@ -61,7 +61,7 @@ def test_without_a_percentile_a_share_of_the_requests_meets_all() -> None:
 
 
 def test_the_attainment_follows_from_the_percentile() -> None:
-    with pytest.raises(ValueError, match="--attainment goes with service levels that name no percentile"):
+    with pytest.raises(ValueError, match="--attainment needs service levels without a percentile"):
         Goal("headroom", ("p99_ttft:200",), 0.95)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -63,7 +64,7 @@ def test_a_batch_job_is_for_the_time_to_finish() -> None:
     text, best = str(advice), advice.recommended
     assert best is not None
     assert best.scoring.warmup_requests == 0
-    assert "at 96 requests sent at once" in text
+    assert "at a batch of 96 requests" in text
     assert "Time to finish (s)" in text
     for row in advice.rows:
         assert row["completed"] == 96
@@ -79,7 +80,7 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
     kinds = {
         "12 req/s": Traffic(request_rate=12.0, num_prompts=500),
         "concurrency 8": Traffic(max_concurrency=8, num_prompts=200),
-        "700 requests sent at once": Traffic(num_prompts=700),
+        "a batch of 700 requests": Traffic(num_prompts=700),
     }
     for words, traffic in kinds.items():
         here = Experiment(traffic=traffic)
@@ -87,11 +88,11 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
         assert at_load(here, load_of(traffic)) == here
         twice = at_load(here, 2 * load_of(traffic)).traffic
         assert load_of(twice) == 2 * load_of(traffic)
-        assert load_words(twice).split()[1:] == words.split()[1:] or words.startswith("concurrency")
+        assert re.sub("[0-9]+", "", load_words(twice)) == re.sub("[0-9]+", "", words)
     assert at_load(Experiment(traffic=kinds["concurrency 8"]), 100).traffic.num_prompts == 400
     assert least_prompts(kinds["12 req/s"], 125) == 125
     assert least_prompts(kinds["concurrency 8"], 10) == 16
-    assert least_prompts(kinds["700 requests sent at once"], 175) == 512
+    assert least_prompts(kinds["a batch of 700 requests"], 175) == 512
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
     [
         ([], "give --request-rate, --concurrency, or --num-prompts alone"),
         (["--request-rate", "3", "--concurrency", "2"], "give one of --request-rate and --concurrency"),
-        (["--num-prompts", "30", "--warmup-share", "0.1"], "--warmup-share does nothing for a batch job"),
+        (["--num-prompts", "30", "--warmup-share", "0.1"], "--warmup-share has no effect for a batch job"),
         (["--concurrency", "0"], "concurrency must be 1 to"),
     ],
 )
@@ -132,7 +133,7 @@ def test_advice_on_two_gpus_names_the_drafter() -> None:
     text = str(advice)
     ways = {advice.question.name(c) for c in advice.finals}
     assert any(" with " in way for way in ways)
-    assert "each way to use the GPUs and drafter at its own best" in text
+    assert "each way to use the GPUs and drafter at its best" in text
     assert "llama-3.2-1b: 0.6, assumed" in text
-    parts = ("Recommendation", "Expected", "How sure", "Where the decision flips", "Failure modes", "To run it")
+    parts = ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)

@@ -36,7 +36,7 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
         traffic = asked(**given)
         assert traffic.request_rate == pytest.approx(5)
         assert traffic.use_trace_timestamps
-        assert f"{trace} is replayed at its own 5 requests per second" in capsys.readouterr().err
+        assert f"{trace} is replayed at its own rate of 5 requests per second" in capsys.readouterr().err
     assert not asked(request_rate=20.0).use_trace_timestamps
     scaled = asked(request_rate=20.0, use_trace_timestamps=True)
     assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 500)
@@ -49,7 +49,7 @@ def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> 
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
     assert MapOptions(traffic=traffic, request_rate=(3.0,)).grid().request_rate == (3.0,)
-    with pytest.raises(ValueError, match="it takes --request-rate, not --concurrency"):
+    with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
         MapOptions(traffic=traffic, concurrency=(1,)).grid()
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
@@ -88,5 +88,6 @@ def test_the_commands_replay_a_trace(
     few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "-o", str(tmp_path)]
     assert main([*command, "--dataset-path", trace, *few]) == 0
     assert (
-        f"arrivals: {trace} replayed, scaled to the rate; each seed begins elsewhere in it" in capsys.readouterr().out
+        f"arrivals: {trace} replayed, scaled to the rate; each seed starts at another point of the trace"
+        in capsys.readouterr().out
     )

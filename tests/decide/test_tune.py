@@ -177,7 +177,7 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
 @pytest.mark.parametrize(
     ("lead", "scatter", "budget", "seeds"),
     [
-        (0.30, 0.01, None, 5),  # told apart at once
+        (0.30, 0.01, None, 5),  # significant with the first seeds
         (0.02, 0.01, None, 5),  # too small to count, however many
         (0.30, 3.00, None, 20),  # scatters too much: four times as many at the most
         (0.30, 0.30, None, 10),  # ten tell it apart
@@ -316,8 +316,8 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
         assert {len(rows) for rows in found.finals.values()} == {5}
         assert found.left_out
         for what in found.left_out:
-            assert f"left out, the budget is spent: {what}" in str(found)
-        assert f"; {found.search.skipped} more were left out; " in str(found)
+            assert f"not tested (raise --budget): {what}" in str(found)
+        assert f"; {found.search.skipped} more were not tested; " in str(found)
         assert found.report().document["search"]["left_out"] == found.left_out
     whole = answer(budget=5000)
     assert not whole.left_out

@@ -144,7 +144,7 @@ def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> Non
     limits = {cell.place: cell.contest.thresholds for cell in found.cells if cell.contest}
     error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
     assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
-    reason = "by the pair and the level that binds, are inside the profile's own error"
+    reason = "depending on the pair and the binding level, are within the profile's error"
     assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(found)
 
 
@@ -157,7 +157,7 @@ COMMAND = [
 def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main([*COMMAND, "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     out = capsys.readouterr().out
-    assert "95% confidence for the map as a whole, 98.75% for each comparison" in out
+    assert "95% confidence for the whole map, 98.75% for each comparison" in out
     frame = pd.read_parquet(tmp_path / "map.parquet")
     assert len(frame) == 2 * 2 * 2 * 2
     assert set(frame["place"]) == {0.2, 0.8}
@@ -166,7 +166,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert all(
         word in page
-        for word in ("<title>Who wins where</title>", "data:image/png;base64,", "Provenance", "for the map as a whole")
+        for word in ("<title>Winner map</title>", "data:image/png;base64,", "Provenance", "for the whole map")
     )
 
 
@@ -194,9 +194,9 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
         (["--arch", "pd"], "arch needs at least two values"),
         (["--num-runs", "1"], "num-runs must be at least 2"),
         (["--concurrency", "1", "--request-rate", "2"], "give one of --concurrency and --request-rate"),
-        (["--pairs", "a:b"], "--pairs is for --y size"),
+        (["--pairs", "a:b"], "--pairs needs --y size"),
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
-        (["--synthetic-acceptance-rates", "0.5"], "takes no --synthetic-acceptance-rates"),
+        (["--synthetic-acceptance-rates", "0.5"], "cannot be combined with --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),
     ],
 )

@@ -103,10 +103,10 @@ def test_pausing_pauses_and_a_second_is_a_second(page: Page) -> None:
     stood_s = now_s(page)
     page.wait_for_timeout(600)
     assert now_s(page) == stood_s
-    press(page, "One second on")
+    press(page, "Advance 1 s")
     until(page, lambda: now_s(page) != stood_s)
     assert now_s(page) == pytest.approx(stood_s + 1.0, abs=0.11)  # shown to a tenth
-    press(page, "Go on")
+    press(page, "Continue")
     until(page, lambda: now_s(page) > stood_s + 2)
 
 
@@ -115,11 +115,11 @@ def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
     until(page, lambda: "paused" in text(page, "status"))
     before = figures(page, "requests in system")
     press(page, "Burst of 50")
-    press(page, "One second on")
+    press(page, "Advance 1 s")
     until(page, lambda: min(figures(page, "requests in system")) > max(before) + 20)
     assert figures(page, "main queue now")[1] > 10  # eight at once are served
     assert figures(page, "prefill queue now")[0] > 10
-    press(page, "Go on")
+    press(page, "Continue")
 
 
 def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
@@ -156,7 +156,7 @@ def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
 
 
 def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> None:
-    for label in ("Pause", "Restart", "One second on", "One second on", "Burst of 50", "One second on"):
+    for label in ("Pause", "Restart", "Advance 1 s", "Advance 1 s", "Burst of 50", "Advance 1 s"):
         press(page, label)
     until(page, lambda: now_s(page) == 3.0)
     press(page, "Save")

@@ -154,9 +154,9 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
         port = taken.getsockname()[1]
         assert main(["live", "--no-browser", "--port", str(port)]) == 2
     said = capsys.readouterr().err
-    assert said == f"pdvsim: error: port {port} is taken: give another --port, or 0 for any that is free\n"
+    assert said == f"pdvsim: error: port {port} is in use: choose another --port, or 0 for any free one\n"
     assert main(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is no address of this machine\n"
+    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is not an address of this machine\n"
 
 
 def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,7 +165,7 @@ def test_what_is_kept_does_not_grow() -> None:
     [
         (replace(BASE, traffic=Traffic()), ("pdv",), "finite --request-rate"),
         (BASE, ("pd", "pd"), "each once"),
-        (replace(BASE, server=Server(hybrid_threshold=3)), ("pdv",), "does nothing"),
+        (replace(BASE, server=Server(hybrid_threshold=3)), ("pdv",), "has no effect"),
     ],
 )
 def test_what_cannot_be_is_refused(base: Experiment, archs: tuple[str, ...], words: str) -> None:
@@ -204,7 +204,7 @@ def silent(pipe: Connection) -> None:
 
 def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdvsim.live.pace.START_S", 0.1)
-    with pytest.raises(ValueError, match=r"nothing came from its process in 0\.1 s"):
+    with pytest.raises(ValueError, match=r"its process sent nothing in 0\.1 s"):
         Feed(silent)
 
 

@@ -79,7 +79,7 @@ def test_a_second_run_measures_nothing_again(parts: Path) -> None:
     before = {path: path.read_bytes() for path in parts.glob("*.npz")}
     said: list[str] = []
     Profiler(options(parts), tiny, said.append).run()
-    assert said == ["tiny-a: all 17 points are there"]
+    assert said == ["tiny-a: all 17 points are measured already"]
     assert {path: path.read_bytes() for path in parts.glob("*.npz")} == before
 
 
@@ -249,5 +249,5 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
 
 
 def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="a head is measured alone"):
+    with pytest.raises(ValueError, match="measure a head alone"):
         options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))

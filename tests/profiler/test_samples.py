@@ -200,4 +200,4 @@ def test_without_a_card_the_command_says_so(
 ) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["profile", "--models", "llama-2-7b", "-o", str(tmp_path)]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: no CUDA device: a profile is measured on one\n"
+    assert capsys.readouterr().err == "pdvsim: error: no CUDA device: profiling needs one\n"

@@ -362,7 +362,7 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
 def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
     with pytest.raises(ValueError, match="pdv-ahead needs --verdict pinned"):
         serve(experiment("pdv-ahead"), OWN)
-    with pytest.raises(ValueError, match="at most 14 drafts behind a guess, got 15"):
+    with pytest.raises(ValueError, match="at most 14 after a guess, got 15"):
         serve(experiment("pdv-ahead", num_speculative_tokens=15), MACHINE)
 
 

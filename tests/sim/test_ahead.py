@@ -88,7 +88,7 @@ def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
 
 def test_what_says_nothing_of_the_next_token_is_refused() -> None:
     for acceptance in (Acceptance(synthetic_acceptance_rates=(0.8,) * 4), Acceptance(acceptance_trace="rounds.jsonl")):
-        with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate or -model"):
+        with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate or --acceptance-model"):
             Experiment("pdv-ahead", acceptance=acceptance)
 
 
@@ -113,7 +113,7 @@ def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int
 def test_lanes_have_limits_of_their_own() -> None:
     """Drafts for two at most, made ahead or not, and verifies of five at most."""
     server = Server(max_num_seqs=8, max_draft_batch=2, max_verify_batch=5, ahead_fan=1)
-    result = simulate(Experiment("pdv-ahead", LOADS["all at once"].traffic, server=server))
+    result = simulate(Experiment("pdv-ahead", LOADS["all sent at time 0"].traffic, server=server))
     rows = {kind: result.launches["rows"][result.launches["kind"] == KINDS.index(kind)] for kind in KINDS}
     assert rows["draft"].max() == 2
     assert rows["verify"].max() == 5

@@ -55,7 +55,7 @@ def written(folder: Path, text: str, name: str = "metrics.txt") -> str:
 @pytest.mark.parametrize("engines", [1, 2])
 def test_counters_by_position_are_shares_of_the_drafts(tmp_path: Path, engines: int) -> None:
     path = written(tmp_path, metrics(1000, 3000, [800, 600, 300], engines))
-    with pytest.warns(Note, match=r"accepted by position 0.80, 0.60, 0.30; longer drafts go on at 0.50"):
+    with pytest.warns(Note, match=r"accepted by position 0.80, 0.60, 0.30; further positions: 0.50 times"):
         found = read_acceptance(path)
     assert found.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
     assert found.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
@@ -109,10 +109,10 @@ def test_a_run_repeats_what_another_run_says_of_its_drafts(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "holds no count of drafts"),
-        ("vllm:num_requests_running 3\n", "holds no count of drafts"),
-        (metrics(0, 0, [0, 0]), "holds no count of drafts"),
-        (metrics(10, 20, [15, 1]), "more is accepted than drafted"),
+        ("", "has no count of drafts"),
+        ("vllm:num_requests_running 3\n", "has no count of drafts"),
+        (metrics(0, 0, [0, 0]), "has no count of drafts"),
+        (metrics(10, 20, [15, 1]), "more tokens accepted than drafted"),
         ("vllm:spec_decode_num_drafts_total nan\n", "line 1: is 'nan'"),
         ('{"completed": 3}', "spec_decode_num_drafts: is None"),
         ('{"spec_decode_num_drafts": 0, "spec_decode_draft_tokens": 0, "spec_decode_accepted_tokens": 0}', "drafted"),
@@ -135,12 +135,12 @@ def test_what_tells_no_acceptance_is_one_line(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ("run --acceptance-from {} --acceptance-rate 0.5", "exclude each other"),
-        ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "exclude each other"),
+        ("run --acceptance-from {} --acceptance-rate 0.5", "mutually exclusive"),
+        ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "mutually exclusive"),
         ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
         ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "n-gram"),
-        ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions, and drafts have up to 9"),
-        ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it, with --drafter"),
+        ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions; drafts have up to 9"),
+        ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it with --drafter"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -90,7 +90,7 @@ def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFix
         ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
         ("34e9", "34", "memory_bytes: must be 1e+09"),
         ("34e9", "true", "memory_bytes: must be a number"),
-        ("my-card", "h200", "name: h200 is a card of pdvsim's own"),
+        ("my-card", "h200", "name: h200 is a built-in card"),
         ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
         ("name =", "name", "is not TOML"),
     ],
@@ -108,7 +108,7 @@ def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, s
 def test_a_profile_of_another_card_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(builtin("a100-80gb"), tmp_path / "p.json")
     assert main(["run", "--gpu", "l40s", "--profile", str(tmp_path / "p.json"), "--num-prompts", "4"]) == 2
-    assert "is of a100-80gb, not of --gpu l40s" in capsys.readouterr().err
+    assert "is for a100-80gb, not for --gpu l40s" in capsys.readouterr().err
 
 
 def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:

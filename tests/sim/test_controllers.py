@@ -281,7 +281,7 @@ def test_feedback_stays_inside_its_limits() -> None:
             verdicts(controller, accepted, 100)
             controller.draft_length(batch(1, 100), 0, 0.0)
         assert controller.k == limit
-    with pytest.raises(ValueError, match="--min-speculative-tokens must be 1 or more"):
+    with pytest.raises(ValueError, match="--min-speculative-tokens must be at least 1"):
         feedback(min_speculative_tokens=0)
 
 

@@ -93,7 +93,7 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
     assert Server("tinyllama-1.1b:llama-2-7b", drafter="eagle3").pair == "eagle3-llama-2-7b:llama-2-7b"
     assert Server("llama-2-7b", drafter="ngram").pair == "ngram:llama-2-7b"
     assert Server("eagle3-llama-3.1-8b:llama-3.1-8b") == replace(Server("llama-3.1-8b", drafter="eagle3"), drafter=None)
-    with pytest.warns(UserWarning, match="is taken as llama-3.1-8b"):
+    with pytest.warns(UserWarning, match="is read as llama-3.1-8b"):
         named = Server("meta-llama/Llama-3.1-8B-Instruct", drafter="mtp")
     assert named.pair == "mtp-llama-3.1-8b:llama-3.1-8b"
     again = replace(Server("a:b", drafter="eagle3"), pair="c:d")
@@ -104,10 +104,10 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
     ("options", "said"),
     [
         ({"pair": "ngram:llama-2-7b", "drafter": "model"}, "--drafter model needs a draft model"),
-        ({"pair": "eagle3-llama-2-7b:llama-3.1-8b"}, "is no head of llama-3.1-8b"),
-        ({"drafter": "eagle3", "arch": "pdv-ahead"}, "--drafter eagle3 cannot"),
+        ({"pair": "eagle3-llama-2-7b:llama-3.1-8b"}, "is not the head of llama-3.1-8b"),
+        ({"drafter": "eagle3", "arch": "pdv-ahead"}, "does not support --drafter eagle3"),
         ({"drafter": "eagle3", "place": ("prefill=1", "verify=1")}, "on one GPU"),
-        ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens does nothing here"),
+        ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens has no effect here"),
     ],
 )
 def test_what_a_drafter_cannot_do_is_refused(options: dict[str, object], said: str) -> None:
@@ -117,7 +117,7 @@ def test_what_a_drafter_cannot_do_is_refused(options: dict[str, object], said: s
 
 def test_a_heads_own_configuration_is_not_taken_for_a_model() -> None:
     config = {"model_type": "llama", "draft_vocab_size": 32000, "hidden_size": 4096, "num_attention_heads": 32}
-    with pytest.raises(ValueError, match="--drafter eagle3 makes of its target"):
+    with pytest.raises(ValueError, match="give its target and --drafter eagle3"):
         from_config(config, "x")
 
 

@@ -159,7 +159,7 @@ def test_a_request_knows_how_often_it_was_preempted() -> None:
 @pytest.mark.parametrize(
     ("arch", "models", "lengths", "says"),
     [
-        ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens and the context of tinyllama-1.1b"),
+        ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens but the context of tinyllama-1.1b"),
         ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
         ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
         ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
@@ -191,7 +191,7 @@ def test_a_context_is_read_from_the_configuration(tmp_path: Path, capsys: pytest
     assert main(["run", "--pair", f"{tmp_path}:llama-2-7b", *lengths]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert f"request 0 has 301 tokens and the context of {tmp_path} ends at 300" in said
+    assert f"request 0 has 301 tokens but the context of {tmp_path} ends at 300" in said
     (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 0}))
     with pytest.raises(ValueError, match="max_position_embeddings: must be 1 to"):
         pair(f"{tmp_path}:llama-2-7b")

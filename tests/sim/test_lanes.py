@@ -50,7 +50,7 @@ def test_limits_at_the_common_one_change_nothing(arch: Arch) -> None:
 
 @pytest.mark.parametrize("name", ["max_draft_batch", "max_verify_batch"])
 def test_a_limit_above_the_common_one_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="must be max-num-seqs, 8, at most, got 9"):
+    with pytest.raises(ValueError, match="must be at most max-num-seqs, 8, got 9"):
         Server(max_num_seqs=8, **{name: 9})
 
 

@@ -187,7 +187,7 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
 @pytest.mark.parametrize(
     ("arch", "options", "refusal"),
     [
-        ("colocated", {"place": ("decode=1",)}, "lanes with workers of their own"),
+        ("colocated", {"place": ("decode=1",)}, "needs separate lanes"),
         ("pd", {"place": ("verify=1",)}, "decode lane"),
         ("pdv", {"place": ("decode=2",)}, "GPU 1 empty"),
         ("pdv", {"place": ("main=1",)}, "must be lane=GPU"),
@@ -199,7 +199,7 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
         ("pdv", {"place": ("prefill=1+1",)}, "names a GPU twice"),
         ("pdv", {"place": ("prefill=1+",)}, "must be lane=GPU"),
         ("pd", {"place": ("decode=0+1",)}, "on one GPU"),
-        ("pdv", {"place": ("decode=1+2",), "cards": ("h200", "l4", "h200")}, "of one card"),
+        ("pdv", {"place": ("decode=1+2",), "cards": ("h200", "l4", "h200")}, "must be of one type"),
     ],
 )
 def test_places_that_cannot_be(arch: Arch, options: dict[str, Any], refusal: str) -> None:
@@ -226,7 +226,7 @@ def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> 
     result = simulate(experiment)
     check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
-    if load == "all at once":
+    if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
         assert works == {(replica, at) for replica in range(2) for at in range(experiment.seats.gpus)}
 

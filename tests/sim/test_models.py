@@ -56,10 +56,10 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
         ("Mixtral", "mixture of experts"),
         ("Qwen3Moe", "mixture of experts"),
         ("DeepseekV3", "compressed KV cache"),
-        ("Gemma2", "take turns between a sliding window"),
+        ("Gemma2", "alternate between a sliding window"),
         ("T5", "an encoder and a decoder"),
         ("GPT2", "no gate"),
-        ("Mamba", "a state in place of a KV cache"),
+        ("Mamba", "a state instead of a KV cache"),
     ],
 )
 def test_what_is_no_dense_decoder_is_refused_by_name(
@@ -82,7 +82,7 @@ def test_what_is_no_dense_decoder_is_refused_by_name(
         ({"num_local_experts": 8}, "mixture of experts"),
         ({"kv_lora_rank": 512}, "compressed KV cache"),
         ({"model_type": "llava", "text_config": {}}, "text_config"),
-        ({"model_type": "brand_new"}, "it is not known"),
+        ({"model_type": "brand_new"}, "unknown family"),
     ],
 )
 def test_an_unknown_family_is_refused_for_what_it_has(more: dict[str, Any], why: str) -> None:

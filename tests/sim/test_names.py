@@ -41,7 +41,7 @@ def test_cards(typed: str, taken: str, said: bool) -> None:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         assert Hardware(gpu=typed).gpu == taken
-    assert [str(note.message) for note in notes] == [f"{typed} is taken as {taken}"] * said
+    assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * said
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest
     assert main(["run", *argv, "--num-prompts", "2"]) == 0
     out, err = capsys.readouterr()
     assert "llama-3.2-1b:llama-3.1-8b" in out
-    for line in ("meta-llama/Llama-3.2-1B is taken as llama-3.2-1b", "h100 is taken as h100-sxm"):
+    for line in ("meta-llama/Llama-3.2-1B is read as llama-3.2-1b", "h100 is read as h100-sxm"):
         assert err.count(line) == 1
 
 

@@ -76,8 +76,8 @@ def test_a_deadlock_says_who_waits(blocks: bool) -> None:
         run(Patient, 4, blocks)
     said = str(stuck.value)
     assert said.startswith("deadlock at 0.0")
-    assert "lanes that wait: decode, prefill, verify" in said
-    assert "requests inside: 0, 1, 2, 3 (4 in all, 64 of 64 not served)" in said
+    assert "waiting lanes: decode, prefill, verify" in said
+    assert "requests inside: 0, 1, 2, 3 (4 in total, 64 of 64 not served)" in said
 
 
 OWN = """
@@ -252,7 +252,7 @@ def test_the_laws_hold_for_a_good_policy_and_name_what_a_bad_one_breaks(own: str
     check_policy(f"{own}:Same", real=False)
     with pytest.raises(AssertionError, match="deadlock at"):
         check_policy(f"{own}:Lost", real=False)
-    with pytest.raises(AssertionError, match="one at a time: broken: a request gets exactly the tokens"):
+    with pytest.raises(AssertionError, match="concurrency 1: violated: a request gets exactly its output tokens"):
         check_policy(f"{own}:Greedy", real=False)
 
 

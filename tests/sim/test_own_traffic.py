@@ -187,14 +187,14 @@ def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:
     assert read_own(json_file(tmp_path, *lines), folder).lengths.tolist() == [[4, 256], [2, 256]]
     lines = [{"prompt": "a b c a", "output_tokens": 7}]
     assert read_own(json_file(tmp_path, *lines), folder).lengths.tolist() == [[4, 7]]
-    with pytest.raises(ValueError, match="--tokenizer does nothing here"):
+    with pytest.raises(ValueError, match="--tokenizer has no effect here"):
         read_own(csv_file(tmp_path), folder)
 
 
 def test_text_without_a_tokenizer_is_estimated_and_said(tmp_path: Path) -> None:
     trace = read_own(json_file(tmp_path, {"prompt": "a" * 41}, {"prompt": ""}))
     assert trace.lengths.tolist() == [[11, 256], [1, 256]]  # 4 characters per token
-    assert trace.notes == (f"{tmp_path}/mine.jsonl: no --tokenizer: lengths are estimated, at 4 characters per token",)
+    assert trace.notes == (f"{tmp_path}/mine.jsonl: no --tokenizer: lengths are estimated at 4 characters per token",)
     talks = [{"conversations": [{"from": "human", "value": "b" * 400}, {"from": "gpt", "value": "c" * 80}]}]
     path = tmp_path / "talks.json"
     path.write_text(json.dumps(talks))
@@ -253,7 +253,7 @@ def test_a_result_of_vllm_is_traffic(tmp_path: Path) -> None:
     trace = read_own(path)
     assert trace.arrival_s.tolist() == [100.5, 102.25]
     assert trace.lengths.tolist() == [[10, 3], [30, 5]]
-    assert trace.notes == (f"{path}: 1 of 3 rows have no prompt or no output, and are left out",)
+    assert trace.notes == (f"{path}: 1 of 3 rows have no prompt or no output and are excluded",)
     assert Traffic(dataset_path=path, use_trace_timestamps=True).num_prompts == 2
     queued = read_own(bench_file(tmp_path, queue_times=[0.5, 0.0, 1.0]))
     assert queued.arrival_s.tolist() == [100.0, 101.25]  # when they were due, not when they were let through
@@ -288,7 +288,7 @@ def test_a_replay_at_a_rate_is_the_trace_scaled(tmp_path: Path) -> None:
         assert [r.prompt_tokens for r in twice] == [r.prompt_tokens for r in requests]
     assert len(starts) > 3
     at_once = csv_file(tmp_path, HEADER[:3], [(1, 10, 5)] * 900)
-    with pytest.raises(ValueError, match="3 requests in a row arrive at the same time"):
+    with pytest.raises(ValueError, match="3 consecutive requests arrive at the same time"):
         make_requests(replace(traffic, dataset_path=at_once, num_prompts=2), Acceptance())
 
 
@@ -302,7 +302,7 @@ def test_requests_beyond_the_context_are_left_out_and_counted(
             assert main(["run", "--arch", arch, "--dataset-path", path, "--use-trace-timestamps", "--json", *more]) == 0
             captured = capsys.readouterr()
             assert json.loads(captured.out)["completed"] == 2
-            assert f"{path}: 2 of 4 requests have more than 2048 tokens and are left out" in captured.err
+            assert f"{path}: 2 of 4 requests have more than 2048 tokens and are excluded" in captured.err
     traffic = Traffic("custom", path, num_prompts=50)
     longer = Experiment(traffic=traffic, server=Server("llama-3.2-1b:llama-3.1-8b")).traffic
     lengths = {request.prompt_tokens for request in make_requests(longer, Acceptance())}
@@ -312,7 +312,7 @@ def test_requests_beyond_the_context_are_left_out_and_counted(
     assert main(["run", "--dataset-path", path, "--max-model-len", "9"]) == 2
     assert "all 4 requests have more than 9 tokens" in capsys.readouterr().err
     assert main(["run", "--max-model-len", "9"]) == 2
-    assert "--max-model-len does nothing here: it needs a file, --dataset-path" in capsys.readouterr().err
+    assert "--max-model-len has no effect here: it needs --dataset-path" in capsys.readouterr().err
 
 
 def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_the_traffic_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert drawn.read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
     assert main(["traffic", path, "-o", str(drawn)]) == 2
-    assert "is there already; --overwrite replaces it" in capsys.readouterr().err
+    assert "exists already; use --overwrite to replace it" in capsys.readouterr().err
     assert main(["traffic", path, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["prompt_tokens"]["mean"] == 20

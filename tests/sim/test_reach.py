@@ -124,7 +124,7 @@ def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_run_inside_what_was_measured_says_nothing() -> None:
     run = pdvsim.run(arch="pdv", dataset_name="random", input_len=128, output_len=32, num_prompts=40, max_concurrency=8)
     assert run.metrics["outside_measured"] == {"share": 0.0}
-    assert "utside what was measured" not in run.table()
+    assert "utside the measured range" not in run.table()
 
 
 def test_a_run_outside_says_which_way_and_how_far() -> None:
@@ -132,7 +132,7 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
     options["pair"] = "llama-3.2-1b:llama-3.1-8b"
     run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
     assert run.metrics["outside_measured"]["share"] > 0.5
-    said = next(line for line in run.table().splitlines() if "utside what was measured" in line)
+    said = next(line for line in run.table().splitlines() if "utside the measured range" in line)
     assert "context up to 30,00" in said
     assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in said
     assert "% of GPU time: " in said
@@ -149,7 +149,7 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
     said = [line for line in str(comparison_table(over_replications(points))).splitlines() if "utside what" in line]
     assert len(said) == 1
-    assert said[0].startswith("colocated, outside what was measured: ")
+    assert said[0].startswith("colocated, outside the measured range: ")
     assert "rows up to " in said[0]
     assert "(measured to 128)" in said[0]
 
@@ -163,7 +163,7 @@ def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert document["outside_measured"]["context_limit"] == 8000
     assert document["outside_measured"]["share"] > 0.5
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
-    assert "outside what was measured" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "outside the measured range" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------

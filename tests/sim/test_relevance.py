@@ -62,7 +62,7 @@ def test_an_option_that_does_nothing_is_refused(flags: str, capsys: pytest.Captu
 
 
 def test_a_length_of_another_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="--random-range-ratio does nothing here: it needs --dataset-name random"):
+    with pytest.raises(ValueError, match="--random-range-ratio has no effect here: it needs --dataset-name random"):
         pdvsim.run(num_prompts=2, random_range_ratio=0.2)
 
 
@@ -137,21 +137,21 @@ def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
     assert pdv.server == Server(verify_gather="never", priority="partition")
     assert plain == Experiment("autoregressive", replace(SMALL, request_rate=4.0))
     assert pdv.acceptance == baseline.acceptance == Acceptance(0.8)
-    with pytest.raises(ValueError, match="--verify-gather does nothing here"):
+    with pytest.raises(ValueError, match="--verify-gather has no effect here"):
         Sweep(("colocated", "baseline"), request_rate=(4.0,), base=base)
 
 
 def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
     bursty = Experiment("pdv", replace(SMALL, request_rate=float("inf"), burstiness=0.5))
     assert all(p.experiment.traffic.burstiness == 0.5 for p in Sweep(request_rate=(1.0, 2.0), base=bursty).points())
-    with pytest.raises(ValueError, match="--burstiness does nothing here: it needs a finite --request-rate"):
+    with pytest.raises(ValueError, match="--burstiness has no effect here: it needs a finite --request-rate"):
         Sweep(concurrency=(1, 2), base=bursty)
     longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
     points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()
     assert [point.experiment.server.max_speculative_tokens for point in points] == [8, 5]
     rates = Experiment("pdv", SMALL, Acceptance(synthetic_acceptance_rates=(0.9, 0.8, 0.7, 0.6)))
     Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 4)})
-    with pytest.raises(ValueError, match="gives 4 positions, and drafts have up to 8"):
+    with pytest.raises(ValueError, match="gives 4 positions; drafts have up to 8"):
         Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 8)})
 
 
@@ -159,13 +159,13 @@ def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
     base = Experiment("pd", SMALL, server=Server(num_workers=2, max_speculative_tokens=5))
     goal = Goal("throughput", ("ttft:500",))
     Question(base, Space(("baseline", "pd")), goal)
-    with pytest.raises(ValueError, match="--num-workers does nothing here"):
+    with pytest.raises(ValueError, match="--num-workers has no effect here"):
         Question(base, Space(("pd", "pdv")), goal)
-    with pytest.raises(ValueError, match="--max-speculative-tokens does nothing here"):
+    with pytest.raises(ValueError, match="--max-speculative-tokens has no effect here"):
         Question(base, Space(("baseline",), controllers=("fixed",)), goal)
     routed = Experiment("pd", SMALL, hardware=Hardware(router="random"))
     Plan(routed, ("pd",), (1, 2), 1, goal)
-    with pytest.raises(ValueError, match="--router does nothing here"):
+    with pytest.raises(ValueError, match="--router has no effect here"):
         Plan(routed, ("pd",), (1,), 1, goal)
 
 

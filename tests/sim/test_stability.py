@@ -59,10 +59,10 @@ def test_at_saturation_no_label_is_given_lightly(servers: int) -> None:
 
 
 def test_a_run_shorter_than_its_requests_cannot_be_told() -> None:
-    assert set(labels(0.8, 300, 128, 1.0, 10)) == {"cannot tell"}
+    assert set(labels(0.8, 300, 128, 1.0, 10)) == {"inconclusive"}
     at_s = np.array([0.0, 1e-4])
     brief = {"arrival_s": at_s, "admitted_s": at_s + 1, "finish_s": at_s + 100}
-    assert stability(brief, Traffic(request_rate=1.0)) == "cannot tell"
+    assert stability(brief, Traffic(request_rate=1.0)) == "inconclusive"
 
 
 def test_a_line_that_grows_slowly_is_an_overload() -> None:

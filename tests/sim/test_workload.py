@@ -172,7 +172,7 @@ def test_timestamps_are_replayed_in_order_from_zero(mooncake: str) -> None:
 @pytest.mark.parametrize(
     ("traffic", "message"),
     [
-        (Traffic(num_prompts=10**4, output_len=10**7), "output tokens in all are too many"),
+        (Traffic(num_prompts=10**4, output_len=10**7), "output tokens in total are too many"),
         (Traffic(dataset_path="x.json"), "x.json: cannot be read"),
         (Traffic("azure", "no/such.csv"), "no/such.csv: cannot be read"),
     ],

@@ -307,8 +307,8 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
         assert sweep.returncode == 2
         done = len(list(folder.glob("parts/*.json")))
         assert 3 <= done < 300
-        assert stopped == f"pdvsim: stopped: {done} of 300 points are in {folder}; --resume goes on"
-        assert error == f"pdvsim: error: --scheduler {address}: the Dask scheduler went away"
+        assert stopped == f"pdvsim: stopped: {done} of 300 points are in {folder}; continue with --resume"
+        assert error == f"pdvsim: error: --scheduler {address}: the Dask scheduler disconnected"
     finally:
         for process in (scheduler, worker):
             if process is not None:

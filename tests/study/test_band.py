@@ -91,11 +91,11 @@ def test_long_prompts_have_bars_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("experiment", "why"),
     [
-        (serving(named(Mine)), "Mine was never compared with real runs"),
+        (serving(named(Mine)), "Mine was never validated against real runs"),
         (replace(serving(), hardware=Hardware(replicas=2)), "no real run used several GPUs"),
         (replace(serving(), hardware=Hardware(contention="max")), "--contention max is an ablation"),
         (replace(serving(), hardware=Hardware(profile="roofline")), "a roofline is a bound, not a prediction"),
-        (replace(serving(), host=Host(launch_s=1e-3)), "the host's costs are not the measured ones"),
+        (replace(serving(), host=Host(launch_s=1e-3)), "the host costs are not the measured ones"),
         (serving(priority="preemptive"), "no real run had this --priority"),
         (serving(max_prompts_per_forward=2), "real runs prefilled up to 4 prompts per forward, this one fewer"),
     ],
@@ -111,7 +111,7 @@ def test_a_policy_of_ones_own_has_no_bar_on_any_card() -> None:
     """What forward times are off by is not all that is unknown of it."""
     experiment = replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb"))
     metrics = spanned(simulate(experiment), ends(experiment))
-    assert metrics["error_range"] == "none: Mine was never compared with real runs"
+    assert metrics["error_range"] == "none: Mine was never validated against real runs"
     assert not [name for name in metrics if name.endswith(("_low", "_high"))]
 
 

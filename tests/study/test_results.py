@@ -100,7 +100,7 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
     capsys.readouterr()
     assert main(["report", str(result), "-o", page]) == 2
     line = capsys.readouterr().err
-    assert "not what was written" in line or "is damaged" in line
+    assert "is damaged" in line
     assert str(folder / name) in line
     assert line.count("\n") == 1
     if "parquet" not in name or "summary" in name:  # pictures are of the figures, not of the records
@@ -175,7 +175,7 @@ def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
     longer = points.assign(num_speculative_tokens=8, point=points["point"] + len(points))
     both = pd.concat([points.assign(num_speculative_tokens=4), longer], ignore_index=True)
     both.to_parquet(copy / "summary.parquet", index=False)
-    with pytest.raises(ValueError, match="is there twice"):
+    with pytest.raises(ValueError, match="occurs twice"):
         load([copy])
     sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
     edited(copy / "sweep.json", sweep=sweep | {"vary": {"num_speculative_tokens": [4, 8]}})

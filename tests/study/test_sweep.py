@@ -85,7 +85,7 @@ def test_ctrl_c_on_the_command_line_saves_and_says_so(
         "pdv",
     ]
     assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path)]) == 130
-    assert capsys.readouterr().err.endswith(f"interrupted: 2 of 4 points are in {tmp_path}; --resume goes on\n")
+    assert capsys.readouterr().err.endswith(f"interrupted: 2 of 4 points are in {tmp_path}; continue with --resume\n")
     assert pd.read_parquet(tmp_path / "summary.parquet")["load"].tolist() == [1.0, 2.0]
     monkeypatch.undo()
     assert main(["sweep", *small, "--concurrency", "1,2,4,8", "--jobs", "1", "-o", str(tmp_path), "--resume"]) == 0

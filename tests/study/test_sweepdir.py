@@ -176,7 +176,7 @@ def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
     check_whole(folder)
     rows = pd.read_parquet(folder / "summary.parquet")
     assert 3 <= len(rows) < 200
-    assert f"interrupted: {len(rows)} of 200 points are in {folder}; --resume goes on" in err
+    assert f"interrupted: {len(rows)} of 200 points are in {folder}; continue with --resume" in err
 
 
 def test_a_folder_with_a_sweep_is_left_alone(
@@ -184,7 +184,7 @@ def test_a_folder_with_a_sweep_is_left_alone(
 ) -> None:
     before = content(uninterrupted)
     assert sweep(uninterrupted) == 2
-    assert "holds a sweep (8 of 8 points done): give --resume" in said(capsys)
+    assert "holds a sweep (8 of 8 points done): continue it with --resume" in said(capsys)
     assert sweep(uninterrupted, *LOADS, "--resume", "--seed", "5", "--controller", "goodput") == 2
     line = said(capsys)
     assert "traffic.seed was 0, is 5" in line
@@ -200,7 +200,7 @@ def test_a_folder_with_a_sweep_is_left_alone(
         ({"pdvsim_version": "0.0.1"}, "written by pdvsim '0.0.1'"),
         ({"schema_version": 2}, "schema_version is 2, this version reads 1"),
         ({"schema_version": None}, "schema_version is None"),
-        ({"sweep": []}, "sweep is missing or broken"),
+        ({"sweep": []}, "sweep is missing or damaged"),
     ],
 )
 def test_a_folder_of_another_version_is_refused(
@@ -277,7 +277,7 @@ def test_a_full_disk_is_one_line_and_what_is_done_stays(
     assert sweep(folder) == 2
     err = capsys.readouterr().err
     assert err.endswith("parts/00003.json: No space left on device\n")
-    assert f"stopped: 3 of 8 points are in {folder}; --resume goes on\n" in err
+    assert f"stopped: 3 of 8 points are in {folder}; continue with --resume\n" in err
     check_whole(folder)
     assert not list(folder.rglob(TEMPORARY))
     monkeypatch.undo()
@@ -309,7 +309,7 @@ def test_a_point_that_fails_is_recorded_and_the_others_go_on(
 ) -> None:
     argv = ["--concurrency", "1", "--vary", "kv-capacity-tokens=1000,10,2000"]
     assert sweep(tmp_path, *argv, "--continue-on-error") == 1
-    assert f"1 of 3 points failed: the reasons are in {tmp_path / 'failed'}" in capsys.readouterr().err
+    assert f"1 of 3 points failed; the reasons are in {tmp_path / 'failed'}" in capsys.readouterr().err
     failed = json.loads((tmp_path / "failed" / "00001.json").read_text())
     assert failed["kv_capacity_tokens"] == 10
     assert failed["reason"].startswith(
@@ -371,7 +371,7 @@ def test_results_of_another_configuration_are_not_taken(capsys: pytest.CaptureFi
     (tmp_path / "d" / "sweep.json").unlink()
     capsys.readouterr()
     assert sweep(tmp_path / "d", *loads, "--acceptance-rate", "0.9") == 0
-    assert "of another configuration, input or version: parts/00000.json, parts/00001.json" in capsys.readouterr().err
+    assert "from another configuration, input or version: parts/00000.json, parts/00001.json" in capsys.readouterr().err
     assert sweep(tmp_path / "fresh", *loads, "--acceptance-rate", "0.9") == 0
     assert content(tmp_path / "d") == content(tmp_path / "fresh")
     assert main(["sweep", "--check", str(tmp_path / "d")]) == 0
@@ -435,7 +435,7 @@ def test_what_is_damaged_is_named_and_run_again(
     folder = tmp_path / "s"
     assert sweep(folder, *argv) == 0
     assert main(["sweep", "--check", str(folder)]) == 0
-    assert "4 of 4 points are whole" in capsys.readouterr().out
+    assert "4 of 4 points are complete" in capsys.readouterr().out
 
     part, records = folder / "parts" / "00001.json", folder / "details" / "00002.requests.parquet"
     part.write_text(part.read_text().replace("closed loop", "open"))
@@ -445,10 +445,10 @@ def test_what_is_damaged_is_named_and_run_again(
         (folder / "parts" / name).write_bytes(b"stranger")
     assert main(["sweep", "--check", str(folder)]) == 1
     out = capsys.readouterr().out
-    assert "1 of 4 points are whole" in out
+    assert "1 of 4 points are complete" in out
     assert "damaged: parts/00001.json, details/00002.requests.parquet\n" in out
-    assert "missing or not to be used: 00001, 00002, 00003\n" in out
-    assert "strangers, ignored: parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
+    assert "missing or unusable: 00001, 00002, 00003\n" in out
+    assert "unknown files, ignored: parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
 
     ran: list[int] = []
     monkeypatch.setattr(
@@ -473,7 +473,7 @@ def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixtu
     assert main(["sweep", "--check", str(tmp_path)]) == 1
     assert "damaged: summary.parquet" in capsys.readouterr().out
     assert main(["plot", str(tmp_path)]) == 2
-    assert f"{summary}: is not what was written" in said(capsys)
+    assert f"{summary}: is damaged or was changed" in said(capsys)
     assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
     assert summary.read_bytes() == before
     config = tmp_path / "sweep.json"

@@ -71,14 +71,14 @@ def test_the_heatmap_shows_the_paired_differences(
             ]
             low, high = (d["relative"].mean + sign * d["relative"].half_width for sign in (-1, 1))
             assert cell.relative == d["relative"] or seeds == 1
-            assert cell.told_apart is bool(seeds > 1 and (low > 0 or high < 0))
+            assert cell.significant is bool(seeds > 1 and (low > 0 or high < 0))
 
 
 @pytest.mark.parametrize("pairs", [("a:b",), ("a:b", "c:d")])
 def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -> None:
     results = made_up(pairs, noise=0.05)
     found = cells(results, "output_throughput", "pd")
-    unsure = [cell for cell in found if not cell.told_apart]
+    unsure = [cell for cell in found if not cell.significant]
     assert 0 < len(unsure) < len(found)
     figure = improvement_figure(results, "output_throughput", "pd")
     assert figure is not None
@@ -109,10 +109,10 @@ def test_every_kind_of_load_has_its_own_heatmap() -> None:
 
 def test_one_replication_claims_nothing() -> None:
     results = made_up(seeds=1, gain=5.0)
-    assert not any(cell.told_apart for cell in cells(results, "output_throughput", "pd"))
+    assert not any(cell.significant for cell in cells(results, "output_throughput", "pd"))
     figure = improvement_figure(results, "output_throughput", "pd")
     assert figure is not None
-    assert "one replication tells nothing apart" in figure.get_supxlabel().replace("\n", " ")
+    assert "one replication gives no significance" in figure.get_supxlabel().replace("\n", " ")
     curves = throughput_figure(results.points)
     assert not any(axes.collections for axes in curves.axes)  # no band
     assert "no significance" in curves.get_supxlabel().replace("\n", " ")
@@ -128,7 +128,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
         assert bool(highest) is (axes.get_title(loc="left") in ("Output throughput", "Mean TPOT"))
 
 
-@pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("cannot tell", False)])
+@pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
 def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marked: bool) -> None:
     results = made_up(stability=stability)
     figure = latency_figure(results.points)
@@ -136,7 +136,7 @@ def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marke
     drawn = [line for line in markers if len(line.get_xdata())]
     assert drawn
     assert all((line.get_markerfacecolor() == "white") is marked for line in drawn)
-    assert ("still growing" in figure.get_supxlabel()) is marked
+    assert ("kept growing" in figure.get_supxlabel()) is marked
     assert all(cell.text.endswith("†") is marked for cell in cells(results, "mean_ttft_ms", "pd"))
 
 
@@ -188,7 +188,7 @@ def test_curves_that_coincide_are_one() -> None:
 def test_the_caption_names_the_setting() -> None:
     points = made_up().points.assign(gpu="h200")
     line = points_line(points, [asdict(Experiment())])
-    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6 (assumed), 1 to 4 at once, seeds 0 to 2."
+    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6 (assumed), 1 to 4 concurrent requests, seeds 0 to 2."
     fixed = Experiment(traffic=Traffic(dataset_name="random", input_len=512, random_range_ratio=0.5))
     assert "random 512 tokens in, 128 out ±50%, k=4" in points_line(points, [asdict(fixed)])
     varied = points.assign(num_speculative_tokens=2, acceptance_rate=0.5)
@@ -249,7 +249,7 @@ def test_a_picture_of_ones_own() -> None:
 @pytest.mark.parametrize(
     ("axis", "says"),
     [
-        (Layout(), "differ in pair, which is on no axis"),  # its band would mix two models
+        (Layout(), "differ in pair, which no axis shows"),  # its band would mix two models
         (Layout(x="pair"), "differ in load"),
         (Layout(y="mean_tttt_ms"), "--var-y mean_tttt_ms: no such column; did you mean mean_ttft_ms?"),
         (Layout(curve="output_throughput"), "--curve-by output_throughput: no such column"),
@@ -299,7 +299,7 @@ def test_a_forest_draws_paired_differences(counts: bool) -> None:
     points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = float("nan")  # it drafts nothing
     entries = [entry | {"place": "here"} for entry in over_replications(points)]
     paired = [d | {"place": "here"} for d in paired_differences(points, "output_throughput", "pd")]
-    judged = [d | {"told_apart": counts, "error": 0.035} for d in paired]
+    judged = [d | {"significant": counts, "error": 0.035} for d in paired]
     axes = forest_figure(entries, judged, "").axes[0]
     first = [d["relative"] for d in paired if d["load"] == 1.0]
     lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # behind the reference

@@ -383,7 +383,7 @@ def test_a_run_has_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([*argv, "--goodput", "ttft:500", "--html", str(path)]) == 0
     made = path.read_text(encoding="utf-8")
     assert "autoregressive: 6 requests served" in made
-    assert "no drafts, all at once, seed 0" in made
+    assert "no drafts, all sent at time 0, seed 0" in made
     assert "Serving Benchmark Result" in made
     capsys.readouterr()
     assert main([*argv, "--no-detailed", "--html", str(path)]) == 2

@@ -236,9 +236,9 @@ def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str
     if "output_throughput_low" in points and points["load"].nunique() > 1:
         low, high = (f"{bar:.0%}" for bar in (points["forward_error_bar"].min(), points["forward_error_bar"].max()))
         off = low if low == high else f"{low} to {high}"
-        note += f" Hatched areas: forward times {off} slower to as much faster."
+        note += f" Hatched areas: forward times within ±{off}."
     if points["stability"].map(grew).any():
-        note += " Hollow or hatched: the queue was still growing; in a longer run latencies would be longer."
+        note += " Hollow or hatched: the queue kept growing; a longer run has longer latencies."
     return note
 
 

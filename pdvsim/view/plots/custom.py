@@ -55,14 +55,14 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
     points = results.points
     keys = ("arch", "load", *results.dims)
     if points["load_kind"].nunique() > 1:
-        raise ValueError("the results have loads of two kinds, by concurrency and by rate: draw them one by one")
+        raise ValueError("the results have loads by concurrency and by rate: plot them separately")
     _check(points, axis, keys)
     by = [name for name in (axis.curve, axis.row, axis.column) if name]
     by_metric = axis.x not in keys  # as in latency over throughput: the curve follows what is left over
     spare = [k for k in keys if k not in (*by, axis.x) and points[k].nunique(dropna=False) > 1]
     if len(spare) > by_metric:
         raise ValueError(
-            f"the points differ in {' and '.join(spare)}, which is on no axis: name it with --curve-by, --row-by "
+            f"the points differ in {' and '.join(spare)}, which no axis shows: name it with --curve-by, --row-by "
             f"or --col-by, or keep {'one of them' if by_metric else 'it'} fixed"
         )
     entries = _entries(points, keys)

@@ -40,7 +40,7 @@ class Gain:
     grew: bool  # the queue of either was still growing
 
     @property
-    def told_apart(self) -> bool:
+    def significant(self) -> bool:
         """Whether the paired interval leaves 0 out; never from one replication."""
         return self.relative.n > 1 and abs(self.relative.mean) > self.relative.half_width
 
@@ -112,9 +112,9 @@ def _panel(
     texts = np.full(values.shape, "", object)
     for cell in found:
         row, column = rows.index(cell.arch if by_arch else cell.setting), at[_key(cell.load)]
-        values[row, column] = cell.relative.mean if cell.told_apart else 0.0
+        values[row, column] = cell.relative.mean if cell.significant else 0.0
         texts[row, column] = cell.text
-        if not cell.told_apart:
+        if not cell.significant:
             style: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
             axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **style))
     sns.heatmap(
@@ -132,7 +132,7 @@ def _panel(
 
 def _limit(found: list[Gain]) -> float:
     """Where the colours end: no cell lies beyond, unless it is many times the reference."""
-    largest = max((abs(cell.relative.mean) for cell in found if cell.told_apart), default=0.0)
+    largest = max((abs(cell.relative.mean) for cell in found if cell.significant), default=0.0)
     return next((tick for tick in TICKS[2:] if tick >= largest), TICKS[-1])
 
 
@@ -151,12 +151,12 @@ def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
 def _caption(results: Results, found: list[Gain], metric: str, against: str) -> str:
     what = "lower" if lower_is_better(metric) else "higher"
     note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in found])}"
-    if any(not cell.told_apart for cell in found):
+    if any(not cell.significant for cell in found):
         single = all(cell.relative.n < 2 for cell in found)
-        why = "one replication tells nothing apart" if single else "the 95% paired interval includes 0"
+        why = "one replication gives no significance" if single else "the 95% paired interval includes 0"
         note += f" Grey, hatched: {why}."
     if any(cell.grew for cell in found):
-        note += " † the queue of one of the two was still growing."
+        note += " † the queue of one of the two kept growing."
     return f"{points_line(results.points, results.configs)} {note} {rests_on(results.points)}"
 
 

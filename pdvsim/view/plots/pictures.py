@@ -98,10 +98,10 @@ def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") 
     entries = [e for e in entries_of(points) if has(e, rate)]
     if not entries:
         return None
-    curves, drawn, note = _told_apart(entries, rate)
+    curves, drawn, note = _merged_curves(entries, rate)
     with styled():
         figure = new_figure(
-            15, 4.8, f"{note}By position: at the highest load of each. {caption(points, setting)}", title
+            15, 4.8, f"{note}By position: at the highest load of each architecture. {caption(points, setting)}", title
         )
         first, second, third = figure.subplots(1, 3)
         for axes, metric in ((first, rate), (second, length)):
@@ -124,7 +124,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") 
     return figure
 
 
-def _told_apart(entries: list[Entry], metric: str) -> tuple[list[Curve], list[Entry], str]:
+def _merged_curves(entries: list[Entry], metric: str) -> tuple[list[Curve], list[Entry], str]:
     """One curve for all series that coincide, its entries, and a note that says so."""
     together: list[tuple[list[Curve], list[Entry]]] = []
     for curve in curves_of(entries):
@@ -144,7 +144,7 @@ def _told_apart(entries: list[Entry], metric: str) -> tuple[list[Curve], list[En
         shared.append(one)
         drawn += [e | {"series": one.label} for e in mine]
     coincide = any(len(curves) > 1 for curves, _ in together)
-    return shared, drawn, f"Joined by =: within {ALIKE} points of each other, drawn once. " if coincide else ""
+    return shared, drawn, f"Joined by =: within {ALIKE} percentage points, drawn once. " if coincide else ""
 
 
 def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
@@ -158,7 +158,7 @@ def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str
     entries = [entries_of(mine) for _, mine in shown]
     every = [entry for mine in entries for entry in mine]
     curves = curves_of(every)
-    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot draws each. " if shown != groups else ""
+    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot draws all. " if shown != groups else ""
     with styled():
         figure = new_figure(
             max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, left_out + caption(points, setting, names), title
