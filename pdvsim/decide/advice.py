@@ -306,7 +306,7 @@ def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
     """
     held, name, even = advice.held, advice.question.name, advice.break_even
     assert held is not None
-    ties = (name(best), held.best, *held.unsure)
+    ties = (name(best), held.best, *held.alike)
     assumed = [c for c in advice.finals if is_assumed(c) and (name(c) in ties or not best.speculates)]
     pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, assumed) else ""
     return [f"note: {note}{pays}" for note in acceptance_notes(assumed)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
+import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide.drafters import Drafted, acceptance_text, drafters
 from pdvsim.decide.runs import Bench, without_band
@@ -80,3 +82,20 @@ def test_advice_on_a_model_names_the_drafter(capsys: pytest.CaptureFixture[str])
     assert "autoregressive" in finalists
     assert finalists <= {"autoregressive", *(f"colocated with {who}" for who in ("llama-3.2-1b", "eagle3", "ngram"))}
     assert len(finalists) > 1
+
+
+def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decides() -> None:
+    load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 90, "jobs": 1}
+    found = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **load)
+    assert found.held is not None
+    note = "note: acceptance 0.6 is assumed for llama-3.2-1b:"
+    finalists = {found.question.name(c): c for c in found.finals}
+    noted = {}
+    for name, candidate in finalists.items():
+        alone = replace(found, recommended=candidate, held=replace(found.held, best=name, alike=()))
+        noted[name] = note in str(alone).partition("Expected\n")[0]
+    assert noted == {name: "eagle3" not in name and "ngram" not in name for name in finalists}
+    assert {"autoregressive", "colocated with eagle3", "colocated with llama-3.2-1b"} <= set(noted)
+    eagle3 = finalists["colocated with eagle3"]
+    tie = replace(found.held, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
+    assert note in str(replace(found, recommended=eagle3, held=tie)).partition("Expected\n")[0]
