@@ -89,7 +89,7 @@ def capacity(**options: Any) -> Capacities:
 
 
 def advise(**options: Any) -> Advice:
-    """What to run for a load, and how sure; keywords are the flags of `pdvsim advise`. Printed: the advice.
+    """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
 
     With `gpus` it is how to use them.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
-FAILURES_IN_A_ROW = 3  # a broken device fails every point; stop asking
+CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking
 
 Step = Callable[[int], None]
 
@@ -169,7 +169,7 @@ class Profiler:
             return "does not fit into memory"
         if spent_s > self.options.budget_s:
             return f"budget of {self.options.budget_s:g} s spent"
-        if failures >= FAILURES_IN_A_ROW:
+        if failures >= CONSECUTIVE_FAILURES:
             return f"{failures} points before it failed"
         return None
 

@@ -150,7 +150,7 @@ def specdecode_bench() -> EngineSource:
     card, k = "h100-sxm", 3
 
     def speed_up(fit: Fit, data: str, rows: int) -> float:
-        context, tokens = SPEED_UPS[data][0], measured(f"{data}-eagle3").tokens_a_round[k - 1]
+        context, tokens = SPEED_UPS[data][0], measured(f"{data}-eagle3").tokens_per_round[k - 1]
         plain = forward_ms(card, rows, 0, context) + fit[1] * rows
         return tokens * plain / (forward_ms(card, rows, k, context) + fit[0] + fit[1] * rows * (k + 1))
 
@@ -185,14 +185,14 @@ def specdecode_bench_sharded(data: str) -> EngineSource:
     target, drafter = PRESETS["llama-3.1-70b"], PRESETS["llama-3.2-1b"]
     context, values = SPEED_UPS[data][0], LARGE_SPEED_UPS[data]
 
-    def steps_a_round(rows: int) -> float:
+    def steps_per_round(rows: int) -> float:
         drafts = k * forward_ms(card, rows, 0, context, drafter, gpus)
         verify = forward_ms(card, rows, k, context, target, gpus)
         return (drafts + verify) / forward_ms(card, rows, 0, context, target, gpus)
 
-    tokens = values[0] * steps_a_round(1)
+    tokens = values[0] * steps_per_round(1)
     cells = tuple(
-        EngineCell(f"batch {rows}", value, tokens / steps_a_round(rows), rows == 1)
+        EngineCell(f"batch {rows}", value, tokens / steps_per_round(rows), rows == 1)
         for rows, value in zip(BATCHES, values, strict=True)
     )
     return EngineSource(

@@ -37,7 +37,7 @@ def read(path: Path) -> dict[str, Runs]:
     return found
 
 
-def tokens_a_round(requests: Runs, k: int) -> float:
+def tokens_per_round(requests: Runs, k: int) -> float:
     """Mean tokens of the rounds of `k` drafts that the requests go through."""
     tokens = rounds = 0
     for runs in requests:
@@ -51,7 +51,7 @@ def tokens_a_round(requests: Runs, k: int) -> float:
 
 def classes(requests: Runs) -> list[Runs]:
     """The requests by what their rounds gain, in CLASSES of about as many tokens each."""
-    ranked = sorted(requests, key=lambda runs: tokens_a_round([runs], LENGTHS[-1]))
+    ranked = sorted(requests, key=lambda runs: tokens_per_round([runs], LENGTHS[-1]))
     ends = np.cumsum([len(runs) for runs in ranked])
     at = np.minimum((ends - 1) * CLASSES // ends[-1], CLASSES - 1)
     return [[runs for runs, where in zip(ranked, at, strict=True) if where == c] for c in range(CLASSES)]
@@ -72,7 +72,7 @@ def fit(requests: Runs) -> dict[str, Any]:
                 at, before = at + run + 1, run
     return {
         "requests": len(requests),
-        "tokens_a_round": [round(tokens_a_round(requests, k), 4) for k in LENGTHS],
+        "tokens_per_round": [round(tokens_per_round(requests, k), 4) for k in LENGTHS],
         "starts": [[_shares(row) for row in one] for one in starts],
         "inside": [[_shares(row) for row in one] for one in inside],
     }

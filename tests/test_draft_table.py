@@ -248,7 +248,7 @@ def test_tokens_of_a_round() -> None:
     formula = Formula(question().drafting(4))
 
     def tokens(given: Acceptance) -> list[float]:
-        return [formula.tokens_a_round(k, given) for k in range(3)]
+        return [formula.tokens_per_round(k, given) for k in range(3)]
 
     assert tokens(Acceptance(acceptance_rate=0.5)) == pytest.approx([1, 1.5, 1.75])
     assert tokens(Acceptance(acceptance_rate=1.0)) == [1, 2, 3]
@@ -262,7 +262,7 @@ def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
     formula = Formula(question().drafting(4))
     for k in range(5):
         each = sum(rates**i for i in range(k + 1))
-        assert formula.tokens_a_round(k, given) == pytest.approx(1 / np.mean(1 / each), rel=0.005)
+        assert formula.tokens_per_round(k, given) == pytest.approx(1 / np.mean(1 / each), rel=0.005)
 
 
 def test_a_trace_says_what_it_recorded(tmp_path: Path) -> None:

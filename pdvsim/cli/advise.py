@@ -1,4 +1,4 @@
-"""`pdvsim advise`: which architecture and settings to run for a load, how sure, and where that changes."""
+"""`pdvsim advise`: which architecture and settings to run for a load, with confidence, and where that changes."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class AskedTraffic(OpenTraffic):
         return replace(traffic, request_rate=rate, use_trace_timestamps=True)
 
     def at(self, concurrency: int | None, server: Server) -> Traffic:
-        """The traffic at the load asked about; a ValueError where there is none, or two."""
+        """The traffic at the given load; a ValueError if there is none, or two."""
         rated = self.request_rate < math.inf
         if rated and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
@@ -192,7 +192,7 @@ class AdviseOptions:
 
 @dataclass(frozen=True)
 class AdviseCommand:
-    """Recommend an architecture and its settings for a load, how sure that is and where the answer changes."""
+    """Recommend an architecture and settings for a load, with confidence and where the answer changes."""
 
     options: AdviseOptions = field(default_factory=AdviseOptions)
     output: str | None = None

@@ -1,4 +1,4 @@
-"""A question, the advice on it, and how that is shown: every sentence is made of figures from the runs."""
+"""The question, the advice, and its text: every sentence uses values from the runs."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 MILLION = 1e6
 FINISHED = ("Time to finish (s)", "duration")  # of a batch job
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
-TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # figures beside the recommendation
+TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # metrics shown next to the recommendation
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
     ("Output throughput (tok/s)", "output_throughput"),
@@ -64,7 +64,7 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked, and how many simulations the answer may take."""
+    """The question, and the budget of simulations for the answer."""
 
     base: Experiment
     space: Space
@@ -74,29 +74,29 @@ class Question:
     warmup_share: float = 0.2
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
-    fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, that compete in place of architectures
-    card_hour_usd: tuple[str, ...] = ()  # what an hour of each of their cards costs, as card=dollars
-    drafters: tuple[Drafted, ...] = ()  # who may draft, that compete in place of architectures
+    fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, compared instead of architectures
+    card_hour_usd: tuple[str, ...] = ()  # hourly price of each GPU type, as card=dollars
+    drafters: tuple[Drafted, ...] = ()  # architectures with drafters, compared instead of architectures
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
         for fleet in self.fleets:
-            self.hourly(fleet.name)  # a price that is missing is asked for now
+            self.hourly(fleet.name)  # reports missing prices before any run
         vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
 
     def name(self, candidate: Experiment) -> str:
-        """Who competes with these settings."""
+        """Name of the contender with these settings."""
         return contender(candidate, self.ways)
 
     @property
     def ways(self) -> tuple[Fleet | Drafted, ...]:
-        """Who competes in place of architectures."""
+        """Contenders compared instead of architectures."""
         return self.fleets or self.drafters
 
     def described(self, candidate: Experiment) -> str:
-        """A candidate in a few words."""
+        """Short description of a candidate."""
         return ", ".join([self.name(candidate), *settings_text(candidate)])
 
     def fleet(self, name: str) -> Fleet:
@@ -104,7 +104,7 @@ class Question:
         return next(fleet for fleet in self.fleets if fleet.name == name)
 
     def hourly(self, name: str) -> float:
-        """What a fleet costs an hour: dollars, or GPUs where no prices are given."""
+        """Hourly cost of a fleet: dollars, or GPUs if no prices are given."""
         return hourly(self.fleet(name), self.base, prices(self.card_hour_usd))
 
     @property
@@ -116,12 +116,12 @@ class Question:
 
 @dataclass(repr=False)
 class Advice(Answer):
-    """The answer, as far as it got."""
+    """The answer, possibly interrupted."""
 
     question: Question
     search: Search
     finals: dict[Experiment, list[Row]] = field(default_factory=dict)
-    held: Contest | None = None  # among the finalists that could be chosen
+    held: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
     flips: list[Flips] = field(default_factory=list)
     alone: hazards.Alone | None = None
@@ -129,7 +129,7 @@ class Advice(Answer):
     balance: hazards.Balance | None = None
     memory: hazards.Memory | None = None
     capacity: Capacities | None = None
-    deployment: list[Block] = field(default_factory=list)  # what to start
+    deployment: list[Block] = field(default_factory=list)  # commands to start it
     left_out: list[str] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
@@ -143,13 +143,13 @@ class Advice(Answer):
 
     @property
     def met(self) -> bool:
-        """Whether the recommendation meets the service levels and keeps up; the search for its capacity knows best."""
+        """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
         held, load = self.held_rate, self.question.base.traffic.request_rate
         return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
 
     @property
     def held_rate(self) -> Interval | None:
-        """The rate that the recommendation holds; None where that was not looked for."""
+        """The rate that the recommendation holds; None if it was not searched."""
         rate: Interval | None = self.capacity.summary()[0]["rate"] if self.capacity and self.capacity.rows else None
         return rate
 
@@ -159,13 +159,13 @@ class Advice(Answer):
 
     @property
     def cheapest(self) -> Experiment | None:
-        """Of the fleets that meet the service levels and keep up, the one that costs least."""
+        """The cheapest fleet that meets the service levels and keeps up."""
         ask = self.question
         able = [c for c, rows in self.finals.items() if ask.goal.met(rows)] if ask.fleets else []
         return min(able, key=lambda c: ask.hourly(ask.name(c)), default=None)
 
     def per_million(self, candidate: Experiment) -> Interval:
-        """What a million output tokens cost on a fleet at this load: dollars, or hours of a GPU."""
+        """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
         tokens = [float(row["output_throughput"]) * 3600 for row in self.finals[candidate]]
         price = self.question.hourly(self.question.name(candidate))
         return interval(price * MILLION / each for each in tokens)
@@ -176,7 +176,7 @@ class Advice(Answer):
 
     @property
     def points(self) -> pd.DataFrame:
-        """One row a run of the finals: who ran with what settings, its seed and its metrics."""
+        """One row per run of the finals: finalist, settings, seed and metrics."""
         import pandas as pd
 
         ask, best = self.question, self.recommended
@@ -188,7 +188,7 @@ class Advice(Answer):
 
     @property
     def flips_drawn(self) -> list[Flips]:
-        """The axes along which more than the load asked about was tried."""
+        """The axes on which more than the given load was tested."""
         return [flips for flips in self.flips if len(flips.probes) > 1]
 
     def report(self) -> Report:
@@ -225,7 +225,7 @@ class Advice(Answer):
 
 
 def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
-    """The document's part on the recommendation and its surroundings."""
+    """The document's part on the recommendation and its neighbourhood."""
     ask, rows, share = advice.question, advice.rows, advice.balance
     return {
         "recommendation": {
@@ -313,7 +313,7 @@ def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
 
 
 def _inconclusive(advice: Advice) -> list[str]:
-    """Why it is not certain that the load is held; nothing where it is."""
+    """Why it is uncertain that the load is held; empty if it is certain."""
     held, traffic = advice.held_rate, advice.question.base.traffic
     if held is not None:
         return [f"the highest rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
@@ -324,7 +324,7 @@ def _inconclusive(advice: Advice) -> list[str]:
 
 
 def _nothing(advice: Advice) -> str:
-    """The heading where none of the finalists will do."""
+    """The heading if no finalist meets the goal."""
     goal, load = advice.question.goal, load_words(advice.question.base.traffic)
     missed = f"meets {goal.levels_text}" if goal.levels else "keeps up"
     return f"Nothing {missed} at {load}; closest:"
@@ -472,7 +472,7 @@ def _balance(balance: hazards.Balance) -> str:
     share = balance.draft_s / (balance.draft_s + balance.verify_s)
     text = (
         f"{balance.arch} at {balance.rows} rows: a draft step costs {balance.step_ratio:.2f} of a target step, "
-        f"{balance.k} of them {share:.0%} of a round; a round of {balance.tokens_a_round:.2f} tokens is "
+        f"{balance.k} of them {share:.0%} of a round; a round of {balance.tokens_per_round:.2f} tokens is "
         f"{balance.speedup:.2f} times as fast as plain steps"
     )
     if balance.affordable > 1:
@@ -481,7 +481,7 @@ def _balance(balance: hazards.Balance) -> str:
 
 
 def _saturation(advice: Advice) -> str:
-    """The distance to capacity, where that was looked for. How busy a lane is does not tell it: batches grow."""
+    """The distance to capacity, if it was searched. Lane utilisation does not show it, as batches grow."""
     capacity, rate = advice.capacity, advice.held_rate
     if capacity is None or rate is None:
         lane, busy = hazards.busiest_lane(advice.rows)

@@ -22,7 +22,7 @@ from pdvsim.sim.config import Experiment
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
 FLIP_RUNS = 150  # simulations that look for flips on an axis, or a tenth of a larger budget
 RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
-LOADS = {  # times the load asked about
+LOADS = {  # times the given load
     "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
 }  # fmt: skip
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)

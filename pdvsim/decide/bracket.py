@@ -1,6 +1,6 @@
-"""The highest rate that holds: a search that yields rates, is sent the verdict on each, and knows of no servers.
+"""Search for the highest rate that holds, as a generator: it yields rates and is sent the verdict on each.
 
-Which rate to try next is guessed from the head-room at those tried; what is found does not rest on the guess.
+The next rate is guessed from the head-room at the rates tested. The guess affects the number of runs, not the result.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Generator, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-REACH = 500.0  # how far from where it starts a search looks: below that requests hardly ever meet
-STEEPNESS = 2.0  # head-room falls with about this power of the rate: a first guess, before two rates tell
-FAR_OFF = 0.3  # logarithm of a head-room beyond which it tells only the side
+REACH = 500.0  # search range, as a factor from the starting rate; below it requests hardly overlap
+STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
+FAR_OFF = 0.3  # beyond this logarithm a head-room tells only the direction
 LEAST_STEEP = 0.5
-NEAR = 0.1  # logarithm of a rate over the one held, within which head-rooms tell how steep they are there
-GUESSES = 3  # rates that a search takes from head-rooms, and as many within its bracket; then it strides and halves
+NEAR = 0.1  # largest logarithm of a rate over the held one at which head-rooms are used for the slope
+GUESSES = 3  # rates guessed from head-rooms before and within the bracket; then fixed steps and bisection
 
 Bisection = Generator[float, "Held", "Bracket"]
 
@@ -30,17 +30,17 @@ class Bracket:
 
 
 class Held(NamedTuple):
-    """Of a run at one rate."""
+    """Verdict on a run at one rate."""
 
     holds: bool
-    room: float  # the least head-room of its levels: which rate would just hold is guessed from it
+    room: float  # smallest over the levels; the rate that just holds is guessed from it
 
 
 def search(start: float, step: float, tolerance: float) -> Bisection:
-    """Yields rates, is sent the verdict on each; returns the highest that holds and the next, which does not.
+    """Yields rates and is sent the verdict on each; returns the highest that holds and the next, which does not.
 
-    The rates are powers of 1 + `tolerance`. So where a search starts does not move what it finds, and two that ask for
-    the same run share it. The first step is `step` at the most.
+    Rates are powers of 1 + `tolerance`. So the result does not depend on the starting rate, and searches that need the
+    same run share it. The first step is at most `step`.
     """
     grid = math.log1p(tolerance)
     first = at = round(math.log(start) / grid)
@@ -73,10 +73,10 @@ def search(start: float, step: float, tolerance: float) -> Bisection:
 
 
 def steepness(brackets: Iterable[Bracket]) -> float:
-    """The power of the rate with which head-room falls near what is held, by the searches of several seeds.
+    """The power of the rate with which head-room falls near the held rate, from the searches of several seeds.
 
-    A figure that is off by a share moves the rate by that share over this. As runs scatter it is the slope less twice
-    its standard error, and at least `LEAST_STEEP`; 1 where too few runs tell.
+    A relative error of a latency changes the rate by that error divided by this power. To allow for noise it is the
+    slope minus two standard errors, at least `LEAST_STEEP`; 1 with too few runs.
     """
     x, y, seeds = list[float](), list[float](), 0
     for bracket in brackets:
@@ -94,6 +94,6 @@ def steepness(brackets: Iterable[Bracket]) -> float:
 
 
 def _side(verdict: Held) -> float:
-    """How far a rate is from one that just holds, by the logarithm of its head-room: above 0 if it holds."""
+    """Logarithm of the head-room at a rate: positive if the rate holds."""
     room = math.log(min(max(verdict.room, 1e-9), 1e9))
     return min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)

@@ -1,18 +1,17 @@
 """How much load each architecture holds: the highest request rate within the service levels, by bisection.
 
-Each architecture first finds its own best settings, near the rate that it holds with those that the formula names.
+Each architecture is tuned first, near the rate that it holds with the settings that the formula predicts.
 
-A rate holds in a run if the share asked of the requests (after the warm-up) meets every service level and the run is
-labelled stable: an inconclusive run does not count as held. A run at the rate held lasts `LONG` times as long as a
-request is in service; a server that starts empty is then full before the warm-up ends. Each replication has a seed and
-a search of its own, in which the same requests are squeezed in time; so there is one capacity per seed, an interval
-over seeds, and paired differences between architectures. Rates are those of the arrivals drawn, not of the process that
-they were drawn from: a seed whose requests happen to come slowly would seem to hold more. Which rate to try next is
-guessed from the head-room at those tried; what is found does not rest on the guess.
+A rate holds in a run if the required share of the requests (after the warm-up) meets every service level and the run is
+labelled stable; an inconclusive run does not count. A run at the held rate lasts at least `LONG` request durations, so
+that a server that starts empty is full before the warm-up ends. Each replication has its own seed and search, in which
+the same requests are compressed in time. This gives one capacity per seed, an interval over seeds, and paired
+differences between architectures. Rates are those of the sampled arrivals, not of the process: otherwise a seed whose
+requests happen to arrive slowly would seem to hold more.
 
-What it leaves out: runs are finite, so a server slightly beyond its capacity may hold for a while (more --num-prompts
-makes that rarer). A share of requests is not exactly monotone in the rate: the rate given held in its run and the one
-above it, by the tolerance, did not, but a still higher one might have by chance.
+Limits: runs are finite, so a server slightly above its capacity may hold for a while; a larger --num-prompts makes that
+rarer. The share of requests is not exactly monotone in the rate: the reported rate held and the next one, by the
+tolerance, did not, but a still higher one might hold by chance.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable
 
-LONG = 16  # length of a run in durations of a request, at the rate held
+LONG = 16  # length of a run at the held rate, in request durations
 
 Case = tuple[Arch, int, int]  # architecture, GPUs, seed
 
@@ -64,8 +63,8 @@ class Plan:
     goal: Goal
     tolerance: float = 0.02
     warmup_share: float = 0.2
-    space: Space | None = None  # settings that each architecture chooses its own from; None: as in the base
-    servers: Mapping[Arch, Server] = field(default_factory=dict)  # those that it has chosen
+    space: Space | None = None  # settings to tune each architecture over; None: those of the base
+    servers: Mapping[Arch, Server] = field(default_factory=dict)  # tuned settings
 
     def __post_init__(self) -> None:
         check_list("arch", self.archs)
@@ -77,7 +76,7 @@ class Plan:
         for gpus in self.gpus:
             if gpus % self.gpus_per_server:
                 raise ValueError(f"gpus must be a multiple of {self.gpus_per_server}, the GPUs per server, got {gpus}")
-        vet(self.experiment(case, 1.0) for case in self.cases())  # an option that is refused is refused now
+        vet(self.experiment(case, 1.0) for case in self.cases())  # reports invalid options before any run
 
     @property
     def gpus_per_server(self) -> int:
@@ -89,7 +88,7 @@ class Plan:
         return [(arch, gpus, seed) for gpus in self.gpus for arch in self.archs for seed in seeds]
 
     def experiment(self, case: Case, rate: float) -> Experiment:
-        """One run: each server sees as many requests however many there are."""
+        """One run; the number of requests per server does not depend on the number of servers."""
         arch, gpus, seed = case
         servers = gpus // self.gpus_per_server
         traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
@@ -99,7 +98,7 @@ class Plan:
         return at_rate(self.goal.prepared(scaled, self.warmup_share), rate * mean_gap(traffic))
 
     def with_prompts(self, num_prompts: int) -> Plan:
-        """The same in runs of so many requests per server."""
+        """The same plan with runs of so many requests per server."""
         return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
 
     def needed(self, case: Case, row: Row) -> int:
@@ -137,9 +136,9 @@ class Capacities(Answer):
         return entries
 
     def contests(self) -> dict[int, Contest]:
-        """For each number of GPUs, which architecture holds most; where all searches of two or more are done.
+        """For each number of GPUs, which architecture holds most, if the searches of at least two have finished.
 
-        Each rate is known to the tolerance only, and not independently; and a profile has its own error.
+        Leads within the tolerance of the search or the profile's error do not count.
         """
         found = {}
         for gpus in self.plan.gpus:
@@ -153,10 +152,10 @@ class Capacities(Answer):
         return found
 
     def _error(self, row: Row) -> float:
-        """The profile's error in a rate: of the throughput, and of the levels that limit it, by as far as they move it.
+        """The profile's error in a rate: that of the throughput, or of the binding latencies divided by their slope.
 
-        Near saturation a time to the first token rises steeply with the rate, and what it is off by moves the rate by
-        little; a time between tokens may rise slowly, and move it by more.
+        Near saturation TTFT rises steeply with the rate, so its error changes the rate little. TPOT may rise slowly,
+        and its error changes the rate more.
         """
         goal = self.plan.goal
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
@@ -167,7 +166,7 @@ class Capacities(Answer):
         return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
 
     def report(self) -> Report:
-        """One row per number of GPUs and architecture, what holds most, and how the figures came about."""
+        """One row per number of GPUs and architecture, which holds most, and the method."""
         plan, contests, summary = self.plan, self.contests(), self.summary()
         asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
@@ -194,7 +193,7 @@ class Capacities(Answer):
 
 
 def _as_known(rate: Interval, below: float) -> Interval:
-    """The interval, but no narrower than from the rate to the one that the capacity is under."""
+    """The interval, but at least as wide as from the rate to the upper limit of the capacity."""
     return replace(rate, half_width=max(rate.half_width, below - rate.mean))  # nan, from one replication, stays
 
 
@@ -218,7 +217,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 
 
 def _most(gpus: int, held: Contest) -> str:
-    """One sentence on who holds most."""
+    """One sentence on which architecture holds most."""
     where, second = plural(gpus, "GPU"), held.behind[0]
     lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
     if held.values[held.best].mean == 0:

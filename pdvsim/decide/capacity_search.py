@@ -1,4 +1,4 @@
-"""Searches for the rates that architectures hold: all cases side by side, one rate each at a time."""
+"""Searches for the rates that architectures hold: all cases in parallel, one rate at a time each."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pdvsim.decide.space import Space
 from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch
 
-WIDE_STEP = 1.25  # the first step of a search at the most; each further one may be the square of the one before
-COARSE = 0.1  # tolerance of the search near which settings are tuned
-NARROW_STEP = 1.06  # the same where another seed's capacity is known: a few percent apart
-FILLING = 3  # requests of a run for each that a larger batch holds: with fewer nobody would ever wait for it
-COARSE_LONG = 0.25  # of the length of a run where settings are tuned
+WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
+COARSE = 0.1  # tolerance of the search before tuning
+NARROW_STEP = 1.06  # the same if another seed's capacity is known: seeds differ by a few percent
+FILLING = 3  # requests per run for each slot of a larger batch; with fewer the batch would never fill
+COARSE_LONG = 0.25  # run length for tuning, as a share of the full length
 
 
 def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
-    """Search all cases side by side, one rate each at a time, from where the ones before them lead to expect it.
+    """Search all cases in parallel, one rate at a time each, starting from what earlier searches suggest.
 
-    Ctrl-C keeps the searches that are done.
+    Ctrl-C keeps the searches that have finished.
     """
     found = Capacities(plan, gpu_hour_usd)
     brackets: dict[Case, Bracket] = {}
@@ -68,7 +68,7 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
 
 
 def _near(case: Case, starts: dict[Arch, float], brackets: Mapping[Case, Bracket]) -> float:
-    """Where to look: at the first seed's rate, more or less as the first architecture's is with this case's seed."""
+    """Starting rate: that of the first seed, scaled as the first architecture's rate changes with this seed."""
     arch, gpus, seed = case
     leader = next(iter(starts))
     known = brackets.get((leader, gpus, seed), Bracket(0.0, math.inf)).held
@@ -84,10 +84,10 @@ def _settled(
     known: dict[Case, Bracket],
     long: float = 1.0,
 ) -> tuple[Plan, dict[Case, Bracket]]:
-    """Search, and again in longer runs where those at a rate held were too short for it; all in runs of one length.
+    """Search, and repeat in longer runs if those at a held rate were too short; all runs have one length.
 
-    `known` was searched for before, in runs of the plan; `long` is the share of the whole length that is enough. The
-    plan in runs that are long enough, and all brackets.
+    `known` are brackets from earlier searches with the plan's runs; `long` is the sufficient share of the full length.
+    Returns the plan with sufficiently long runs, and all brackets.
     """
     brackets = dict(known)
     while True:
@@ -102,9 +102,9 @@ def _settled(
 
 
 def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench) -> Plan:
-    """Each architecture's best settings at the rate that it holds, more or less; `rates` is moved there.
+    """Tune each architecture at about the rate that it holds; updates `rates`.
 
-    The rate is searched for coarsely, in shorter runs, with the draft length that the formula names.
+    The rate is first searched coarsely, in shorter runs, with the draft length that the formula predicts.
     """
     guesses = {}
     cases = [(arch, plan.gpus_per_server, plan.base.traffic.seed) for arch in plan.archs]
@@ -117,7 +117,7 @@ def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench
     short = short.with_prompts(max(1, plan.base.traffic.num_prompts // 2))
     starts = {case: rates[case[0]] * case[1] for case in cases}
     short, brackets = _settled(short, starts, WIDE_STEP, COARSE, bench, {}, COARSE_LONG)
-    # tuned in runs as long as those just made: in shorter ones a batch that is full at that rate does not fill
+    # runs as long as those of the search: in shorter ones a batch would not fill at that rate
     few = short.base.traffic.num_prompts
     longer = short.with_prompts(int(few / SHORT))
     for arch, gpus, seed in cases:
@@ -132,10 +132,10 @@ def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench
 def _with_larger_batches(
     plan: Plan, space: Space, bench: Bench, brackets: Mapping[Case, Bracket]
 ) -> tuple[Plan, dict[Case, float]]:
-    """Settings were tuned where a batch limit may not be reached that ends the search further up.
+    """Test larger batches at the first rate that did not hold.
 
-    So at the rate that did not hold larger batches are tried. The plan with those that have more head-room, and where
-    to search on.
+    Settings were tuned at a lower rate, where the batch limit may not be reached. Returns the plan with the batches
+    that have more head-room, and the rates to continue from.
     """
     full = {}
     for case, bracket in brackets.items():
@@ -165,9 +165,9 @@ def lockstep(
     brackets: dict[Case, Bracket],
     shorter: bool = False,
 ) -> None:
-    """Take all searches to their ends, filling `brackets`; every step is one batch of runs.
+    """Complete all searches, filling `brackets`; every step is one batch of runs.
 
-    With `shorter` a rate also holds, for the time being, in a run that is inconclusive and shorter than it must be.
+    With `shorter` an inconclusive run that is too short counts as held for now.
     """
     asked = {case: next(steps) for case, steps in searches.items()}
     while asked:
@@ -184,9 +184,9 @@ def lockstep(
 
 
 def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
-    """The rate that a case's servers complete when saturated: no higher one can be held, whatever a run shows.
+    """The throughput of a case's servers when saturated: no higher rate can be held, whatever a run shows.
 
-    It is measured in output tokens: one run gives these far more precisely than requests, whose lengths vary.
+    It is measured in output tokens, which one run gives more precisely than requests, as their lengths vary.
     """
     arch, gpus, _ = case
     [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_per_server, plan.base.traffic.seed), 1.0))])
@@ -224,9 +224,9 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
 
 
 def _beyond(plan: Plan, case: Case, failed: float, bench: Bench) -> tuple[float, str]:
-    """The rate that the capacity is under, and what the first rate that did not hold fails on.
+    """Upper limit of the capacity, and why the first rate that did not hold failed.
 
-    It is under that rate, or under the saturated one if the run was inconclusive.
+    The limit is that rate, or the saturated one if the run was inconclusive.
     """
     [run] = bench.rows([plan.experiment(case, failed)])
     attains = plan.goal.attains(run)

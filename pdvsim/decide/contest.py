@@ -1,11 +1,10 @@
-"""Who is best, and how sure: paired differences over replications, with the many comparisons paid for.
+"""Which contender is best, with significance: paired differences over replications, corrected for multiple comparisons.
 
-Contenders ran the same seeds, and those between which it was open some more: the best is one of these, and two are
-compared on the seeds that both ran. The one with the best mean counts as the winner only if its paired interval against
-every other contender lies above what does not count: no difference, the indifference asked for, and the profile's own
-error in what decides either's figure, which no number of seeds reveals. Each interval is at a confidence that leaves
-all of them together at 95% (Bonferroni). Fewer than `LEAST_SEEDS` seeds tell nothing apart. The intervals kept here are
-the ones that decided, and are printed.
+Contenders run the same seeds, and close ones run more. The best is one of those with the most seeds, and two are
+compared on the seeds that both ran. The contender with the best mean wins only if its paired interval against every
+other lies above a threshold. The threshold is the larger of the indifference and the profile's error in the deciding
+metric, which more seeds cannot reveal. Confidence is 95% for all intervals together (Bonferroni). With fewer than
+`LEAST_SEEDS` seeds nothing is significant. The intervals kept here are the ones that decided, and are printed.
 """
 
 from __future__ import annotations
@@ -17,22 +16,22 @@ from dataclasses import dataclass
 from pdvsim.study.stats import CONFIDENCE, Interval, interval
 
 LEAST_SEEDS = 5
-TINY = 1e-9  # what nothing counts as, so that a lead over it is large and not infinite
+TINY = 1e-9  # replaces 0 in a denominator, so that a lead over it is large but finite
 
 
 @dataclass(frozen=True)
 class Contest:
-    """The best contender, those behind it in order, and its lead over each of them (positive: better)."""
+    """The best contender, the others in order, and its lead over each of them (positive: better)."""
 
     best: str
     behind: tuple[str, ...]
     values: dict[str, Interval]
-    differences: dict[str, Interval]  # the lead in the values' own unit
-    leads: dict[str, Interval]  # the lead as a share of the other's value, seed by seed
-    unsure: tuple[str, ...]  # those whose difference from the best may be none that counts
-    alike: tuple[str, ...]  # those of them that seeds and indifference alone, without the profile's error, leave unsure
-    confidence: float  # of each difference and lead
-    thresholds: dict[str, float]  # a lead up to this, as a share, does not count
+    differences: dict[str, Interval]  # lead in the unit of the values
+    leads: dict[str, Interval]  # lead relative to the other's value, per seed
+    unsure: tuple[str, ...]  # without significant difference from the best
+    alike: tuple[str, ...]  # of these, the ones not significant even without the profile's error
+    confidence: float  # of each interval
+    thresholds: dict[str, float]  # relative leads up to this do not count
     seeds: int
 
     @property
@@ -56,22 +55,22 @@ def contest(
     indifference: float = 0.0,
     errors: Mapping[str, float] | None = None,
 ) -> Contest:
-    """Compare contenders by their values, seed by seed; `sign` is 1 where more is better.
+    """Compare contenders by their values, paired by seed; `sign` is 1 if higher is better.
 
-    `comparisons` is over how many the 5% chance of error is spread: those made here unless the family is larger. A lead
-    whose interval reaches below the indifference, or the larger of both contenders' `errors`, is not one to count on.
+    `comparisons` is the number that share the 5% chance of error; default: those made here. A lead is not significant
+    if its interval reaches below the indifference or the larger of both contenders' `errors`.
     """
     means = {name: interval(sample) for name, sample in values.items()}
     seeds = max(map(len, values.values()))
     best = max((name for name in values if len(values[name]) == seeds), key=lambda name: sign * means[name].mean)
-    ahead_by = {  # seed by seed, on those that both ran
+    ahead_by = {  # paired, on the seeds that both ran
         other: [sign * (mine - theirs) for mine, theirs in zip(values[best], values[other], strict=False)]
         for other in values
         if other != best
     }
 
     def distance(other: str) -> tuple[float, float]:
-        """From the best on the seeds that both ran; rounding must not change the order of the means."""
+        """Differences from the best on the seeds that both ran; rounding must not change the order of the means."""
         mine = interval(values[best][: len(values[other])]).mean
         return sign * (mine - means[other].mean), -sign * means[other].mean
 
@@ -92,21 +91,21 @@ def contest(
 
 
 def corrected(comparisons: int) -> float:
-    """The confidence of each of so many comparisons that leaves all of them together at 95%."""
+    """Confidence of each of so many comparisons such that all together have 95%."""
     return 1 - (1 - CONFIDENCE) / max(1, comparisons)
 
 
 def exceeds(lead: Interval, threshold: float) -> bool:
-    """Whether a lead counts: enough seeds, and all of its interval above the threshold."""
+    """Whether a lead is significant: enough seeds, and the whole interval above the threshold."""
     return lead.n >= LEAST_SEEDS and lead.mean - lead.half_width > threshold
 
 
 def enough(seeds: int, confidence: float) -> int:
-    """How many seeds settle that a lead will not count: where its mean over them is no more than the threshold.
+    """Number of seeds after which a lead whose mean is at most the threshold can no longer become significant.
 
-    If the first m of n leads are at most the threshold in the mean, Student's t of all n against it is largest where
-    those m equal the threshold and the others are alike: sqrt((n - m)(n - 1) / m). While that is less than the quantile
-    of the confidence, no further seeds could make the lead sure.
+    If the first m of n leads have a mean of at most the threshold, Student's t of all n is largest if those m equal the
+    threshold and the others are equal: sqrt((n - m)(n - 1) / m). While that is below the quantile of the confidence,
+    more seeds cannot make the lead significant.
     """
     from scipy.special import stdtrit
 
@@ -117,6 +116,6 @@ def enough(seeds: int, confidence: float) -> int:
 
 
 def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
-    """By how much, seed by seed, mine is above theirs: of each seed's own, or of their mean where one is nothing."""
+    """Relative lead per seed: over each seed's own value, or over their mean if one is 0."""
     mean = max(sum(map(abs, theirs)) / len(theirs), TINY)
     return [(a - b) / (abs(b) if all(theirs) else mean) for a, b in zip(mine, theirs, strict=True)]

@@ -1,9 +1,9 @@
-"""An experiment as what one starts: vLLM, SGLang, `pdvsim run` and `realrun`.
+"""An experiment as a command to start: vLLM, SGLang, `pdvsim run` and `realrun`.
 
-Flags and fields are those of the versions named below; what a field needs at least is said with the line. What an
-engine does not have, as lanes, is said and not translated: the line is then that of colocated batching at its own best.
+Flags and fields are those of the versions named below; each command states the minimum version it needs. Features that
+an engine does not have, such as lanes, are not translated: the command then starts colocated batching at its best.
 
-Not checked here: that the line starts. Nothing of vLLM or SGLang is imported or run.
+Not checked: that the command starts. Nothing of vLLM or SGLang is imported or run.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.view.report.sheet import command_html
 
-VLLM = "0.27.1"  # releases whose documentation and source were read
+VLLM = "0.27.1"  # releases that the flags were checked against
 SGLANG = "0.5.18"
 TENSORRT_LLM = "1.4.0rc1"
-VLLM_DRAFT_MODELS = "0.15.0"  # the first with what a line uses
+VLLM_DRAFT_MODELS = "0.15.0"  # first releases with each feature
 VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
-CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others of that shape do as well
+CHECKPOINTS = {  # a Hugging Face checkpoint for each preset; others of the same shape work as well
     "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
     "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
     "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
@@ -60,7 +60,7 @@ CHECKPOINTS = {  # a checkpoint of each preset's shape on Hugging Face; others o
 
 @dataclass(frozen=True)
 class Block:
-    """A command or a file under its label, and what to know of it. No text: there is none, and the notes say why."""
+    """A command or a file with a label and notes. Without text there is none, and the notes say why."""
 
     label: str
     text: str
@@ -71,10 +71,10 @@ class Served(NamedTuple):
     """Colocated batching as an engine can have it."""
 
     experiment: Experiment
-    ranges: list[list[int]]  # first batch size, last, draft length; one row where it does not vary
-    k: int  # where there can be only one draft length; 0: no drafter
-    single_lost: float = 0.0  # what that costs, as a share, where others could be better
-    notes: tuple[str, ...] = ()  # what of an experiment it is not
+    ranges: list[list[int]]  # first batch size, last, draft length; one row if it is constant
+    k: int  # if only one draft length is possible; 0: no drafter
+    single_lost: float = 0.0  # relative loss against varying lengths
+    notes: tuple[str, ...] = ()  # how it differs from the experiment
 
     @property
     def longest(self) -> int:
@@ -86,7 +86,7 @@ class Served(NamedTuple):
 
 
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
-    """What to start for an experiment; where engines cannot have it, `fixed` is colocated batching at its best k."""
+    """Commands for an experiment; if engines do not support it, `fixed` is colocated batching at its best k."""
     served = served_as(experiment, fixed)
     engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
@@ -110,7 +110,7 @@ class Deployment:
 
 
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
-    """What engines serve in place of an experiment, or why there is nothing."""
+    """What engines serve for an experiment, or why they cannot."""
     follows = experiment.speculates and experiment.server.controller != "fixed"
     if experiment.arch in ("autoregressive", "colocated") and not follows:
         return _of(experiment)
@@ -138,7 +138,7 @@ def vllm(served: Served) -> Block:
     if longest and (why := _unknown_head(served.experiment, pair)):
         return Block(label, "", (*served.notes, why))
     kind = server.drafted_by
-    # vLLM keeps a slot a request of this budget for a draft model
+    # vLLM reserves one slot of this budget per request for a draft model
     budget = server.max_num_batched_tokens + (server.max_num_seqs if longest and kind == "model" else 0)
     words = [
         *("vllm", "serve", checkpoint(pair.target)),
@@ -172,7 +172,7 @@ def vllm(served: Served) -> Block:
             )
     if served.varies:
         one = f"k={served.k}" if served.k else "no drafter"
-        notes += ["with a draft model vLLM's V1 runner takes piecewise CUDA graphs"] if kind == "model" else []
+        notes += ["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"] if kind == "model" else []
         notes += [
             "vLLM counts all requests of a step, those in prefill included",
             f"the table is {served.single_lost:.1%} faster than {one} throughout",
@@ -182,7 +182,7 @@ def vllm(served: Served) -> Block:
 
 
 def sglang(served: Served) -> list[Block]:
-    """The SGLang server, and the file that its adaptive speculation would take."""
+    """The SGLang server, and the configuration file of its adaptive speculation."""
     server, pair, k = served.experiment.server, named_pair(served.experiment.server.pair), served.k
     label, kind = f"SGLang (checked against {SGLANG})", server.drafted_by
     if k and kind == "ngram":
@@ -243,7 +243,7 @@ def realrun(experiment: Experiment) -> Block:
 
 
 def _unknown_head(experiment: Experiment, pair: Pair) -> str:
-    """Why an engine cannot be told the head that drafts; nothing where it can."""
+    """Why an engine cannot load the drafting head; empty if it can."""
     if experiment.server.drafted_by not in HEADS or pair.draft.name in CHECKPOINTS:
         return ""
     what = "EAGLE-3 head" if experiment.server.drafted_by == "eagle3" else "checkpoint with an MTP layer"
@@ -251,7 +251,7 @@ def _unknown_head(experiment: Experiment, pair: Pair) -> str:
 
 
 def checkpoint(model: ModelSpec) -> str:
-    """What an engine loads: a name on Hugging Face, or the folder of a model that is read from one."""
+    """What an engine loads: a Hugging Face name, or the folder of a local model."""
     if model.name in CHECKPOINTS:
         return CHECKPOINTS[model.name]
     path = Path(model.name)
@@ -278,7 +278,7 @@ def _whole_drafter(served: Served, k: int) -> list[str]:
 
 
 def _context(flag: str, pair: Pair, k: int) -> list[Any]:
-    """The drafter's context, where it is the shorter one: nothing was simulated beyond it."""
+    """The drafter's context if it is shorter than the target's: nothing was simulated beyond it."""
     mine, whole = pair.draft.max_position_embeddings, pair.target.max_position_embeddings
     return [flag, mine] if k and mine is not None and (whole is None or mine < whole) else []
 

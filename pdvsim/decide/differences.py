@@ -1,6 +1,6 @@
-"""Runs of tuned architectures against one of them: the figures of each, and what each adds, paired by seed.
+"""Tuned architectures compared with one of them: the metrics of each, and differences paired by seed.
 
-A difference counts if its interval lies above the profile's own error. The chance of error is spread over all.
+A difference is significant if its interval lies above the profile's error, with 95% confidence for all together.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Spot = tuple[str, float]  # a place in words, and a load
 
 @dataclass(frozen=True)
 class Differences:
-    """Rows with a `place` in words and, where there are prices, a cost; and everyone's settings at each spot."""
+    """Rows with a `place` in words and, with prices, a cost; and the settings of all at each spot."""
 
     points: pd.DataFrame
     against: str
@@ -51,7 +51,7 @@ class Differences:
 
     @cached_property
     def paired(self) -> list[dict[str, Any]]:
-        """Differences against one architecture in three metrics, and whether each counts."""
+        """Differences from one architecture in three metrics, and whether each is significant."""
         metrics = ("output_throughput", "mean_e2el_ms", self._tail)
         rivals = sum(len(mine) - 1 for mine in self.settings.values())
         confidence = corrected(len(metrics) * rivals)
@@ -73,7 +73,7 @@ class Differences:
         return f"{percentile_name(max(here.scoring.metric_percentiles))}_e2el_ms"
 
     def sections(self) -> list[PageSection]:
-        """Everyone's figures, then the differences."""
+        """The metrics of all, then the differences."""
         return [("", self._figures()), ("", self._differences() if self.paired else [])]
 
     def _figures(self) -> list[str]:

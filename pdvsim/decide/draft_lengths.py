@@ -1,10 +1,10 @@
 """The best draft length at each batch size: simulated at a few sizes, and by formula between them.
 
 Closed loops are simulated with prompts, catch-up and power limit, at a few sizes and on both sides of every edge of the
-table. Between these sizes the formula (`formula`) is moved to what the simulations say. At k=0 the drafter of some
+table. Between these sizes the formula (`formula`) is scaled to match the simulations. At k=0 the drafter of some
 engines still runs, which costs a draft step per token.
 
-Left out: vLLM's drafter reads a whole round again before it drafts, rejected tokens included.
+Not modelled: vLLM's drafter processes a whole round again before it drafts, rejected tokens included.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.study.stats import Interval, interval
 
-Logs = NDArray[np.float64]  # logarithms of tokens per second: a row for each batch size, a column for each draft length
+Logs = NDArray[np.float64]  # log tokens per second: one row per batch size, one column per draft length
 
 TRIED_SIZES = 16  # of a tier, at these rates
-SPACING = 4  # a simulated size is so many times the one before
-CLOSE = 0.1  # lengths within this of the best at a simulated size are simulated there, besides its neighbours
-TURNS = 4  # times that edges which have moved are simulated
+SPACING = 4  # ratio of consecutive simulated sizes
+CLOSE = 0.1  # lengths within this of the best are simulated too, as are its neighbours
+TURNS = 4  # rounds of simulating edges that moved
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
 
@@ -47,7 +47,7 @@ class SizeRange(NamedTuple):
 
 
 class Speeds:
-    """Tokens per second of closed loops, by formula until simulations have been learned from."""
+    """Tokens per second of closed loops, by formula, corrected by simulations."""
 
     def __init__(self, question: DraftQuestion) -> None:
         drafting = question.drafting(question.max_k)
@@ -59,8 +59,8 @@ class Speeds:
         self._moved: dict[SizeAndLength, float] = {}  # log of simulated over formula
 
     def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
-        """Take over what has been simulated."""
-        for rows, k in sorted(points):  # plain decoding first: that of k=0 goes by it
+        """Use simulated points."""
+        for rows, k in sorted(points):  # plain decoding first: k=0 depends on it
             if found := bench.known(self.question.loops(rows, k)):
                 speeds = interval(float(row["output_throughput"]) for row in found)
                 self.simulated[rows, k] = speeds
@@ -68,17 +68,17 @@ class Speeds:
                 self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
-        """Of each batch size, by draft length from 0 on; minus infinity where the engine has no such length."""
+        """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
         columns = [self._idle(sizes)]
         columns += [self.length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
         return np.column_stack(columns)
 
     def plain(self, sizes: Sequence[int]) -> Logs:
-        """Of each batch size, on a server without a drafter."""
+        """For each batch size, on a server without a drafter."""
         return self.length(sizes, PLAIN)
 
     def length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
-        """Of each batch size, with one draft length."""
+        """For each batch size, with one draft length."""
         return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
     def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
@@ -89,7 +89,7 @@ class Speeds:
         return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
 
     def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """How far simulations are from the formula, of the nearest length at each size."""
+        """Simulated over predicted (log) for the nearest simulated length at each size."""
         at: dict[int, int] = {}
         for rows, other in self._moved:
             if other and (rows not in at or abs(other - k) < abs(at[rows] - k)):
@@ -97,7 +97,7 @@ class Speeds:
         return self._interpolated(sizes, at)
 
     def _interpolated(self, sizes: Sequence[int], at: Mapping[int, int]) -> Logs:
-        """Of these sizes and lengths that were simulated, straight between them over the logarithm of the size."""
+        """Interpolated between simulated sizes, linearly in the logarithm of the size."""
         if not at:
             return np.zeros(len(sizes))
         places = sorted(at)
@@ -105,7 +105,7 @@ class Speeds:
         return moved
 
     def _idle(self, sizes: Sequence[int]) -> Logs:
-        """At k=0: plain decoding, and the drafter's reading of every token where it still runs."""
+        """At k=0: plain decoding, plus the drafter's pass over every token if it still runs."""
         return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
 
     def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
@@ -125,10 +125,10 @@ class Speeds:
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:
-    """What a gain of one draft length over another must exceed, as a share; nan where the profile states no errors.
+    """Threshold for the relative gain of one draft length over another; nan if the profile states no errors.
 
-    Predicted forwards: their error bar. Measured ones: two rounds are off, each on its own, by the larger of the two
-    models' median errors on points held out of the fit.
+    For predicted forwards it is their error bar. For measured ones it is the error of two independent rounds, each with
+    the larger of the two models' median errors on points held out of the fit.
     """
     if bar := bar_of(experiment, profile):
         return bar
@@ -138,7 +138,7 @@ def error_of(profile: Profile, experiment: Experiment) -> float:
 
 
 def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTable:
-    """The table, and one for each context asked for; without a bench by formula alone. Ctrl-C keeps what is known."""
+    """The table, and one for each requested context; by formula alone without a bench. Ctrl-C keeps finished runs."""
     started_s = time.monotonic()
     speeds, interrupted = Speeds(question), False
     try:
@@ -149,7 +149,7 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
     table = _table(speeds)
     for context in question.contexts if not interrupted else ():
         other = find_table(question.at_context(context), bench)
-        other.context = context  # that of the sampled prompts is a little off
+        other.context = context  # the sampled prompts differ from it a little
         table.by_context.append(other)
         if interrupted := other.interrupted:
             break
@@ -159,7 +159,7 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
 
 
 def usual_runs(question: DraftQuestion) -> int:
-    """Simulations that a table takes, more or less: five lengths at each size, and two edges that move once."""
+    """Estimated simulations of a table: five lengths at each size, and two edges that move once."""
     points = 5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3
     return points * question.num_runs * (1 + len(question.contexts))
 
@@ -169,7 +169,7 @@ def _sizes(most: int) -> list[int]:
 
 
 def _simulate(speeds: Speeds, bench: Bench) -> None:
-    """Simulate a few sizes, then both sides of every edge until the edges stay where they are."""
+    """Simulate a few sizes, then both sides of every edge until the edges no longer move."""
     most = min(speeds.question.most, speeds.fits)
     points = [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)]
     _run(speeds, points, bench)
@@ -188,7 +188,7 @@ def _run(speeds: Speeds, points: Sequence[SizeAndLength], bench: Bench) -> None:
 
 
 def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
-    """Lengths near the best at a size, the one to compare with, and plain decoding."""
+    """Lengths near the best at a size, the one compared with, and plain decoding."""
     logs = speeds.logs([rows])[0]
     best = max(1, int(logs.argmax()))
     near = {k for k in range(1, len(logs)) if abs(k - best) <= 1} | {speeds.question.compared}
@@ -197,7 +197,7 @@ def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
 
 
 def _as_run(speeds: Speeds, k: int) -> int:
-    """The length to simulate: none is no drafter where that does not run at k=0."""
+    """The length to simulate: k=0 means no drafter if the drafter does not run at k=0."""
     return k if k or speeds.question.facts.drafts_at_0 else PLAIN
 
 
@@ -243,12 +243,12 @@ def _table(speeds: Speeds) -> DraftTable:
 
 
 def _chosen(logs: Logs, tiers: Sequence[SizeRange]) -> Logs:
-    """The table's own speed at each size."""
+    """Speed of the table at each size."""
     return np.concatenate([logs[tier.first - 1 : tier.last, tier.k] for tier in tiers])
 
 
 def _plain_from(plain: Logs, chosen: Logs) -> int:
-    """The size from which on plain decoding is faster than the table; one more than there are where it never is."""
+    """The size from which plain decoding is faster than the table; beyond the last size if it never is."""
     behind = np.flatnonzero(plain <= chosen)
     return int(behind[-1]) + 2 if len(behind) else 1
 
@@ -263,7 +263,7 @@ def _spans(lengths: Sequence[int]) -> Iterator[SizeRange]:
 
 
 def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
-    """The fewest spans, then the least lost: over no run of sizes with one best length more than `indifference`."""
+    """The fewest spans, then the smallest loss: at most `indifference` for any range with one best length."""
     runs = list(_spans(best))
     behind = logs.max(axis=1, keepdims=True) - logs
     lost = np.array([behind[first - 1 : last].sum(axis=0) for first, last, _ in runs])
@@ -309,7 +309,7 @@ def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int
 
 
 def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, float] | None:
-    """Between which acceptance rates, around the one given, a draft length stays the best, smaller gains aside."""
+    """The acceptance rates, around the given one, between which a draft length stays best, ignoring small gains."""
     base, indifference = speeds.question.base, speeds.question.indifference
     if not base.acceptance.by_rate:
         return None
@@ -344,7 +344,7 @@ def _break_even(speeds: Speeds, first: int, last: int, k: int) -> float | None:
 
 
 def _single(logs: Logs, plain: Logs, chosen: Logs) -> tuple[int, float]:
-    """The draft length that costs least against the table, 0 being a server without a drafter, and what it costs."""
+    """The single draft length closest to the table (0: no drafter), and its loss."""
     fixed = np.column_stack([plain, logs[:, 1:]])
     weights = 1 / np.arange(1, len(chosen) + 1)
     costs = -np.expm1(np.average(fixed - chosen[:, None], axis=0, weights=weights))

@@ -1,4 +1,4 @@
-"""A draft table: question, engine, the draft length for each batch size, and how that is shown."""
+"""A draft table: question, engine, the draft length for each batch size, and its output."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from pdvsim.view.table import grid
 EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
 
 SIZES = Range(1, 4096)
-USUAL = 4  # draft length that people leave as it is
-RUN_BATCHES = 3  # requests of a simulation, at least, in batches of its size
-SHOWN = 0.0005  # the least share that is not printed as 0.0%
+USUAL = 4  # common default draft length
+RUN_BATCHES = 3  # least requests of a simulation, in batches
+SHOWN = 0.0005  # smallest share not printed as 0.0%
 PLAIN = -1  # in place of a draft length: a server without a drafter
 IDLE_DRAFTER = named(IdleDrafter)
 
@@ -70,14 +70,14 @@ ENGINES: dict[EngineName, EngineFacts] = {
 
 @dataclass(frozen=True)
 class DraftQuestion:
-    """Models, card and traffic; up to which draft length and, in `base`, which batch size."""
+    """Models, GPU and traffic; the longest draft and, in `base`, the largest batch."""
 
     base: Experiment
     max_k: int = 8
     against: int | None = None  # a fixed draft length to compare with
     engine: EngineName | None = None
-    contexts: tuple[int, ...] = ()  # mean cached tokens per request to make a table for, besides the traffic's own
-    indifference: float = 0.02  # gains, as a share, that are not worth a tier of their own
+    contexts: tuple[int, ...] = ()  # further contexts (mean cached tokens per request) to make a table for
+    indifference: float = 0.02  # relative gains that start no new tier
     num_runs: int = 3
 
     def __post_init__(self) -> None:
@@ -115,19 +115,19 @@ class DraftQuestion:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine does; steps of a profile from an engine's own log are padded already."""
+        """What the engine does; a profile from an engine's log already includes padding."""
         engine = ENGINES[self.served_by]
         if not profile_of(self.base).whole_steps:
             return engine
         return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
 
     def at_context(self, context: int) -> DraftQuestion:
-        """The same answers after prompts of one length, such that requests have this mean context while they decode."""
+        """The same outputs with prompts of one length, so that requests have this mean context while they decode."""
         formula = Formula(replace(self.base, traffic=replace(self.base.traffic, num_prompts=SAMPLE)))
         answers = [request.output_tokens for request in formula.requests]
         decoded = sum(n * n / 2 for n in answers) / sum(answers)
         if context <= decoded:
-            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} of the answers alone")
+            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} of the outputs alone")
         traffic = replace(self.base.traffic, input_len=round(context - decoded))
         return replace(self, base=replace(self.base, traffic=traffic), contexts=())
 
@@ -167,27 +167,27 @@ class Tier:
     tokens_per_s: tuple[float, float]  # at its ends
     over_plain: tuple[float, float]  # over a server without a drafter, at its ends
     next_best: int
-    over_next: float  # over all its sizes alike, as is the next
+    over_next: float  # averaged over its sizes
     over_compared: float
-    acceptance: tuple[float, float] | None  # rates between which it stays the best
+    acceptance: tuple[float, float] | None  # range of rates in which it stays best
     break_even: float | None  # the lowest rate at which it is as fast as a server without a drafter
 
 
 @dataclass(repr=False)
 class DraftTable(Answer):
-    """The best draft lengths, and how sure they are."""
+    """The best draft lengths and their significance."""
 
     question: DraftQuestion
     tiers: list[Tier]
     best: tuple[int, ...]  # at batch sizes 1, 2, …, small gains included
-    lost: float  # the most that leaving out small gains costs, as a share, at any size
-    error: float  # what two rounds may be off by, one against the other; nan where the profile states none
-    single: int  # the one draft length that costs least where every doubling of the batch counts alike; 0: no drafter
-    single_lost: float  # what it costs then
-    plain_from: int | None  # the batch size from which on a server without a drafter is faster
-    context: float  # mean cached tokens of a request while it decodes
-    fits: int  # rows of that context that the KV cache holds
-    measured: int | None  # rows that the profile's samples went up to; None: not told
+    lost: float  # largest relative loss from ignoring small gains, at any size
+    error: float  # error of a gain; nan if the profile states none
+    single: int  # best single draft length, every doubling of the batch weighted equally; 0: no drafter
+    single_lost: float  # its relative loss
+    plain_from: int | None  # batch size from which a server without a drafter is faster
+    context: float  # mean cached tokens per request while it decodes
+    fits: int  # requests of that context that fit in the KV cache
+    measured: int | None  # largest batch of the profile's samples; None: unknown
     profile: str
     foundation: str
     simulated: list[Simulated] = field(default_factory=list)
@@ -197,7 +197,7 @@ class DraftTable(Answer):
     interrupted: bool = False
 
     def significant(self, tier: Tier) -> bool:
-        """Whether a tier's draft length is ahead of the next best by more than the error."""
+        """Whether a tier's draft length leads the next best by more than the error."""
         return not tier.over_next <= (0.0 if math.isnan(self.error) else self.error)
 
     def ranges(self, rows: int | None = None) -> list[list[int]]:
@@ -210,7 +210,7 @@ class DraftTable(Answer):
         return next(tier.k for tier in self.tiers if tier.last >= rows)
 
     def report(self) -> Report:
-        """The table, how sure it is, and what to start."""
+        """The table, its significance, and the commands to start."""
         asked, blocks = self.question, ready(self)
         served = f"{asked.base.server.pair} on {asked.base.hardware.gpu}, {asked.base.arch}"
         title = f"Draft lengths by batch size for {asked.served_by}: {served}, context {self.context:,.0f}"
@@ -252,7 +252,7 @@ class DraftTable(Answer):
 
 
 def of_table(table: DraftTable) -> Served:
-    """A table's own setting; without a drafter where that is faster at every size."""
+    """The setting of a table; without a drafter if that is faster at every size."""
     base = table.question.base
     if table.plain_from == 1:
         return Served(base, [[1, base.server.max_num_seqs, 0]], 0)
@@ -260,7 +260,7 @@ def of_table(table: DraftTable) -> Served:
 
 
 def ready(table: DraftTable) -> list[Block]:
-    """What the engine takes the table as."""
+    """The table in the engine's format."""
     question, served = table.question, of_table(table)
     if question.base.arch != "colocated" or question.served_by == "pdvsim":
         return [Block("To start", "", (f"no line: the table is for {question.base.arch} on pdvsim's engine",))]

@@ -1,7 +1,7 @@
-"""Who may draft for a model: its natural draft model, an EAGLE-3 head, or a search in the request's own tokens.
+"""Drafters of a model: its natural draft model, an EAGLE-3 head, or n-gram search in the request's own tokens.
 
-Each competes in every architecture that drafts, with its own acceptance: what was recorded of it, or, of a draft model,
-of which nothing was, what is assumed of any. Plain decoding competes once.
+Each is compared in every architecture that drafts, with its recorded acceptance. A draft model has no recording, so its
+acceptance is assumed. Plain decoding is compared once.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ class Drafted:
 
     @staticmethod
     def named(candidate: Experiment) -> str:
-        """An architecture and who drafts: colocated with eagle3."""
+        """An architecture and its drafter: colocated with eagle3."""
         return drafted_name(candidate.arch, candidate.server.pair)
 
 
 def drafted_name(arch: Arch, pair: str) -> str:
-    """The same, of an architecture and a pair."""
+    """The same, from an architecture and a pair."""
     return f"{arch} with {drafter_name(pair)}" if policy_of(arch).speculates else str(arch)
 
 
 def drafters(
     base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None
 ) -> tuple[Drafted, ...]:
-    """Everyone who may draft for a model, in each architecture; `acceptance` is everyone's, where it is given."""
+    """All drafters of a model in each architecture; a given `acceptance` applies to all."""
     natural = natural_draft(model_or_config(target))
     found: dict[str, Drafted] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
@@ -56,7 +56,7 @@ def drafters(
             mine = acceptance or usual_acceptance(pair, base.traffic)
             for name, arch in ((drafted_name(arch, pair), arch) for arch in archs):
                 way = Drafted(name, arch, pair, mine)
-                with suppress(ValueError):  # of an architecture that cannot have this drafter
+                with suppress(ValueError):  # the architecture does not support this drafter
                     way.of(base)
                     found.setdefault(name, way)
     return tuple(found.values())

@@ -1,12 +1,11 @@
-"""How far a predicted lead of one architecture over another is to be trusted, beyond what seeds tell.
+"""Error of a predicted lead of one architecture over another, beyond the spread over seeds.
 
-Measured: the ratio of two servers' figures, predicted over real, for every two on the same requests in a closed loop
-(`pdvsim validate` prints it, and how often the order was right; `--write` keeps it beside the profile). A lead must
-exceed the 95th percentile, rounded up to a tenth of a percent. A profile that was not validated takes the H200's. Under
-service levels the metric is the one whose level binds: a lead in head-room, goodput or capacity is as sure as the
-figure that decides it.
+It was measured as the ratio of two servers' metrics, predicted over real, for all pairs on the same requests in a
+closed loop. `pdvsim validate` prints it, and how often the order was right; `--write` stores it with the profile. A
+lead must exceed the 95th percentile, rounded up to a tenth of a percent. A profile that was not validated uses the
+H200's. Under service levels the error is that of the metric whose level binds.
 
-Where forward times are predicted, a lead inside their error bar does not count either: one bar for a pair and card.
+If forward times are predicted, a lead within their error bar is not significant either.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 
 def lead_error(experiment: Experiment, metric: str) -> float:
-    """What a lead in a metric must exceed on the experiment's card, as a share."""
+    """Relative lead in a metric that must be exceeded on the experiment's GPU."""
     told = errors_of(experiment.hardware)
     if told is None or _measured(metric, told.leads) not in told.leads:
         told = errors_of(Hardware())
     assert told is not None, "the H200's errors are shipped"
     pair = experiment.pair
-    # of both models: if it drafts none, its rivals do
+    # of both models: even if it does not draft, others do
     known = covering(profile_of(experiment), pair, link_of(experiment))
     off = told.leads[_measured(metric, told.leads)]
     if experiment.hardware.cards:
@@ -37,7 +36,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
 
 
 def _measured(metric: str, known: Container[str]) -> str:
-    """The metric itself, or of a percentile the nearest whose error was measured."""
+    """The metric itself, or the nearest percentile whose error was measured."""
     which, _, rest = metric.partition("_")
     if metric in known or not which.startswith("p"):
         return metric

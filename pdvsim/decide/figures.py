@@ -1,4 +1,4 @@
-"""Capacities, finalists, flips and winner maps as pictures."""
+"""Plots of capacities, finalists, flips and winner maps."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
     "acceptance": "Acceptance rate",
 }  # fmt: skip
-LEGEND_INCHES = 2.0  # an entry: a long name and its patch
+LEGEND_INCHES = 2.0  # one entry: a long name and its patch
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
 def capacity_figure(found: Capacities) -> Figure:
-    """The rate held by each architecture on each number of GPUs, and what a million output tokens cost, if priced."""
+    """The rate held by each architecture on each number of GPUs, and with prices the cost per million output tokens."""
     entries = found.summary()
     panels = [("rate", "Rate held within the service levels", "req/s")]
     if found.gpu_hour_usd is not None:
@@ -82,24 +82,24 @@ def finalists_figure(advice: Advice) -> Figure:
 
 
 def _height(rows: int) -> float:
-    """Inches of a picture of so many bars: a bar is as thick alone as among others."""
+    """Height in inches for so many bars, such that all bars have the same thickness."""
     return 1.3 + 0.45 * rows
 
 
 def across(figure: Figure) -> int:
-    """Entries of a legend that fit side by side."""
+    """Legend entries that fit in one row."""
     return max(1, int(figure.get_figwidth() / LEGEND_INCHES))
 
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> None:
-    """A bar for each name, from the top, with its interval and its figure."""
+    """One bar per name, from the top, with its interval and value."""
     rows, end = range(len(names)), _frame(values)
     means = [0.0 if math.isnan(value.mean) else value.mean for value in values]
     above = [upper(value) - mean for value, mean in zip(values, means, strict=True)]
-    below = list(map(min, above, means))  # neither a rate nor a cost is less than nothing
+    below = list(map(min, above, means))  # rates and costs are not negative
     axes.barh(rows, means, 0.62, color=colours)
     axes.errorbar(means, rows, xerr=[below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
-    for row, mean, more in zip(rows, means, above, strict=True):  # on a plate: an interval may reach anywhere
+    for row, mean, more in zip(rows, means, above, strict=True):  # on a white background, as an interval may cross it
         axes.annotate(
             number_text(mean) if mean else "none", (min(mean + more, end), row), xytext=(8, 0),
             textcoords="offset points", va="center", color="0.15", fontweight="bold", size=11,
@@ -112,13 +112,13 @@ def _bars(axes: Axes, names: Sequence[str], values: Sequence[Interval], colours:
 
 
 def _frame(values: Sequence[Interval]) -> float:
-    """Where bars and intervals end: two replications make intervals without end."""
+    """Axis limit: intervals from two replications can be very long."""
     top = max((value.mean for value in values if value.mean > 0), default=1.0)
     return min(max([top, *map(upper, values)]), 2 * top)
 
 
 def upper(value: Interval) -> float:
-    """The end of an interval; of one run, its figure."""
+    """Upper end of an interval; the value itself for one run."""
     return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
 
 
@@ -137,7 +137,7 @@ def _footnote(found: Capacities, cut: bool) -> str:
 
 
 def flips_figure(advice: Advice) -> Figure:
-    """The objective of every finalist over the load and over acceptance; shaded where the recommendation stands."""
+    """The objective of every finalist over load and acceptance; shaded where the recommendation is unchanged."""
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
     compared = {name for found in advice.flips_drawn for probe in found.probes.values() for name in probe.values}
@@ -174,7 +174,7 @@ def _asked_line(advice: Advice) -> str:
 
 
 def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:
-    """A curve an architecture over one axis, the place asked about, and how far the recommendation stands."""
+    """One curve per architecture over one axis, with the given load and the range of the same recommendation."""
     for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
         at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
         values = [found.probes[x].values[arch] for x in at]
@@ -197,7 +197,7 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
     means = [v.mean for probe in found.probes.values() for v in probe.values.values()]
     if max(means) > 10 * min(means) > 0:
         axes.set_yscale("log")
-        axes.set_ylim(min(means) / 2, max(means) * 2)  # the curves set the frame: intervals may reach to nothing
+        axes.set_ylim(min(means) / 2, max(means) * 2)  # limits from the curves, as intervals may reach 0
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     title = "Over acceptance" if found.axis == "acceptance" else "Over the load"
@@ -205,7 +205,7 @@ def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], 
 
 
 def map_figure(found: WinnerMap) -> Figure:
-    """Cells in the winner's colour with its lead over the second; pale and hatched where it is not told apart."""
+    """Cells in the winner's colour with its lead over the second; pale and hatched if it is not significant."""
     import seaborn as sns
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch, Rectangle
@@ -276,14 +276,14 @@ def map_figure(found: WinnerMap) -> Figure:
 
 
 def _fleet_colour(fleet: Fleet) -> str:
-    """Its architecture's; paler where the drafter has a card of its own kind, or where a placed one is replicated."""
+    """Colour of its architecture; paler if the drafter has another GPU type, or if a split server is replicated."""
     colour = arch_colour(fleet.arch)
     single = (fleet.arch in APART or policy_of(fleet.arch).in_steps()) and fleet.hardware.tensor_parallel_size == 1
     return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
 
 
 def _draw_border(axes: Axes, found: WinnerMap) -> None:
-    """A line through the rows, at the load where lanes on several GPUs cease to lead; at the edge where they do not."""
+    """A line through the rows at the load where lanes on several GPUs stop leading; at the edge if they do not."""
     loads, places = found.grid.loads, list(reversed(found.grid.places))
     points = []
     for border in found.borders:

@@ -1,10 +1,9 @@
-"""The contest: every architecture tuned, the best replicated on seeds the search has not seen, one of them chosen.
+"""The final comparison: tune every architecture, replicate the best on seeds that the search did not use, choose one.
 
-All commands that say who is best ask `decided`, so that the same question has the same answer in all of them. Where the
-best leads another by more than what does not count, but seeds scatter too much to be sure, seeds are added to these
-two: as many again, up to `MOST_TIMES` those asked for. So they are where a lead over the indifference leaves open which
-one to take. A lead that is sure, or too small to count, gets no more of them, nor does who asked for fewer seeds than
-tell anything apart.
+All commands use `decided`, so that the same question has the same answer in all of them. If the mean lead exceeds the
+threshold but its interval is too wide, these two get more seeds: as many again, up to `MOST_TIMES` the requested
+number. The same holds if a lead above the indifference leaves the choice open. A lead that is significant or too small
+gets no more seeds. Nor do runs with fewer seeds than significance needs.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
 
 MOST_TIMES = 4
-FINALISTS = 4  # architectures that are replicated, beside plain decoding
+FINALISTS = 4  # architectures replicated, in addition to plain decoding
 
 
 @dataclass(frozen=True)
 class Finals:
-    """Everyone's replications, and the contest among those that could be chosen."""
+    """All replications, and the contest among the candidates that can be chosen."""
 
     rows: dict[Experiment, list[Row]]
     held: Contest
-    names: dict[str, Experiment]  # who is who in the contest
+    names: dict[str, Experiment]  # candidates by their name in the contest
 
     def chosen(self, base: Experiment) -> Experiment:
-        """The one to take."""
+        """The chosen candidate."""
         return self.names[chosen(self.held, self.names, base)]
 
 
@@ -46,10 +45,10 @@ def decided(
     budget: int | None = None,
     equally: bool = False,
 ) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
-    """Places by number, each with everyone's best settings and the finals, again where added seeds made it surer.
+    """Yields the number of a place with all tuned settings and the finals, again after seeds were added.
 
-    `budget` is of simulations, beyond which no seeds are added; `equally` adds them to everyone. Ctrl-C: what is known
-    is decided, then it is raised.
+    `budget` limits the simulations for added seeds; `equally` adds them to all candidates. On Ctrl-C the finished runs
+    are decided, then it is raised.
     """
     best = tuned(search, places, bench)
     finals = [_finalists(search, here) for here in best]
@@ -71,7 +70,7 @@ def decided(
 
 
 def _finalists(search: Search, best: Mapping[str, Experiment]) -> list[Experiment]:
-    """The best few, plain decoding at its best, and fleets that stay in."""
+    """The best few, plain decoding at its best, and fleets that are always kept."""
     found = list(best.values())[:FINALISTS]
     found += [c for c in best.values() if c.arch == "autoregressive"][:1]
     found = list(dict.fromkeys([*found, *(best[name] for name in best if name in search.staying)]))
@@ -88,9 +87,9 @@ def replicated(
     name: Callable[[Experiment], str] = lambda candidate: str(candidate.arch),
     equally: bool = False,
 ) -> Iterator[Finals]:
-    """Run every candidate, each of its own name, on the same seeds, and compare; then those that more seeds would tell.
+    """Run every candidate, each with a unique name, on the same seeds and compare; then add seeds where they help.
 
-    The last is the answer. `budget` is of simulations. `equally`: everyone has as many seeds.
+    The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
     """
     seeds, names = num_runs, {name(candidate): candidate for candidate in candidates}
     found: dict[Experiment, list[Row]] = {}
@@ -118,10 +117,10 @@ def judged(
     comparisons: int | None = None,
     costs: Mapping[str, float] | None = None,
 ) -> Contest:
-    """The contest by the goal's figure of those who could be chosen: they meet the levels and keep up.
+    """The contest by the goal's metric among the candidates that meet the levels and keep up.
 
-    Where nobody meets the levels, all who keep up; where nobody does, all. `place` gives the pair and the card, or
-    each contender's own. With `costs` the figure counts by what each costs.
+    If none meets the levels, among those that keep up; if none does, among all. `place` gives the pair and the GPU, or
+    those of each contender. With `costs` the metric is divided by the cost of each.
     """
     up = {name: mine for name, mine in rows.items() if kept_up(mine)}
     able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
@@ -132,8 +131,8 @@ def judged(
 
 
 def chosen(held: Contest, candidates: Mapping[str, Experiment], base: Experiment) -> str:
-    """The best, or the simplest of those that are alike by seeds and indifference.
+    """The best, or the simplest of those without significant difference over seeds and indifference.
 
-    The profile's error is no reason to pass over the best: it may err either way.
+    The profile's error is not used here, as it may favour either side.
     """
     return min((held.best, *held.alike), key=lambda name: complexity(candidates[name], base))

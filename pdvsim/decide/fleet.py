@@ -1,12 +1,12 @@
-"""The same GPUs used otherwise: replicas, a target that is sharded over several, or lanes on several of them.
+"""Ways to use several GPUs: replicas, tensor parallelism, or lanes on different GPUs.
 
-A fleet is a number of GPUs, an architecture, and who is where. Fleets of the same size compete, each at its own best
-settings (`tune`), on the same requests: so a lane that gets a GPU of its own is held against a second server, and both
-against one server on all of them. Prices of cards make it a contest by the dollar; without them every GPU costs the
-same. By the dollar one GPU alone competes, too.
+A fleet is a number of GPUs, an architecture and a placement. Fleets of the same size are compared on the same requests,
+each with its best settings (`tune`). So a GPU for one lane is compared with a second server, and with one server
+sharded over all GPUs. With prices the comparison is per dollar; without them every GPU costs the same. Per dollar, one
+GPU alone is compared too.
 
-Not among them: lanes beside each other on a sharded target, and a whole drafter on one of its GPUs where it can be
-sharded; engines have neither.
+Not included: lanes that co-run on a sharded target, and an unsharded drafter on one of its GPUs if it can be sharded;
+engines have neither.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from pdvsim.sim.limits import RANGES, check
 from pdvsim.sim.policies import kin, policy_of
 from pdvsim.sim.workload.asked import drafter_name
 
-ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # where none is named
-APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # one lane's GPU, and the others'
+ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
+APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # GPU of each lane
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Fleet:
     name: str
     arch: Arch
     hardware: Hardware
-    drafted: Drafted | None = None  # who drafts, where drafters compete
+    drafted: Drafted | None = None  # its drafter, if drafters are compared
 
     def of(self, place: Experiment) -> Experiment:
         """The experiment on this fleet."""
@@ -49,7 +49,7 @@ class Fleet:
         return server * self.hardware.replicas
 
     def named(self, candidate: Experiment) -> str:
-        """The name of a candidate's fleet: 2x colocated, or 2x colocated with eagle3 where drafters compete."""
+        """The name of a candidate's fleet: 2x colocated, or 2x colocated with eagle3 if drafters are compared."""
         drafts = self.drafted is not None and candidate.has_drafter
         return fleet_name(candidate) + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
 
@@ -72,7 +72,7 @@ def fleet_name(candidate: Experiment) -> str:
 
 
 def contender(candidate: Experiment, ways: Sequence[Fleet | Drafted]) -> str:
-    """Who competes with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
+    """The contender with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
     return ways[0].named(candidate) if ways else str(candidate.arch)
 
 
@@ -84,13 +84,13 @@ def fleets(
     alone: bool = False,
     drafted: Sequence[Drafted] = (),
 ) -> tuple[Fleet, ...]:
-    """Every way to use so many GPUs with these architectures; with a cheaper card for the drafter, that as well.
+    """Every way to use so many GPUs with these architectures, including a cheaper GPU for the drafter if given.
 
-    Where drafters compete, each way to use the GPUs is one of each who can draft in it (`drafted`).
+    If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
 
-    An architecture whose lanes are workers of their own is replicated, and also has them on two GPUs or groups; one
-    that drafts ahead is not replicated, as on one GPU it has nothing to gain. A head or an n-gram search stays with its
-    target. Where cost counts, one GPU `alone` competes too. Left out is whatever leaves no room for a KV cache.
+    An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups. One that
+    drafts ahead is not replicated, as it gains nothing on one GPU. A head or an n-gram search stays with its target. If
+    cost counts, one GPU `alone` is compared too. Fleets without room for a KV cache are excluded.
     """
     given = base.hardware
     if gpus < 2:
@@ -118,9 +118,9 @@ def fleets(
 
 
 def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alone: bool) -> Iterator[Fleet]:
-    """Of one architecture, whether its models can be divided so or not."""
+    """Fleets of one architecture, including those whose models cannot be sharded so."""
     given = base.hardware
-    apart = base.server.drafted_by in ("model", "none")  # a drafter that can have a GPU of its own
+    apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 
@@ -136,7 +136,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alo
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield made(size, replace(given, tensor_parallel_size=size))
     for target in SHARDED if policy.placeable() and apart else ():
-        # pd has the target in both of its lanes; the others draft on one GPU, or on as many as the target has
+        # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
         for other in sorted({target} if kind == "pd" else {1, target}):
             if gpus % (target + other):
                 continue
@@ -150,7 +150,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alo
 
 
 def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
-    """The fleet, with its drafter whole where that cannot be sharded; None where it leaves no room for a KV cache."""
+    """The fleet, with an unsharded drafter if it cannot be sharded; None without room for a KV cache."""
     whole = replace(fleet, hardware=replace(fleet.hardware, draft_tensor_parallel_size=1))
     for way in (fleet, whole):
         mine = way.of(base)
@@ -163,7 +163,7 @@ def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
 
 
 def prices(texts: Sequence[str]) -> dict[str, float]:
-    """Dollars an hour by card, of card=price; a ValueError names what is wrong."""
+    """Dollars per hour by GPU type, from card=price; a ValueError names what is wrong."""
     found: dict[str, float] = {}
     for text in texts:
         card, _, price = text.partition("=")
@@ -177,7 +177,7 @@ def prices(texts: Sequence[str]) -> dict[str, float]:
 
 
 def hourly(fleet: Fleet, place: Experiment, usd: Mapping[str, float]) -> float:
-    """What a fleet costs an hour; without prices, its GPUs, if they are all alike."""
+    """Cost of a fleet per hour; without prices its number of GPUs, if they are all of one type."""
     cards = fleet.cards(place)
     if not usd and len(set(cards)) == 1 and cards[0] == place.hardware.gpu:
         return float(len(cards))

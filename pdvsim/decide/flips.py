@@ -1,12 +1,12 @@
-"""Where a decision flips: from the load and acceptance asked about outward, until another choice is surely better.
+"""Where a decision changes: from the given load and acceptance outward, until another choice is significantly better.
 
 At each place the recommendation and the other finalists run the same seeds, each with the draft length that the formula
-finds best there and the other settings found for the load asked about. A challenger counts if its paired interval
-against the recommendation lies above what does not count, with the number of rivals paid for; or if it meets the
-service levels and keeps up, and the recommendation does not. Nobody is beaten for want of tuning: before a challenger
-counts, both find their best settings at that place, and run again. Where a few seeds show that the others could not
-make a challenger of anyone (`contest.enough`), and the recommendation holds in all of them, the others are not run. The
-edge is then narrowed by bisection between the last place without a challenger and the first with one.
+predicts to be best there, and otherwise the settings tuned for the given load. A rival is a challenger if its paired
+interval against the recommendation lies above the threshold, corrected for the number of rivals; or if it meets the
+service levels and keeps up while the recommendation does not. Before a challenger counts, both are tuned at that place
+and run again. If a few seeds show that no rival can become a challenger (`contest.enough`), and the recommendation
+meets the goal in all of them, the remaining seeds are skipped. The edge is then narrowed by bisection between the last
+place without a challenger and the first with one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
 STEPS = 3  # of bisection
-PROMPTS = 200  # of a run at a place: shorter than a final one
+PROMPTS = 200  # requests per run: fewer than in the finals
 
 _MIDDLES = {"load": lambda a, b: math.sqrt(a * b), "acceptance": lambda a, b: (a + b) / 2}  # others: whole numbers
 
@@ -37,30 +37,30 @@ Move = Callable[[Experiment, float], Experiment]
 
 @dataclass(frozen=True)
 class Probe:
-    """What the finalists did at one place."""
+    """Results of the finalists at one place."""
 
     at: float
     values: dict[str, Interval]  # by name
-    able: tuple[str, ...]  # who meets the service levels and keeps up
+    able: tuple[str, ...]  # those that meet the service levels and keep up
     challenger: str | None
-    lead: float  # the challenger's, as a share of the recommendation's figure; nan without one
-    open: bool = False  # whether more seeds could make a challenger of a rival
+    lead: float  # the challenger's relative lead; nan without one
+    open: bool = False  # whether more seeds could make a rival a challenger
 
 
 @dataclass(frozen=True)
 class Edge:
-    """The decision stands at `stands` and no more at `falls`, where the challenger leads; `falls` None: not found."""
+    """The decision is unchanged up to `stands` and changes at `falls`, where the challenger leads; None: not found."""
 
     stands: float
     falls: float | None
     challenger: str | None
     lead: float
-    reason: str  # "beaten", "nobody is able", "not found" within the places looked at, or "no budget"
+    reason: str  # "beaten", "nobody is able", "not found" within the places tested, or "no budget"
 
 
 @dataclass
 class Flips:
-    """An axis: all places looked at, and an edge on either side."""
+    """An axis: all places tested, and an edge on either side."""
 
     axis: str
     here: float
@@ -77,14 +77,14 @@ class Rivalry:
     rivals: tuple[Experiment, ...]
     goal: Goal
     num_runs: int
-    indifference: float  # a lead up to this, or inside the profile's own error, does not count
-    comparisons: int  # over how many the 5% chance of error is spread
-    draft_lengths: tuple[int, ...]  # of which each takes the best where it is looked at
-    space: Space | None = None  # all that may be tried where a challenger is about to count; None: nothing
-    ways: tuple[Fleet | Drafted, ...] = ()  # that compete in place of architectures
+    indifference: float  # leads up to this, or within the profile's error, do not count
+    comparisons: int  # number that share the 5% chance of error
+    draft_lengths: tuple[int, ...]  # each uses the best of these at a place
+    space: Space | None = None  # settings to tune before a challenger counts; None: no tuning
+    ways: tuple[Fleet | Drafted, ...] = ()  # compared instead of architectures
 
     def name(self, candidate: Experiment) -> str:
-        """Who it is among these."""
+        """Name of a candidate."""
         return contender(candidate, self.ways)
 
     @property
@@ -93,26 +93,26 @@ class Rivalry:
         return (1 + len(self.rivals)) * self.num_runs
 
     def placed(self, candidate: Experiment) -> Experiment:
-        """A candidate that has been moved: with the draft length that is best there, in a run of a place's length."""
+        """A candidate at another place: with the best draft length there, in a shorter run."""
         server, traffic = candidate.server, candidate.traffic
         if candidate.has_drafter and server.controller == "fixed" and len(self.draft_lengths) > 1:
             best = Formula(candidate).ranked(self.draft_lengths)[0].k
             server = replace(server, num_speculative_tokens=best)
-        whole = load_axis(traffic) == "requests"  # a shorter job would be another load
+        whole = load_axis(traffic) == "requests"  # a shorter job would be a different load
         few = traffic.num_prompts if whole else least_prompts(traffic, PROMPTS)
         warmup = candidate.scoring.warmup_requests * few // traffic.num_prompts
         scoring = replace(candidate.scoring, warmup_requests=warmup)
         return replace(candidate, server=server, traffic=replace(traffic, num_prompts=few), scoring=scoring)
 
     def only(self, name: str | None) -> Rivalry:
-        """Without the rivals but one, at the price of all."""
+        """The same with one rival, at the significance level of all."""
         return self if name is None else replace(self, rivals=tuple(r for r in self.rivals if self.name(r) == name))
 
 
 def find_flips(
     axis: str, here: float, places: Sequence[float], move: Move, who: Rivalry, bench: Bench, budget: int
 ) -> Flips:
-    """Look at the places from `here` outward in both directions, while simulations are left of the budget."""
+    """Test the places from `here` outward in both directions, while the budget lasts."""
     found = Flips(axis, here)
     found.probes[here] = _probe(here, (who.recommended, *who.rivals), who, bench, who.num_runs)  # as they were decided
     middle = _MIDDLES.get(axis, lambda a, b: float(round(math.sqrt(a * b))))
@@ -121,7 +121,7 @@ def find_flips(
         "above": _outward(found, higher, move, middle, who, bench, budget),
         "below": _outward(found, lower, move, middle, who, bench, budget),
     }
-    while sides:  # by turns, so that a budget that runs out costs both sides alike
+    while sides:  # alternately, so that a limited budget affects both sides equally
         for side, steps in list(sides.items()):
             try:
                 next(steps)
@@ -132,9 +132,9 @@ def find_flips(
 
 
 def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget: int) -> Probe | None:
-    """Run everyone at one place; a challenger and the recommendation once more, each at its best there.
+    """Run all finalists at one place, then a challenger and the recommendation again, both tuned there.
 
-    None where there is a challenger, and no budget to tune it and the recommendation.
+    None if there is a challenger but no budget to tune both.
     """
     left = budget - who.runs  # after they have been tuned
     everyone = [move(candidate, at) for candidate in (who.recommended, *who.rivals)]
@@ -155,14 +155,14 @@ def look(found: Flips, at: float, move: Move, who: Rivalry, bench: Bench, budget
 
 
 def _retuned(candidate: Experiment, who: Rivalry, space: Space, bench: Bench, budget: int) -> Experiment:
-    """A candidate's architecture at its best where the candidate has been moved to."""
+    """A candidate's architecture tuned at another place."""
     share = candidate.scoring.warmup_requests / candidate.traffic.num_prompts
     found = Search(who.goal, replace(space, archs=(candidate.arch,)), share, who.indifference, budget)
     return tuned(found, [candidate], bench)[0][candidate.arch]
 
 
 def _settled(at: float, everyone: Sequence[Experiment], who: Rivalry, bench: Bench) -> Probe:
-    """Run everyone on a few seeds, and on all of them where those do not settle it."""
+    """Run all finalists on a few seeds, and on all seeds if those do not decide."""
     probe = _probe(at, everyone, who, bench, enough(who.num_runs, corrected(who.comparisons)))
     return _probe(at, everyone, who, bench, who.num_runs) if probe.open else probe
 
@@ -200,14 +200,16 @@ def _outward(
     bench: Bench,
     budget: int,
 ) -> Generator[None, None, Edge]:
-    """Look at the places until one has a challenger, then narrow it down; a step a place."""
+    """Test the places until one has a challenger, then bisect; yields after each place."""
     stands, hopeless = found.here, not found.probes[found.here].able
 
     def spent() -> bool:
         return bench.runs + who.runs > budget
 
     def unchallenged(probe: Probe) -> bool:
-        return probe.challenger is None and (bool(probe.able) or hopeless)  # where none was able, that is no change
+        return probe.challenger is None and (
+            bool(probe.able) or hopeless
+        )  # if none met the goal before, that is no change
 
     for place in places:
         if spent():

@@ -1,13 +1,13 @@
-"""Draft lengths by formula: what the planner's latency model and the traffic's means predict, without a simulation.
+"""Draft lengths by formula, from the planner's latency model and the means of the traffic, without simulation.
 
-A round of k drafts for n rows takes T(n, k) and yields g(k) tokens a row. In a closed loop n is the number at once; at
-a request rate n follows from Little's law. A newcomer waits half a round for its first one. Prompts take their share of
-the GPU, and where drafts have a lane of their own, every other newcomer comes while the others are being verified, and
-has a draft to itself. It is a first sieve: which few draft lengths are worth simulating, and, in `pdvsim draft-table`,
-what simulations at a few batch sizes say of those between.
+A round of draft length k for n rows takes T(n, k) and yields g(k) tokens per row. In a closed loop n is the
+concurrency; at a request rate n follows from Little's law. A new request waits half a round on average. Prompts take
+their share of the GPU. With a separate draft lane, every other new request arrives while the others are verified and is
+drafted alone. The formula selects the draft lengths to simulate; `pdvsim draft-table` also uses it between the
+simulated batch sizes.
 
-What the KV cache does not hold waits. Left out: other queueing, the spread of lengths, and how works on other streams
-slow a round.
+Requests beyond the KV cache wait. Not modelled: other queueing, the spread of lengths, and slowdown by co-running
+lanes.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
 from pdvsim.sim.workload.requests import make_requests
 
-SAMPLE = 256  # requests that the means are taken over
-JOINING = 0.5  # rounds that a newcomer waits for its first one, in the mean
-RATES = tuple(i / 50 for i in range(51))  # acceptance rates that are tried
-QUANTILES = 64  # of the rates of requests, where these differ
+SAMPLE = 256  # requests sampled for the means
+JOINING = 0.5  # mean rounds that a new request waits
+RATES = tuple(i / 50 for i in range(51))  # acceptance rates tested
+QUANTILES = 64  # of the acceptance rates of requests, if they differ
 
 
 class Predicted(NamedTuple):
     """One draft length at the experiment's load."""
 
     k: int
-    rows: float  # decoding at once; more than the batch limit where it cannot keep up
-    seconds_a_token: float  # of one request
+    rows: float  # decoding concurrently; above the batch limit if it cannot keep up
+    seconds_per_token: float  # of one request
     tokens_per_s: float
     keeps_up: bool
 
@@ -52,14 +52,14 @@ class Formula:
 
     @cached_property
     def planner(self) -> Planner:
-        """Of both models, whatever the draft length."""
+        """Latencies of both models, for any draft length."""
         server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=1)
         drafting = replace(self.experiment, server=server)
         return make_planner(drafting, covering_profile(drafting))
 
     @cached_property
     def requests(self) -> list[Request]:
-        """A sample of the traffic, all there at once."""
+        """A sample of the traffic, without arrival times."""
         traffic = self.experiment.traffic
         few = min(SAMPLE, traffic.num_prompts)
         return make_requests(replace(traffic, num_prompts=few), self.experiment.acceptance)
@@ -70,17 +70,17 @@ class Formula:
 
     @cached_property
     def context(self) -> float:
-        """Mean cached tokens of a row while it decodes."""
+        """Mean cached tokens per row while it decodes."""
         lengths = [(r.output_tokens, r.prompt_tokens + r.output_tokens / 2) for r in self.requests]
         return sum(n * at for n, at in lengths) / sum(n for n, _ in lengths)
 
     @cached_property
     def _runs(self) -> NDArray[np.uint8]:
-        """Drafts that would be accepted in a row, at every position of every answer."""
+        """Consecutive draft tokens that would be accepted, at every position of every output."""
         return np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
 
-    def tokens_a_round(self, k: int, acceptance: Acceptance | None = None) -> float:
-        """Mean tokens that a round of k drafts yields a row: expected ones, or as measured. Default: as given."""
+    def tokens_per_round(self, k: int, acceptance: Acceptance | None = None) -> float:
+        """Mean tokens per row from a round of draft length k, expected or measured."""
         given = acceptance or self.experiment.acceptance
         if given.synthetic_acceptance_rates:
             return 1.0 + sum(given.synthetic_acceptance_rates[:k])
@@ -89,49 +89,49 @@ class Formula:
         if given.acceptance_trace is not None:
             return 1.0 + float(np.minimum(self._runs, k).mean())
         rates = rates_of(given)
-        # a request of few tokens a round takes more rounds, so rounds of its kind are more of all: a harmonic mean
+        # requests with fewer tokens per round take more rounds, hence a harmonic mean
         return len(rates) / sum(1 / expected_tokens(rate, k) for rate in rates)
 
     def rounds(self, k: int) -> float:
-        """Mean rounds of an answer. Its first token comes with the prompt; what its last round has too many is lost."""
+        """Mean rounds of an output. The first token comes from the prefill; the last round may have a surplus."""
         if self.experiment.acceptance.acceptance_model is not None:
             return max(1.0, mean_round([r.runs for r in self.requests], k)[1])
         gains = 1.0 + np.minimum(self._runs, k)
-        lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long answer
-        return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_a_round(k))
+        lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long output
+        return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_per_round(k))
 
     @cached_property
     def acceptance(self) -> float:
         """Chance that a first draft is accepted."""
-        return self.tokens_a_round(1) - 1.0
+        return self.tokens_per_round(1) - 1.0
 
     def round_s(self, rows: int, k: int) -> float:
-        """A round of `rows`, with the drafter's catching up and hand-overs."""
+        """Duration of a round of `rows`, with the drafter's catch-up and hand-overs."""
         return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
 
     @cached_property
     def prompt(self) -> tuple[Chunk]:
-        """A prompt of the mean length."""
+        """Duration of a prompt of mean length."""
         tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
         return (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
 
     def prompt_s(self, k: int) -> float:
-        """Reading one prompt, by both models where anything is drafted."""
+        """Prefill of one prompt, by both models if anything is drafted."""
         roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
         return sum(self.planner.models[role].carrying(0, 0, 1, self.prompt, role == "target").solo_0 for role in roles)
 
     def newcomer_s(self, k: int) -> float:
-        """What a newcomer takes of the GPU beside its rounds: its prompt and, if so, a draft to itself."""
+        """GPU time of a new request in addition to its rounds: its prefill and, if so, its own draft."""
         alone = self.planner.models["draft"].shape(1, 1, k) if self.planner.lanes and k else None
         return self.prompt_s(k) + ((alone.solo_0 + alone.solo_1 * self.context) / 2 if alone else 0.0)
 
     def fits(self, k: int) -> int:
-        """Rows that the KV cache of a server holds, more or less; without drafts the drafter takes none of its room."""
+        """Approximate rows that fit in a server's KV cache; without drafts the drafter uses none of it."""
         return max(1, int(self._capacities[k > 0] / self.context))
 
     @cached_property
     def _capacities(self) -> tuple[int, int]:
-        """Tokens of KV cache without a drafter and with one."""
+        """KV cache capacity in tokens, without and with a drafter."""
         servers = (replace(self.experiment.server, controller="fixed", num_speculative_tokens=k) for k in (0, 1))
         placed = [replace(self.experiment, server=server) for server in servers]
         plain, drafting = (kv_capacity(one, covering_profile(one)) for one in placed)
@@ -146,16 +146,16 @@ class Formula:
         return [(rows, rows * self.output_tokens / s) for rows, s in zip(batches, whole_s, strict=True)]
 
     def at(self, k: int) -> Predicted:
-        """What a draft length does at the experiment's load."""
+        """Prediction for one draft length at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
             [(rows, speed)] = self.loops(k, [at_once])
-            return Predicted(k, rows, at_once / speed, servers * speed, True)  # those that do not fit wait
+            return Predicted(k, rows, at_once / speed, servers * speed, True)  # rows that do not fit wait
         rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         rate = traffic.request_rate / servers
-        left = 1 - rate * joining_s  # of the GPU, beside newcomers
+        left = 1 - rate * joining_s  # GPU share left by new requests
         rows, need = 1, float("inf")
         while left > 0 and rows <= most:
             need = rate * rounds * self.round_s(rows, k) / left
@@ -168,9 +168,9 @@ class Formula:
         return Predicted(k, need if keeps_up else rows, pace_s, servers * rows / pace_s, keeps_up)
 
     def ranked(self, lengths: Iterable[int]) -> list[Predicted]:
-        """Draft lengths, the most promising first: those that keep up by their pace, the others by their speed."""
+        """Draft lengths, most promising first: those that keep up by time per token, the others by throughput."""
         found = [self.at(k) for k in lengths]
-        return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_a_token if p.keeps_up else -p.tokens_per_s))
+        return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_per_token if p.keeps_up else -p.tokens_per_s))
 
 
 def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | None:
@@ -186,7 +186,7 @@ def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | N
 
 @cache
 def rates_of(acceptance: Acceptance) -> tuple[float, ...]:
-    """The acceptance rates of requests: one for all, or the middles of equally many of a Beta."""
+    """The acceptance rates of requests: one for all, or quantiles of a Beta distribution."""
     rate, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
     if concentration is None or not 0 < rate < 1:
         return (rate,)

@@ -1,11 +1,11 @@
-"""What "better" means: one figure of a run, which way it is better, and whether the service levels are met.
+"""What "better" means: one metric of a run, its direction, and whether the service levels are met.
 
 `headroom` is the factor by which every service level could be tightened: the smallest, over the levels, of the level
-over the metric's percentile at the attainment asked for (with 0.9: p90). It tells two servers apart that both meet
-their levels all the time, and one that misses a little from one that misses by far.
+over the metric's percentile at the required attainment (with 0.9: p90). It ranks servers that all meet their levels,
+and shows by how much a server misses them.
 
-Levels without a percentile (ttft:500) are met together, by a share of the requests that is the attainment. Where one
-names its percentile (p99_ttft:200), each is met by itself, at its own percentile or the highest that is named.
+Levels without a percentile (ttft:500) must be met together, by the share `attainment` of the requests. If any level
+names a percentile (p99_ttft:200), each is checked separately, at its own percentile or the highest that is named.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pdvsim.sim.metrics.summary import percentile_name
 
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
 
-ATTAINMENT = 0.9  # share of the requests, where no percentile is named
-ROUNDING = 1e-9  # a share is a quotient of two rates; it must not miss its target by their rounding
+ATTAINMENT = 0.9  # share of the requests, if no percentile is named
+ROUNDING = 1e-9  # a share is a quotient of two rates: tolerance for rounding
 NAMES = {
     "headroom": "head-room",
     "goodput": "goodput (req/s)",
@@ -39,7 +39,7 @@ assert tuple(NAMES) == get_args(Objective)
 
 @dataclass(frozen=True)
 class Goal:
-    """An objective under service levels of which `attainment` is the share of requests that must meet them all."""
+    """An objective under service levels, all of which the share `attainment` of the requests must meet."""
 
     objective: Objective
     levels: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ class Goal:
 
     @cached_property
     def levels_ms(self) -> dict[str, float]:
-        """Service levels by what they are of: ttft, or p99_ttft where any names its percentile."""
+        """Service levels by metric: ttft, or p99_ttft if any names its percentile."""
         levels = Scoring(goodput=self.levels).levels()
         if not self.named:
             return {level.metric: level.seconds * 1e3 for level in levels}
@@ -76,12 +76,12 @@ class Goal:
 
     @property
     def share_text(self) -> str:
-        """Of how many requests that is asked; nothing where the levels say it."""
+        """The required share of requests as text; empty if the levels name percentiles."""
         return "" if self.named else f" for {self.attainment:.0%} of the requests"
 
     @property
     def percentile(self) -> str:
-        """The percentile that the attainment is about, as the rows' keys begin: p90."""
+        """The percentile of the attainment, as in the keys of rows: p90."""
         return percentile_name(self._percent)
 
     @property
@@ -90,11 +90,11 @@ class Goal:
 
     @property
     def sign(self) -> int:
-        """1 where more is better, -1 where less is."""
+        """1 if higher is better, -1 if lower is."""
         return -1 if self.objective in ("ttft", "tpot", "e2el") else 1
 
     def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
-        """The experiment, scored as the goal needs it, without the first share of its requests."""
+        """The experiment with the scoring that the goal needs, excluding the first share of its requests."""
         scoring = experiment.scoring
         percentiles = tuple(dict.fromkeys((self._percent, *self.named, *scoring.metric_percentiles)))
         warmup = int(warmup_share * experiment.traffic.num_prompts)
@@ -104,15 +104,15 @@ class Goal:
         )
 
     def value(self, row: Row) -> float:
-        """The objective's figure in a run; a ValueError of one line where there is none."""
+        """The objective's value in a run; a ValueError of one line if there is none."""
         if self.objective == "headroom":
             figure = min(self.headrooms(row).values())
         elif self.objective == "goodput":
             figure = float(row["request_goodput"])
         else:
             figure = float(row[self.told_by([row])])
-        if not math.isfinite(figure):  # times between tokens alone can be missing
-            raise ValueError(f"objective {self.objective} is undefined: every answer is a single token")
+        if not math.isfinite(figure):  # only TPOT can be missing
+            raise ValueError(f"objective {self.objective} is undefined: every output is a single token")
         return figure
 
     def headrooms(self, row: Row) -> dict[str, float]:
@@ -121,7 +121,7 @@ class Goal:
         return {name: level / spent[name] if spent[name] > 0 else math.inf for name, level in self.levels_ms.items()}
 
     def told_by(self, rows: Sequence[Row]) -> str:
-        """The metric whose error is the objective's: under service levels that of the level with the least room."""
+        """The metric whose error applies to the objective: under service levels that of the binding level."""
         if self.objective in ("headroom", "goodput"):
             rooms = [self.headrooms(row) for row in rows]
             return self.level_metric(min(self.levels_ms, key=lambda name: sum(room[name] for room in rooms)))
@@ -132,11 +132,11 @@ class Goal:
         return f"{level}_ms" if self.named else f"{self.percentile}_{level}_ms"
 
     def holds(self, row: Row) -> bool:
-        """Whether one run meets the service levels for the share asked, and kept up as far as it can tell."""
+        """Whether one run meets the service levels for the required share and kept up."""
         return keeps_up(row) and (not self.levels or self.attains(row))
 
     def attains(self, row: Row) -> bool:
-        """Whether one run meets the service levels for the share asked."""
+        """Whether one run meets the service levels for the required share."""
         return self._attained([row])
 
     def _attained(self, rows: Sequence[Row]) -> bool:
@@ -152,7 +152,7 @@ class Goal:
 
 
 def level_title(name: str) -> str:
-    """What a level is of, in a sentence: P99 TTFT."""
+    """The metric of a level as text: P99 TTFT."""
     return name.replace("_", " ").upper()
 
 

@@ -1,8 +1,8 @@
-"""What could go wrong near a recommendation, each from runs or from the profile.
+"""Failure modes near a recommendation, each from runs or from the profile.
 
-Few requests at once, drafts that fail, a draft model too slow for its target, a full KV cache, a load near capacity.
+Low concurrency, poor acceptance, a draft model too slow for its target, a full KV cache, a load near capacity.
 
-Not looked at: what pdvsim does not model (docs/model.md), and changes of the lengths or the burstiness of the traffic.
+Not covered: what pdvsim does not model (docs/model.md), and changes in the lengths or burstiness of the traffic.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5
-FEW_RUNS = 3  # replications of what is looked for by bisection
-SEARCH_RUNS = 5  # what the search for a capacity takes, more or less
+FEW_RUNS = 3  # replications per step of a bisection
+SEARCH_RUNS = 5  # estimated runs of a capacity search, per seed
 
 
 @dataclass(frozen=True)
 class Alone:
-    """One request at a time: mean end-to-end latency of everyone."""
+    """Concurrency 1: mean end-to-end latency of all finalists."""
 
     e2el_ms: Contest
-    speculation_gain: Interval | None  # plain decoding's TPOT over the recommendation's; None where it drafts nothing
+    speculation_gain: Interval | None  # TPOT of plain decoding over the recommendation's; None if it does not draft
 
 
 def alone(who: Rivalry, bench: Bench) -> Alone:
-    """Everyone with one request at a time (batch 1)."""
+    """All finalists at concurrency 1."""
     everyone = (who.recommended, *who.rivals)
     named = {who.name(c): c for c in everyone}
     rows = {name: bench.rows(replications(_alone(c), who.num_runs)) for name, c in named.items()}
@@ -62,16 +62,16 @@ def _alone(candidate: Experiment) -> Experiment:
 
 @dataclass(frozen=True)
 class BreakEven:
-    """The acceptance rate above which drafting beats plain decoding, by the objective asked."""
+    """The acceptance rate above which drafting beats plain decoding by the objective."""
 
-    who: str  # drafts
+    who: str  # the drafting finalist
     here: float  # its acceptance rate
-    loses_at: float | None  # the highest acceptance tried where plain decoding is better; None: it never is
-    wins_at: float | None  # the lowest where drafting is; None: it never is
+    loses_at: float | None  # highest acceptance tested at which plain decoding is better; None: never
+    wins_at: float | None  # lowest at which drafting is better; None: never
 
 
 def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
-    """Bisection over the acceptance rate, on the mean of the objective's figure over the replications."""
+    """Bisection over the acceptance rate, on the mean of the objective over the replications."""
     sign, value = who.goal.sign, who.goal.value
     num_runs = min(FEW_RUNS, who.num_runs)
     against = interval(map(value, bench.rows(replications(who.placed(plain), num_runs)))).mean
@@ -93,21 +93,21 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
 
 
 def break_even_runs(who: Rivalry) -> int:
-    """Simulations that `break_even` takes at most."""
+    """Most simulations that `break_even` runs."""
     return (3 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs)
 
 
 @dataclass(frozen=True)
 class Balance:
-    """One round by the profile, streams and host left aside: what the draft model costs and what it yields."""
+    """Cost and yield of the draft model in one round by the profile, ignoring streams and host."""
 
     arch: str
-    rows: int  # decoding together, as in the runs
+    rows: int  # mean batch of the runs
     k: int
     draft_s: float  # all k steps
     verify_s: float
-    decode_s: float  # a plain step of the target for as many rows
-    tokens_a_round: float
+    decode_s: float  # plain step of the target for the same rows
+    tokens_per_round: float
 
     @property
     def step_ratio(self) -> float:
@@ -117,16 +117,16 @@ class Balance:
     @property
     def speedup(self) -> float:
         """Tokens per second of the round over those of plain steps."""
-        return self.tokens_a_round * self.decode_s / (self.draft_s + self.verify_s)
+        return self.tokens_per_round * self.decode_s / (self.draft_s + self.verify_s)
 
     @property
     def affordable(self) -> float:
-        """How many times its cost the draft may cost until a round only equals plain steps; 0 or less: never pays."""
-        return (self.tokens_a_round * self.decode_s - self.verify_s) / self.draft_s
+        """Factor on the draft's cost at which a round only equals plain steps; 0 or less: it never pays."""
+        return (self.tokens_per_round * self.decode_s - self.verify_s) / self.draft_s
 
 
 def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
-    """Price the mean round of these runs; None where nothing was drafted."""
+    """Cost of the mean round of these runs; None if nothing was drafted."""
     rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
     if not rounds > 0:
         return None
@@ -154,7 +154,7 @@ class Memory:
 
 
 def memory(recommended: Experiment) -> Memory:
-    """The most that was held at once, and what there is."""
+    """Peak use and capacity."""
     meta = simulate(suited(recommended)).meta
     return Memory(int(meta["kv_peak_tokens"]), int(meta["kv_capacity_tokens"]))
 
@@ -168,14 +168,14 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
 
 
 def saturation_runs(who: Rivalry) -> int:
-    """Simulations that `saturation` takes, more or less."""
+    """Estimated simulations of `saturation`."""
     return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
 
 
 def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:
     """The lane that is busy for the largest share of the time, and that share."""
     lanes = [key for key in rows[0] if key.startswith("lanes_") and key.endswith("_utilisation")]
-    # a row names the lanes of all that were run with it, as nan where they are not its own
+    # rows also have the lanes of other experiments in their batch, as nan
     busy = {key: interval(row.get(key, math.nan) for row in rows) for key in lanes}
     top = max((key for key in busy if not math.isnan(busy[key].mean)), key=lambda key: busy[key].mean)
     return top.removeprefix("lanes_").removesuffix("_utilisation"), busy[top]

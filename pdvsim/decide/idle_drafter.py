@@ -1,4 +1,4 @@
-"""Plain decoding with a drafter that still runs, as engines have it where a draft table says k=0."""
+"""Plain decoding with a drafter that still runs, as in engines at k=0 of a draft table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pdvsim.sim.policies.colocated import Colocated
 
 
 class IdleDrafter(Colocated):
-    """Each step the drafter reads every row's newest token, and its draft is not verified. For draft length 1."""
+    """In each step the drafter processes every row's newest token; its draft is not verified. For draft length 1."""
 
     def draft(self, rows: list[Request], k: int) -> Work:
         for row in rows:

@@ -1,4 +1,4 @@
-"""The runs of a winner map: everyone tuned in every cell, then replicated; between cells, where lanes cease to lead."""
+"""The runs of a winner map: tune and replicate in every cell, then find the loads where split lanes stop leading."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ NEAR = 1.1  # loads within this ratio count as the same
 
 
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
-    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps those that are done."""
+    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
     found = WinnerMap(grid)
     search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, ways=grid.fleets)
     search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     ran: dict[int, Ran] = {}
     try:
-        equally = grid.against is not None  # everyone is compared with one of them, besides
+        equally = grid.against is not None  # all are also compared with one architecture
         budget = 0 if grid.fleets else None
         for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, equally):
             ran[at] = {name: finals.rows[mine] for name, mine in finals.names.items()}, settings
@@ -51,13 +51,13 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
 
 
 def _chosen(experiment: Experiment) -> dict[str, Any]:
-    """The main settings that someone has chosen, as keywords of a run; no draft length where none is drafted."""
+    """The main tuned settings, as keywords of a run; no draft length if nothing is drafted."""
     chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
     return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
 def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
-    """The runs of who is tuned but not replicated in a cell, where everyone is to be compared with one of them."""
+    """Runs of the architectures tuned but not replicated in a cell, if all are compared with one."""
     rows, settings = cell
     seeds = len(next(iter(rows.values())))
     rest = {name: mine for name, mine in settings.items() if grid.against is not None and name not in rows}
@@ -65,7 +65,7 @@ def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
 
 
 def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Border:
-    """By bisection between the loads of the map, on the means; each fleet at its best at every load looked at."""
+    """Bisect between the loads of the map, on the means; each fleet is tuned at every load tested."""
     grid = found.grid
     leads = {cell.load: _split_lead(grid, cell) for cell in found.cells if cell.place == place}
     ahead = [load for load, lead in leads.items() if lead > 0]
@@ -81,7 +81,7 @@ def _border(found: WinnerMap, place: Place, search: Search, bench: Bench) -> Bor
 
 
 def _between(grid: Grid, low: float, high: float) -> float:
-    """A load in the geometric middle: a whole number of requests, or a rate unless the two are near."""
+    """The geometric mean of two loads: a whole number of requests, or a rate unless they are close."""
     middle = math.sqrt(low * high)
     if grid.request_rate:
         return middle if high / low > NEAR else low
@@ -89,7 +89,7 @@ def _between(grid: Grid, low: float, high: float) -> float:
 
 
 def _split_lead(grid: Grid, cell: Cell) -> float:
-    """By how much the best fleet with lanes on several GPUs is above the best without, in the goal's direction."""
+    """Lead of the best fleet with lanes on several GPUs over the best without, in the goal's direction."""
     if cell.contest is None:
         return 0.0
     means = {name: grid.goal.sign * value.mean for name, value in cell.contest.values.items()}

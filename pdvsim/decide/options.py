@@ -1,4 +1,4 @@
-"""The flags that the commands which decide have in common: what they set themselves is left out, or open."""
+"""Flags shared by the decision commands; those that a command sets itself are omitted or open."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from pdvsim.sim.config import Acceptance, Arch, ControllerName, Internal, Scorin
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
-BUDGET = 1500  # simulations of an answer of `advise`
+BUDGET = 1500  # simulations per answer of `advise`
 WARMUP_SHARE = 0.2  # the server starts empty
-SPREAD = 0.3  # of lengths that are given: from there on, leads no longer depend on it
-PROMPTS, LOOP_PROMPTS = 500, 200  # requests of a run: at a request rate they scatter more than in a closed loop
+SPREAD = 0.3  # of given lengths; leads do not depend on larger spreads
+PROMPTS, LOOP_PROMPTS = 500, 200  # requests per run: more at a request rate, where results vary more
 
 
 @dataclass(frozen=True)
 class VariedTraffic(Traffic):
-    """Who asks what; lengths that are given vary, so that the requests of a closed loop do not run in step."""
+    """Traffic; given lengths vary, so that the requests of a closed loop do not run in step."""
 
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
     context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
-        """The traffic of a server, of its own or of other pairs, with the usual spread of lengths if none is given."""
+        """The traffic for a server and further pairs, with the default spread of lengths if none is given."""
         given = {f.name: getattr(self, f.name) for f in fields(Traffic)}
         if self.random_range_ratio is not None:
             return Traffic(**given)
@@ -37,9 +37,9 @@ class VariedTraffic(Traffic):
 
 
 def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
-    """The usual spread of lengths, or the most with which the longest request stays within every context.
+    """The default spread of lengths, or the largest with which every request fits in every context.
 
-    One output token cannot vary around itself: some answers would have two, and so a time between tokens.
+    An output of one token does not vary: some outputs would have two, and so a TPOT.
     """
     if equal.output_len == 1:
         return 0.0
@@ -55,24 +55,24 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class OpenTraffic(VariedTraffic):
-    """Who asks what; when is for the command to choose."""
+    """Traffic; the command chooses the arrivals."""
 
     num_prompts: int = Traffic.usual_prompts
-    """Requests of a run; of a trace that is replayed, a stretch of so many, another for each seed."""
+    """Requests per run; a replayed trace starts at another point for each seed."""
     request_rate: Internal[float] = math.inf
     max_concurrency: Internal[int | None] = None
 
 
 @dataclass(frozen=True)
 class TrimmedScoring(Scoring):
-    """How a run is summarised; the warm-up is a share of the requests."""
+    """Scoring; the warm-up is a share of the requests."""
 
     warmup_requests: Internal[int] = 0
 
 
 @dataclass(frozen=True)
 class TunedServer(Server):
-    """The server's settings. Those left open are each architecture's own best for the goal."""
+    """Server settings. Open ones are tuned for each architecture."""
 
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
     """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
@@ -87,13 +87,13 @@ class TunedServer(Server):
         self.given()
 
     def given(self) -> Server:
-        """The settings with the usual values where they are open; a ValueError as for those."""
+        """The settings with default values for open ones; a ValueError if invalid."""
         values = {f.name: getattr(self, f.name) for f in fields(Server)}
         opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
         return Server(**{k: getattr(Server, k) if v is None and k in opened else v for k, v in values.items()})
 
     def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[ControllerName, ...]) -> Space:
-        """What is left to try: `tried` by name, or all that the space has, of whatever is not given."""
+        """The settings to tune over: `tried` by name, else all of the space, except given ones."""
         k, controller = self.num_speculative_tokens, self.controller
         fixed: dict[str, tuple[object, ...]] = {}
         if k is not None:
@@ -113,20 +113,20 @@ class TunedServer(Server):
 
 @dataclass(frozen=True)
 class CountedTraffic(VariedTraffic):
-    """Who asks what, and when; how often is for the command to choose."""
+    """Traffic; the command chooses the load."""
 
     request_rate: Internal[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]
     """Requests per run; default: 500 at a request rate, 200 in a closed loop."""
 
     def at(self, request_rate: tuple[float, ...], server: Server, *pairs: str) -> Traffic:
-        """The traffic of these loads, or of closed loops where there are none."""
+        """The traffic at these rates, or of closed loops if there are none."""
         usual = PROMPTS if request_rate else LOOP_PROMPTS
         return (self if self.num_prompts is not None else replace(self, num_prompts=usual)).asked(server, *pairs)
 
 
 def own_rate(traffic: Traffic) -> float:
-    """Requests per second of a trace, on average; a ValueError where it has no times."""
+    """Mean request rate of a trace; a ValueError if it has no times."""
     rate = trace_rate(traffic)
     if rate is None:
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no arrival times to replay")
@@ -134,7 +134,7 @@ def own_rate(traffic: Traffic) -> float:
 
 
 def forewarn_few(num_runs: int, contenders: int) -> None:
-    """Say before anything is computed that so few replications cannot show a significant difference."""
+    """Warn before the first run that so few replications cannot show a significant difference."""
     if num_runs < LEAST_SEEDS and contenders > 1:
         runs = "run" if num_runs == 1 else "runs"
         say(

@@ -1,7 +1,7 @@
-"""One report for every decision: what was asked and found as data, and the text, document and page made of it.
+"""Reports of all decision commands: question and answer as data, and as text, JSON document and page.
 
-An answer gives its sections (tables and sentences, ready to print) and its document (what JSON holds). How these are
-joined, printed, put on a page and saved is the same for all.
+An answer provides its sections (tables and sentences) and its document (for JSON). Printing, pages and saving are
+shared.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-OPEN = 3  # sections that a notebook shows unfolded
+OPEN = 3  # sections that a notebook shows expanded
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class Report:
     """An answer as it is shown."""
 
     title: str
-    lead: str  # one sentence on what was asked
+    lead: str  # one sentence on the question
     base: Experiment
     sections: Sequence[PageSection]
     document: dict[str, Any]
-    stopped: str = ""  # what there is of an answer that was interrupted
-    empty: bool = False  # it came to nothing: no file is written
+    stopped: str = ""  # state of an interrupted answer
+    empty: bool = False  # no result: no file is written
 
     @property
     def text(self) -> str:
@@ -52,10 +52,10 @@ class Report:
 
 
 class Answer:
-    """What a decision command found. Printed: its text; in a notebook: its sections."""
+    """Result of a decision command. Prints as text; a notebook shows its sections."""
 
     interrupted: bool = False
-    drawn_by: Callable[[Any], Figure] | None = None  # set by whoever hands it to a person
+    drawn_by: Callable[[Any], Figure] | None = None  # set where the answer is returned to the user
 
     def report(self) -> Report:
         """How it is shown."""
@@ -63,7 +63,7 @@ class Answer:
 
     @property
     def points(self) -> pd.DataFrame:
-        """One row a run, or a search."""
+        """One row per run or search."""
         import pandas as pd
 
         return pd.DataFrame(getattr(self, "rows", []))
@@ -77,13 +77,13 @@ class Answer:
         return None
 
     def plot(self) -> Figure:
-        """The answer as a picture; a ValueError where there is none."""
+        """Plot of the answer; a ValueError if there is none."""
         if self.drawn_by is None:
             raise ValueError("this answer has no plot")
         return self.drawn_by(self)
 
     def document(self, **parts: Any) -> dict[str, Any]:
-        """Its parts under the heading that all documents have."""
+        """Its parts with the header that all documents share."""
         return {"pdvsim_version": __version__, "interrupted": self.interrupted, **parts}
 
     def __repr__(self) -> str:
@@ -102,7 +102,7 @@ def plural(count: int, what: str) -> str:
 
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
-    """Notes on given lengths, on a trace that is replayed, on profiles, and on what is outside their measurements."""
+    """Notes on given lengths, a replayed trace, profiles, and values outside their measured range."""
     replay = (
         f"arrivals: {traffic.dataset_path} replayed, scaled to the rate; each seed starts at another point of the trace"
     )
@@ -111,12 +111,12 @@ def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
 
 
 def outside_measured(rows: Sequence[Row]) -> str | None:
-    """What of the runs is furthest outside the measurements; None where nothing is."""
+    """What is furthest outside the measured range; None if nothing is."""
     return next(iter(most_outside(rows)), None) if rows else None
 
 
 def contest_document(held: Contest) -> dict[str, Any]:
-    """Who is best, by how much over whom, and how sure."""
+    """The best, its leads over the others, and their significance."""
     return {
         "best": held.best,
         "sure": held.sure,
@@ -131,7 +131,7 @@ def contest_document(held: Contest) -> dict[str, Any]:
 
 
 def positive(value: Interval, decimals: int = 2, scale: float = 1.0) -> str:
-    """A cell of what cannot be negative: an interval that would reach below 0 is given by its ends, from 0."""
+    """A cell of a non-negative value: an interval that would reach below 0 is printed as (0 to ...)."""
     if not vague(value):
         return cell(value, decimals, scale)
     return f"{cell(value.mean, decimals, scale)} (0 to {cell(value.mean + value.half_width, decimals, scale)})"
@@ -143,18 +143,18 @@ def vague(value: Interval) -> bool:
 
 
 def lead_text(held: Contest, other: str) -> str:
-    """The best's lead over another as a share of it, with its interval."""
+    """The best's relative lead over another, with its interval."""
     lead = held.leads[other]
     return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
 
 
 def percent(share: float) -> str:
-    """A lead in percent; one over next to nothing is only called large."""
+    """A lead in percent; one over almost 0 is called large."""
     return f"{share:+.1%}" if share < 10 else "+>999%"
 
 
 def lengths_note(traffic: Traffic) -> list[str]:
-    """How lengths that are given vary; nothing where they are a data set's own."""
+    """How given lengths vary; empty if they are a data set's own."""
     if not traffic.fixed_lengths:
         return []
     if traffic.random_range_ratio:
@@ -163,7 +163,7 @@ def lengths_note(traffic: Traffic) -> list[str]:
 
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
-    """What a lead must exceed, and why; of contests that differ in it, from where to where."""
+    """The threshold of leads and its reason; a range if contests differ."""
     told = [held for held in contests if held.behind]
     if not told:
         return "nothing to compare with"

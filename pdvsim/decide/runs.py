@@ -1,6 +1,6 @@
-"""Simulations for a decision: batches of experiments on all cores, one row each, remembered.
+"""Simulations for a decision: batches of experiments on all cores, one row each, cached.
 
-The same seed gives every architecture, load and setting the same requests, so that rows of one seed are pairs.
+A seed gives every architecture, load and setting the same requests, so rows of one seed are paired.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 LoadAxis = Literal["load", "concurrency", "requests"]
 
-LEAST_SATURATED = 200  # requests of a run that is to saturate a server
-LOOP_TURNS = 4  # requests of a closed loop for each that is outstanding, at the least
-TURNS = 2  # the same of a shorter run
-BATCH_PROMPTS = 512  # requests of a batch job that are enough to tell settings apart: twice the largest batch
-WAITING = 0.03  # share of a run's requests that may, on average, be waiting for admission
+LEAST_SATURATED = 200  # requests of a run that saturates a server
+LOOP_TURNS = 4  # least requests of a closed loop, per unit of concurrency
+TURNS = 2  # the same for shorter runs
+BATCH_PROMPTS = 512  # requests of a batch job that suffice to compare settings: twice the largest batch
+WAITING = 0.03  # largest mean share of a run's requests that wait for admission
 
 
 class Bench:
-    """Runs experiments, `jobs` at a time (None: one per core), each once; `progress` hears how many are done.
+    """Runs each experiment once, `jobs` concurrently (None: one per core); reports the number done to `progress`.
 
-    With `band` also at the ends of their error bars, where they have any: for tables, as no decision needs it.
+    With `band` also at the ends of their error bars, if they have any. Tables need that; decisions do not.
     """
 
     def __init__(
@@ -45,11 +45,13 @@ class Bench:
         self._known: dict[Experiment, Row] = {}
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-        """A row for each experiment, in their order. Ctrl-C raises KeyboardInterrupt; what had finished is known."""
+        """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
         asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
-        new.sort(key=lambda experiment: -experiment.traffic.num_prompts)  # a long run begun last would keep one core
-        # a point's number finds its experiment again, whichever of them finished
+        new.sort(
+            key=lambda experiment: -experiment.traffic.num_prompts
+        )  # longest first: a long run started last would leave cores idle
+        # points are numbered, as they finish in any order
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs
         if points:
@@ -61,14 +63,14 @@ class Bench:
         return self.known(asked) or []
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
-        """The rows of experiments that have all been run; None if one has not."""
+        """The rows of experiments if all have been run, else None."""
         runs = list(map(self._as_run, experiments))
         if any(run not in self._known for run in runs):
             return None
         return [self._known[run] | {"pair": e.server.pair} for run, e in zip(runs, experiments, strict=True)]
 
     def _as_run(self, experiment: Experiment) -> Experiment:
-        """What is simulated for an experiment: of those that draft nothing, one for all drafters."""
+        """What is simulated for an experiment; without drafts, one run for all drafters."""
         if not experiment.speculates:
             server = experiment.server
             alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)
@@ -82,12 +84,12 @@ class Bench:
 
 
 def without_band(experiment: Experiment) -> Experiment:
-    """The same experiment run once: decisions compare runs that share their forward times, whatever their error."""
+    """The same experiment without its error band: decisions compare runs that share their forward times."""
     return replace(experiment, hardware=replace(experiment.hardware, band=False))
 
 
 def replications(experiment: Experiment, num_runs: int) -> list[Experiment]:
-    """The same experiment with `num_runs` seeds from its own on."""
+    """The same experiment with `num_runs` consecutive seeds."""
     seed = experiment.traffic.seed
     return [replace(experiment, traffic=replace(experiment.traffic, seed=seed + run)) for run in range(num_runs)]
 
@@ -100,13 +102,13 @@ def load_axis(traffic: Traffic) -> LoadAxis:
 
 
 def load_of(traffic: Traffic) -> float:
-    """The load on that axis."""
+    """The load on its axis."""
     loads = {"load": traffic.request_rate, "requests": traffic.num_prompts, "concurrency": traffic.max_concurrency}
     return float(loads[load_axis(traffic)] or 0)
 
 
 def load_words(traffic: Traffic) -> str:
-    """The load as a sentence has it: at ..."""
+    """The load as text, after "at"."""
     words = {"load": "{:g} req/s", "requests": "a batch of {:g} requests", "concurrency": "concurrency {:g}"}
     return words[load_axis(traffic)].format(load_of(traffic))
 
@@ -123,33 +125,33 @@ def at_load(experiment: Experiment, load: float) -> Experiment:
 
 
 def least_prompts(traffic: Traffic, few: int) -> int:
-    """Requests of a run that is to be as short as `few`, and still shows the load."""
+    """Requests of a run that is as short as `few` if that still represents the load."""
     if load_axis(traffic) == "requests":
-        few = max(few, BATCH_PROMPTS)  # fewer would not fill the batches that all of them do
+        few = max(few, BATCH_PROMPTS)  # fewer would not fill the batches that the whole job fills
     return min(traffic.num_prompts, max(few, TURNS * (traffic.max_concurrency or 0), 1))
 
 
 def at_rate(experiment: Experiment, rate: float) -> Experiment:
-    """The same experiment at another request rate: the same requests, squeezed or stretched in time."""
-    replays = experiment.traffic.use_trace_timestamps and rate < math.inf  # all at once have no times
+    """The same experiment at another request rate: the same requests, scaled in time."""
+    replays = experiment.traffic.use_trace_timestamps and rate < math.inf  # a batch has no arrival times
     return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate, use_trace_timestamps=replays))
 
 
 @lru_cache
 def mean_gap(traffic: Traffic) -> float:
-    """Mean gap between the arrivals drawn for a rate of one per second: 1, but for chance."""
+    """Mean gap between the sampled arrivals at a rate of one per second: about 1."""
     *_, last = Workload(replace(traffic, request_rate=1.0), Acceptance()).arrivals()
     return float(last[-1]) / traffic.num_prompts
 
 
 @lru_cache
 def mean_output_tokens(traffic: Traffic) -> float:
-    """Output tokens per request of those drawn."""
+    """Mean output tokens of the sampled requests."""
     return sum(float(tokens[:, 1].sum()) for tokens in Workload(traffic, Acceptance()).lengths()) / traffic.num_prompts
 
 
 def saturated(experiment: Experiment) -> Experiment:
-    """The same server with more requests waiting than it admits, always: what it delivers is the most that it can."""
+    """The same server with requests always waiting, so that it delivers its maximum throughput."""
     limit, servers = experiment.server.max_num_seqs, experiment.hardware.replicas
     rows = limit * servers
     traffic = replace(
@@ -160,19 +162,19 @@ def saturated(experiment: Experiment) -> Experiment:
 
 
 def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
-    """The same experiment at another acceptance rate: the same coins, against another threshold."""
+    """The same experiment at another acceptance rate: the same random numbers with another threshold."""
     return replace(experiment, acceptance=replace(experiment.acceptance, acceptance_rate=rate))
 
 
 def keeps_up(row: Row) -> bool:
-    """Whether a run's queue stayed bounded: it is not labelled overloaded, and few of all requests were ever waiting.
+    """Whether a run's queue stayed bounded: it is not labelled overloaded, and few requests waited.
 
-    Near saturation a short run's label is "inconclusive". There the wait for admission decides: beyond saturation the
-    number waiting is a share of all who came, below it is not.
+    Near saturation a short run's label is "inconclusive". There the wait for admission decides: above saturation the
+    number waiting is proportional to the requests so far, below it is not.
     """
     if row["stability"] == "overloaded":
         return False
-    rate = float(row["load"])  # of a closed loop it is infinite, and the loop is what bounds the queue
+    rate = float(row["load"])  # infinite in a closed loop, where the loop bounds the queue
     waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law
     return math.isinf(rate) or waiting <= WAITING * float(row["completed"])
 

@@ -1,7 +1,7 @@
-"""The settings a search may choose from, and which of two is the simpler to run.
+"""The settings that a search tunes over, and which of two is simpler to run.
 
-Varied: the architecture, the draft length and who chooses it, the batch limit, the prompt tokens of one forward, and
-what an architecture has of its own. What the user gave is not varied; everything else stays as it was.
+Varied: the architecture, the draft length and its controller, the batch limit, the prompt tokens per forward, and
+settings that only one architecture has. Given settings are not varied; all others keep their values.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 
-PROMISING = 3  # draft lengths that are simulated, of those that the formula ranks first
+PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
 
 
 def tried() -> tuple[Arch, ...]:
-    """The architectures that are tried on one GPU where none are named."""
+    """The architectures compared on one GPU if none are named."""
     return tuple(archs_where(lambda policy: policy.least_gpus == 1))
 
 
 @dataclass(frozen=True)
 class Space:
-    """What may be tried; one value fixes a setting."""
+    """Values to test; a single value fixes a setting."""
 
     archs: tuple[Arch, ...] = field(default_factory=tried)
     draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
     controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
     max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
-    own: bool = True  # whether an architecture's own settings are tried
+    own: bool = True  # whether settings of single architectures are varied
 
     def __post_init__(self) -> None:
         for name in ("archs", "draft_lengths", "controllers", "max_num_seqs", "max_num_batched_tokens"):
@@ -42,7 +42,7 @@ class Space:
         check_ranges(self)
 
     def starts(self, base: Experiment) -> list[Experiment]:
-        """Each architecture with the settings given, or the nearest that may be tried; drafts as the formula has it."""
+        """Each architecture with the given settings, or the nearest allowed ones, and the formula's draft length."""
         server = replace(
             base.server,
             controller=self.controllers[0],
@@ -60,7 +60,7 @@ class Space:
         ]
 
     def steps(self) -> list[str]:
-        """The kinds of setting in the order in which they are tried, without those that are fixed."""
+        """The kinds of setting in the order of the search, without fixed ones."""
         several = {
             "drafts": len(self.draft_lengths) > 1 or len(self.controllers) > 1,
             "batches": len(self.max_num_seqs) > 1,
@@ -70,11 +70,11 @@ class Space:
         return [name for name, more in several.items() if more]
 
     def steps_of(self, archs: Sequence[Arch]) -> list[str]:
-        """The same without what none of these architectures has."""
+        """The same without settings that none of these architectures has."""
         return [step for step in self.steps() if step != "owned" or any(policy_of(arch).tuned for arch in archs)]
 
     def drafts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the draft lengths that the formula finds most promising, and with every controller."""
+        """The candidate with the formula's most promising draft lengths, and with every controller."""
         server = candidate.server
         if not candidate.has_drafter:
             return [candidate]
@@ -96,7 +96,7 @@ class Space:
         return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
 
     def fewest(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the shortest draft that may be tried."""
+        """The candidate with the shortest allowed draft length."""
         if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
         return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
@@ -110,9 +110,9 @@ class Space:
         return self._with(candidate, "max_num_batched_tokens", self.max_num_batched_tokens)
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with what its architecture alone has."""
+        """The candidate with the settings that only its architecture has."""
         name, values = policy_of(candidate.arch).tuned or ("", ())
-        if not name or getattr(candidate.server, name) != getattr(Server, name):  # the user has said
+        if not name or getattr(candidate.server, name) != getattr(Server, name):  # given by the user
             return [candidate]
         return self._with(candidate, name, values)
 
@@ -123,7 +123,7 @@ class Space:
 
 
 def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int, int]:
-    """What is smaller is simpler: the architecture, GPUs a server, the controller, fewer settings off those given."""
+    """Sort key, smaller is simpler: architecture, GPUs per server, controller, number of changed settings."""
     settings = ("max_num_seqs", "max_num_batched_tokens", *((policy_of(candidate.arch).tuned or ())[:1]))
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
     arch = ARCHS.index(candidate.arch) if candidate.arch in ARCHS else len(ARCHS)
@@ -132,7 +132,7 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
 
 
 def described(candidate: Experiment) -> str:
-    """A candidate in a few words."""
+    """Short description of a candidate."""
     return ", ".join([candidate.arch, *settings_text(candidate)])
 
 
@@ -156,7 +156,7 @@ def settings_text(candidate: Experiment) -> list[str]:
 
 
 def drafts_text(candidate: Experiment) -> str:
-    """Its draft length alone, as short as can be: k=2, goodput, or nothing where none is drafted."""
+    """Its draft length as short text: k=2, goodput, or empty without drafts."""
     if not candidate.has_drafter:
         return ""
     server = candidate.server
@@ -168,7 +168,7 @@ def _nearest(value: int, choices: tuple[int, ...]) -> int:
 
 
 def _possible(base: Experiment, ways: Iterable[tuple[Arch, Server]]) -> list[Experiment]:
-    """The experiments that their architecture does not refuse."""
+    """The experiments that their architecture accepts."""
     found = []
     for arch, server in ways:
         if arch == "autoregressive":

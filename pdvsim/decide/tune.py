@@ -1,14 +1,14 @@
-"""Every architecture at its own best settings, wherever architectures are compared.
+"""Tune every architecture wherever architectures are compared.
 
-At each place (a load, a pair, a card) an architecture tries the draft lengths that the formula finds most promising,
-and on from there while shorter or longer ones are better; the controllers; then batch limits, then prompt tokens a
-forward, then what it alone has. After each kind the best two go on. Runs are short, and all meet the same requests, of
-seeds that no later figure uses: picking the best of many flatters it, on those seeds only. What is far behind the best
-of its kind on the first seed runs no second. Figures nearer than the indifference are alike, and the simpler settings
-go on.
+At each place (a load, a pair, a GPU) the search first tests the draft lengths that the formula ranks best, and further
+ones while shorter or longer is better. Then come the controllers, batch limits, prompt tokens per forward, and settings
+that only this architecture has. After each kind the best two are kept. Runs are short and share their requests. Their
+seeds are used for nothing else, because the best of many looks too good on the seeds that selected it. Settings far
+worse than the best of their kind on the first seed get no second one. Among settings within the indifference the
+simpler is kept.
 
-What it does not promise: the best of all combinations. Settings are tried one kind after another, so a pair of settings
-that is good only together can be missed. What a budget of simulations leaves no room for is counted.
+Limits: the search tests one kind of setting after another, so it can miss settings that are good only together.
+Settings skipped for lack of budget are counted.
 """
 
 from __future__ import annotations
@@ -25,46 +25,46 @@ from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
-FAR = 2.0  # an architecture this many times worse than the best is not tuned any further
-FAR_WAY = 1.25  # the same of a fleet or a drafter, unless it stays in
-BEHIND = 1.1  # settings this many times worse than the best of their kind on the first seed run no other
-KEPT = 2  # settings of an architecture that go on from one kind to the next
+FAR = 2.0  # architectures this many times worse than the best are not tuned further
+FAR_WAY = 1.25  # the same for fleets and drafters that are not always kept
+BEHIND = 1.1  # settings this many times worse than the best on the first seed get no other
+KEPT = 2  # settings of an architecture kept after each kind
 SEEDS = 2
-APART = 100_000  # search seeds are this far from those of the replications
-SHORT = 0.25  # length of a search run, as a share of the final ones
+APART = 100_000  # offset of search seeds from those of the replications
+SHORT = 0.25  # length of a search run relative to final ones
 
-Seated = tuple[int, str]  # the number of a place, and who competes there
+Seated = tuple[int, str]  # number of a place, name of a contender
 
 
 @dataclass
 class Search:
-    """Candidates with their figures in short runs."""
+    """Candidates with their values in short runs."""
 
     goal: Goal
     space: Space
     warmup_share: float
     indifference: float = 0.01
-    budget: int | None = None  # simulations; None: as many as it takes
-    ways: tuple[Fleet | Drafted, ...] = ()  # who competes in place of architectures
-    staying: frozenset[str] = frozenset()  # fleets that are tuned and replicated however far behind they are
+    budget: int | None = None  # simulations; None: unlimited
+    ways: tuple[Fleet | Drafted, ...] = ()  # compared instead of architectures
+    staying: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
-    firsts: dict[Experiment, float] = field(default_factory=dict)  # on the first seed alone
-    peaks: dict[Experiment, int] = field(default_factory=dict)  # most requests in the system at once
+    firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed
+    peaks: dict[Experiment, int] = field(default_factory=dict)  # most concurrent requests in the system
     skipped: int = 0
 
     def name(self, candidate: Experiment) -> str:
-        """Who competes with these settings."""
+        """Name of the contender with these settings."""
         return contender(candidate, self.ways)
 
     def starts(self, base: Experiment) -> list[Experiment]:
-        """Everyone who competes, with the settings to start from."""
+        """All contenders with their initial settings."""
         if not self.ways:
             return self.space.starts(base)
         spaces = ((way, replace(self.space, archs=(way.arch,))) for way in self.ways)
         return [start for way, space in spaces for start in space.starts(way.of(base))]
 
     def ranked(self, candidates: Sequence[Experiment], base: Experiment) -> list[Experiment]:
-        """Those of the candidates that have run, best first; of those alike the simplest first."""
+        """The candidates that have run, best first; simplest first within the indifference."""
         run = [candidate for candidate in dict.fromkeys(candidates) if candidate in self.figures]
         best = sorted(run, key=lambda c: -self.goal.sign * self.figures[c])
         order: list[Experiment] = []
@@ -76,17 +76,17 @@ class Search:
         return order
 
     def best(self, figures: Mapping[Experiment, float], candidates: Sequence[Experiment]) -> Experiment:
-        """The one of the candidates with the best of these figures."""
+        """The candidate with the best of these values."""
         return max((c for c in candidates if c in figures), key=lambda c: self.goal.sign * figures[c])
 
     def worse(self, mine: float, best: float) -> float:
-        """How many times worse a figure is than the best."""
+        """How many times worse a value is than the best."""
         more, less = (best, mine) if self.goal.sign > 0 else (mine, best)
         return 1.0 if mine == best else more / less if less > 0 else float("inf")
 
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
-    """Simulations that tuning at so many places takes, more or less at the most; of all architectures or so many."""
+    """Estimated upper limit of simulations for tuning at so many places, for all or so many architectures."""
     ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
     ways += KEPT * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
     return SEEDS * places * (contenders or len(space.archs)) * ways
@@ -95,9 +95,9 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
 def tuned(
     found: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
 ) -> list[dict[str, Experiment]]:
-    """For each place, everyone who can run there at its best, by name, the best first.
+    """For each place, all contenders that can run there, tuned, by name, best first.
 
-    `alone`: at each place only the architecture that its experiment has.
+    With `alone` only the architecture of the place's experiment.
     """
     going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
@@ -127,7 +127,7 @@ def tuned(
 
 
 def _start(found: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
-    """Run the starts; who is far behind with the drafts of the formula starts with the fewest, if those are better."""
+    """Run the initial settings; contenders that are far worse also test the shortest draft length."""
     _try(found, _by_place(going), bench, FAR)
     behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key, FAR)]
     fewer = {key: found.space.fewest(going[key][0]) for key in behind if going[key][0] in found.figures}
@@ -143,14 +143,14 @@ def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experim
 
 def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
     ways: list[Experiment] = getattr(found.space, step)(candidate)
-    if step == "batches":  # between limits that are never reached there is no difference
+    if step == "batches":  # limits that are never reached make no difference
         peak, limit = found.peaks.get(candidate, 0), candidate.server.max_num_seqs
         ways = ways if peak >= limit else [way for way in ways if way.server.max_num_seqs < peak]
     return ways
 
 
 def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
-    """While the best draft length of an architecture has a neighbour that was not tried, try that: adds to `tried`."""
+    """Test neighbours of the best draft length until all have been tested; adds to `tried`."""
     while True:
         further = {}
         for key, ways in tried.items():
@@ -166,7 +166,7 @@ def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -
 
 
 def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
-    """Whether someone is out of the running at its place: so many times worse than the best."""
+    """Whether a contender is so many times worse than the best at its place."""
     if key[1] in found.staying:
         return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
@@ -177,12 +177,12 @@ def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seate
 
 
 def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:
-    """Run what has no figure yet, as far as the budget goes; the first of all is always run.
+    """Run candidates without a value, within the budget; the first is always run.
 
-    On the first seed everyone runs. Who is then more than `behind` times worse than the best of its group is left at
-    that: its figure is the best's, worse by as much as it was there.
+    All run on the first seed. Those more than `behind` times worse than the best of their group get no further seeds:
+    their value is the best's, worse by the same factor.
     """
-    # by turns, so that a budget that runs out costs every group alike
+    # alternately, so that a limited budget affects every group equally
     turns = dict.fromkeys(c for turn in zip_longest(*groups) for c in turn if c is not None)
     new = [candidate for candidate in turns if candidate not in found.figures]
     if found.budget is not None:

@@ -1,16 +1,15 @@
-"""Which architecture is best where: a grid of loads x acceptance rates, or loads x pairs of models by size.
+"""The best architecture over a grid of loads x acceptance rates, model pairs or GPUs.
 
-In each cell every architecture has its own best settings for that cell (`tune`), and all run the same seeds. A winner
-counts as sure only if its paired intervals against all others lie above what does not count; by default at a confidence
-that leaves the whole map at 95%, so that among many cells none is expected to be coloured by chance. Where others are
-alike by the cell's seeds and the indifference, the simplest of them is taken, as in advice. At a request rate,
-who does not keep up cannot win; nobody may. Who misses the service levels cannot win where another meets them.
+In each cell every architecture is tuned (`tune`), and all run the same seeds. A winner is significant if its paired
+intervals against all others lie above the threshold. By default the confidence is 95% for the whole map, so that no
+cell is expected to be coloured by chance. Among architectures without significant difference the simplest is chosen, as
+in `advise`. At a request rate, an architecture that does not keep up cannot win, and a cell may have no winner. One
+that misses the service levels cannot win if another meets them.
 
-With `fleets`, ways to use the same number of GPUs compete in place of architectures, and the border is found up to
-which a server with its lanes on several GPUs leads over the others: by bisection between the loads of the map, on the
-means, each at its best at every load that is looked at.
+With `fleets`, ways to use the same number of GPUs are compared instead of architectures. The load up to which a server
+with lanes on several GPUs leads is found by bisection between the loads of the map, on the means, tuned at every load.
 
-Over sizes the acceptance rate is the same for every pair: that a larger draft model agrees more often is not modelled.
+Over sizes the acceptance rate is the same for every pair: that larger draft models agree more often is not modelled.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ PLACES = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}  # 
 
 @dataclass(frozen=True)
 class Grid:
-    """The cells of a map: loads x places, and who competes in each."""
+    """The cells of a map: loads x places, and the contenders in each."""
 
     base: Experiment
     space: Space
@@ -71,8 +70,8 @@ class Grid:
     fleets: tuple[Fleet, ...] = ()
     usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
     per_dollar: bool = False
-    against: str | None = None  # whom everyone is compared with, besides
-    pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs that have their own
+    against: str | None = None  # architecture that all are also compared with
+    pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance
 
     def __post_init__(self) -> None:
         if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
@@ -97,24 +96,24 @@ class Grid:
                 "--y acceptance cannot be combined with --synthetic-acceptance-rates, --acceptance-model, "
                 "--acceptance-trace or --acceptance-from"
             )
-        vet(self.experiments())  # an option that is refused, or a pair that is not known, is refused now
+        vet(self.experiments())  # reports invalid options and unknown pairs before any run
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """Who competes: architectures, or fleets by their names."""
+        """The contenders: architectures, or fleets by name."""
         return tuple(fleet.name for fleet in self.fleets) or self.space.archs
 
     def starts(self, here: Experiment) -> list[Experiment]:
-        """Everyone in a cell, before they are tuned."""
+        """All contenders in a cell, before tuning."""
         return [fleet.of(here) for fleet in self.fleets] or [replace(here, arch=arch) for arch in self.archs]
 
     def costs(self, here: Experiment) -> dict[str, float] | None:
-        """An hour of each fleet, where it counts."""
+        """Hourly cost of each fleet, if cost counts."""
         return {fleet.name: hourly(fleet, here, self.usd) for fleet in self.fleets} if self.per_dollar else None
 
     @property
     def objective(self) -> str:
-        """What the winner is best at, in words."""
+        """The objective as text."""
         unit = "dollar per hour" if self.usd else "GPU"
         return NAMES[self.goal.objective] + (f" per {unit}" if self.per_dollar else "")
 
@@ -128,7 +127,7 @@ class Grid:
 
     @property
     def comparisons(self) -> int:
-        """Over how many the 5% chance of error is spread."""
+        """Number of comparisons that share the 5% chance of error."""
         cells = len(self.loads) * len(self.places) if self.family == "map" else 1
         return cells * (len(self.archs) - 1)
 
@@ -137,12 +136,12 @@ class Grid:
         return [(load, place) for place in self.places for load in self.loads]
 
     def experiments(self) -> list[Experiment]:
-        """All runs of the map with the settings given, before any is tuned."""
+        """All runs of the map with the given settings, before tuning."""
         heres = (self.placed(load, place) for load, place in self.cells())
         return [run for here in heres for start in self.starts(here) for run in replications(start, self.num_runs)]
 
     def placed(self, load: float, place: Place) -> Experiment:
-        """The experiment of a cell, its architecture and settings as given."""
+        """The experiment of a cell, before tuning."""
         if self.request_rate:
             loaded = at_rate(self.base, load)
         else:
@@ -161,15 +160,15 @@ class Grid:
 
 @dataclass(frozen=True)
 class Cell:
-    """One place of the map; no contest where nobody keeps up."""
+    """One cell of the map; no contest if none keeps up."""
 
     load: float
     place: Place
-    winner: str | None  # as advice is given: the best, or the simplest of those that are alike
+    winner: str | None  # the best, or the simplest of those without significant difference
     contest: Contest | None
-    behind_load: tuple[str, ...]  # who did not keep up
-    settings: dict[Arch, Experiment]  # of each architecture, at its best here
-    seeds: int = 0  # that decided
+    behind_load: tuple[str, ...]  # those that did not keep up
+    settings: dict[Arch, Experiment]  # tuned settings of each architecture
+    seeds: int = 0
 
     @property
     def sure(self) -> bool:
@@ -179,16 +178,16 @@ class Cell:
 
 @dataclass(frozen=True)
 class Border:
-    """At one place, the loads between which whole servers begin to lead over lanes on several GPUs; None: not there."""
+    """At one place, the loads between which whole servers start to lead over split lanes; None: not found."""
 
     place: Place
-    split_leads: float | None  # the highest load of the map, by the means
-    whole_lead: float | None  # the lowest beyond that
+    split_leads: float | None  # highest load at which split lanes lead, by the means
+    whole_lead: float | None  # lowest load at which others lead
 
 
 @dataclass(repr=False)
 class WinnerMap(Answer):
-    """The cells whose runs are all done."""
+    """The cells whose runs have all finished."""
 
     grid: Grid
     cells: list[Cell] = field(default_factory=list)
@@ -201,7 +200,7 @@ class WinnerMap(Answer):
 
     @cached_property
     def differences(self) -> Differences | None:
-        """Everyone against one of them; None where none is named."""
+        """All compared with one of them; None if none is named."""
         grid, points = self.grid, self.points
         if grid.against is None or not self.cells:
             return None
@@ -216,7 +215,7 @@ class WinnerMap(Answer):
         return Differences(points, grid.against, {(place_text(c.place), c.load): c.settings for c in self.cells})
 
     def report(self) -> Report:
-        """Places down, loads across: the winner and its lead over the second; in brackets where it is not sure."""
+        """Rows are places, columns loads: the winner and its lead over the second, in brackets if not significant."""
         grid, against = self.grid, self.differences
         cells = [
             {
@@ -275,7 +274,7 @@ def _lines(found: WinnerMap) -> list[str]:
 
 
 def _on_assumption(found: WinnerMap) -> list[str]:
-    """Where acceptance comes from and, where it is assumed, at which rate drafting breaks even in each cell."""
+    """Where acceptance comes from and, if it is assumed, the rate at which drafting breaks even in each cell."""
     notes = acceptance_notes(mine for cell in found.cells for mine in cell.settings.values())
     for cell in found.cells:
         drafting = next((mine for mine in cell.settings.values() if is_assumed(mine)), None)
@@ -287,9 +286,9 @@ def _on_assumption(found: WinnerMap) -> list[str]:
 
 
 def natural_pairs() -> tuple[str, ...]:
-    """Presets that speak the same tokens, as draft:target, from the smallest draft for its target to the largest.
+    """Presets with the same vocabulary, as draft:target, by increasing size ratio.
 
-    Of those that were measured on the H200: a map is no place for predicted forwards unless asked for.
+    Only those measured on the H200; predicted forwards must be requested.
     """
     known = list(MODELS.values())
     pairs = [
@@ -313,7 +312,7 @@ def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
 
 
 def border_text(border: Border) -> str:
-    """Where lanes on several GPUs cease to lead."""
+    """The load at which lanes on several GPUs stop leading, as text."""
     low, high = border.split_leads, border.whole_lead
     at = f"{place_text(border.place)}: lanes on several GPUs "
     if low is None:
@@ -323,7 +322,7 @@ def border_text(border: Border) -> str:
 
 
 def seeds_text(found: WinnerMap) -> str:
-    """How many seeds decided the cells: from the fewest to the most."""
+    """Number of seeds per cell, as a range."""
     counts = {cell.seeds for cell in found.cells if cell.seeds} or {found.grid.num_runs}
     return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
 
@@ -336,7 +335,7 @@ def place_text(place: Place) -> str:
 
 
 def margin_text(cell: Cell) -> str:
-    """The winner's lead, as a share of the second's figure; none where it is taken as the simplest of those alike."""
+    """The winner's relative lead over the second; empty if it was chosen as the simplest."""
     if cell.contest is None or cell.contest.second is None or cell.winner != cell.contest.best:
         return ""
     return percent(cell.contest.margin)

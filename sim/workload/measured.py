@@ -37,7 +37,7 @@ class MeasuredModel(NamedTuple):
     classes: int
     starts: Floats  # rows by class, and whether the last run was empty
     inside: Floats  # rows by class, and by what is left of the run
-    tokens_a_round: tuple[float, ...]  # of the recording, for drafts of 1, 2, … tokens
+    tokens_per_round: tuple[float, ...]  # of the recording, for drafts of 1, 2, … tokens
 
 
 @lru_cache(maxsize=16)
@@ -46,7 +46,7 @@ def measured(name: str) -> MeasuredModel:
     text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
     model = json.loads(text)["models"][name]
     starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
-    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_a_round"]))
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]))
 
 
 def _cumulative(rows: list[list[int]]) -> Floats:

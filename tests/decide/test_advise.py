@@ -173,7 +173,7 @@ def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_pa
     found = balance(experiment, rows)
     assert found is not None
     assert (found.k, found.step_ratio) == (k, pytest.approx(0.1))
-    assert found.tokens_a_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
+    assert found.tokens_per_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
     assert found.speedup == pytest.approx(expected_tokens(0.6, k) / (k * 0.1 + 1), rel=0.05)
     at_the_edge = replace(found, draft_s=found.draft_s * found.affordable)
     assert at_the_edge.speedup == pytest.approx(1.0)

@@ -31,7 +31,7 @@ def test_tokens_a_round_are_leviathans(rate: float) -> None:
     """At a constant acceptance a round of k drafts yields (1 - a^(k+1)) / (1 - a) tokens in the mean (2023, eq. 1)."""
     formula = at(rate)
     for k in LENGTHS:
-        assert formula.tokens_a_round(k) == pytest.approx(expected_tokens(rate, k), rel=0.02)
+        assert formula.tokens_per_round(k) == pytest.approx(expected_tokens(rate, k), rel=0.02)
     assert formula.acceptance == pytest.approx(rate, abs=0.01)
 
 
@@ -40,7 +40,7 @@ def test_tokens_a_round_are_leviathans(rate: float) -> None:
 def test_more_acceptance_or_more_drafts_never_yield_less(rates: list[float], seed: int) -> None:
     """The same coins against a higher threshold: position by position at least as many drafts pass."""
     traffic = replace(TRAFFIC, num_prompts=20, seed=seed)
-    yields = [[at(rate, traffic=traffic).tokens_a_round(k) for k in LENGTHS] for rate in sorted(rates)]
+    yields = [[at(rate, traffic=traffic).tokens_per_round(k) for k in LENGTHS] for rate in sorted(rates)]
     for less, more in pairwise(yields):
         assert all(a <= b for a, b in zip(less, more, strict=True))
     for mine in yields:
@@ -80,7 +80,7 @@ def test_what_a_closed_loop_does_not_reach_is_not_kept_up_with() -> None:
         found = Formula(replace(loop, traffic=open_loop)).at(2)
         assert found.keeps_up is keeps_up
         if keeps_up:  # Little: those there are those who come, times how long each takes
-            assert found.rows == pytest.approx(share * per_s * found.seconds_a_token * loop.traffic.output_len)
+            assert found.rows == pytest.approx(share * per_s * found.seconds_per_token * loop.traffic.output_len)
 
 
 @pytest.mark.parametrize(("pair", "arch"), [(LLAMA, "colocated"), (LLAMA, "pdv"), (QWEN, "pd"), (QWEN, "pdv")])

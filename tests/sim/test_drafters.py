@@ -225,7 +225,7 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
     result = simulate(experiment)
     requests = result.requests
     rounds = requests["rounds"].sum()
-    assert 1 + requests["accepted"].sum() / rounds == pytest.approx(measured(name).tokens_a_round[2], rel=0.03)
+    assert 1 + requests["accepted"].sum() / rounds == pytest.approx(measured(name).tokens_per_round[2], rel=0.03)
     first = np.sum(result.deliveries["tokens"] > 1) / rounds  # of its drafts, one or more accepted
     share = requests["drafts"].sum() / rounds
     assert first < share < 0.6

@@ -41,7 +41,7 @@ def drawn(name: str, lengths: list[int], seed: int = 0) -> list[bytes]:
 def test_every_name_is_shipped_and_none_else_is_taken() -> None:
     assert set(ACCEPTANCE_MODELS) == set(RECORDED)
     for name in RECORDED:
-        assert measured(name).tokens_a_round == pytest.approx(RECORDED[name], abs=6e-4)
+        assert measured(name).tokens_per_round == pytest.approx(RECORDED[name], abs=6e-4)
     with pytest.raises(ValueError, match=r"acceptance-model must be one of cnn-eagle3, .*got llama"):
         Acceptance(acceptance_model="llama")
     with pytest.raises(ValueError, match=r"give one of .*--acceptance-model"):

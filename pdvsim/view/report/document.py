@@ -42,7 +42,7 @@ MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
 ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
-LAUNCHES_A_BIN = 3
+LAUNCHES_PER_BIN = 3
 MANY = 100  # entries from which the time series get coarser, to keep the page's size in bounds
 
 
@@ -99,7 +99,7 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
         latencies[number] = latencies_s(found.requests, found.deliveries, results.warmup(row))
         if index in first and len(found.launches["lane"]):
             busiest = int(np.bincount(found.launches["lane"]).max())
-            fitting = min(bins, max(busiest // LAUNCHES_A_BIN, BINS // 5))  # finer ones show the beat of the rounds
+            fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer ones show the beat of the rounds
             over = over_time(found, results.bandwidths_bytes_per_s(row), fitting)
             series[number] = {"seed": int(row["seed"]), **_plain(over)}
         progress(done)
