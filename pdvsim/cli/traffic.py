@@ -1,4 +1,4 @@
-"""`pdvsim traffic`: what is in a trace, before it is replayed."""
+"""`pdvsim traffic`: summarise a trace."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Who runs the points of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
+"""Backends of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
 
-A backend only decides where a point runs. What comes back is the point's row or the reason why there is none, in the
-order of finishing; a worker that dies costs its point one more try, not the sweep. joblib drives loky only; the
-clusters are asked directly (`clusters`).
+A backend only decides where a point runs. It returns each point's row, or the reason why it failed, in the order of
+completion. If a worker dies, its point is retried; the sweep continues. joblib is used for loky only; clusters are used
+directly (`clusters`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BackendName = Literal["loky", "dask", "ray"]
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the points run: `jobs` processes here (None: one a core), or an existing cluster at an address."""
+    """Where points run: `jobs` local processes (None: one per core), or an existing cluster at an address."""
 
     name: BackendName = "loky"
     jobs: int | None = None
@@ -45,9 +45,9 @@ class Backend:
 def finished(
     task: Task, items: Sequence[Item], backend: Backend, notice: Notice = lambda text: None
 ) -> Generator[Outcome, None, None]:
-    """Every item's outcome, as they finish. Closing the generator gives up what is not finished.
+    """The outcome of every item, in order of completion. Closing the generator cancels the rest.
 
-    A cluster that goes away is a ValueError; one without workers is waited for, and `notice` hears of it.
+    A lost cluster is a ValueError; a cluster without workers is waited for and reported to `notice`.
     """
     if backend.name == "dask" and items:
         return clusters.on_dask(task, items, str(backend.scheduler), notice)

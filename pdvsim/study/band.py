@@ -1,14 +1,14 @@
 """The error range of a run's metrics, and what it comes from.
 
-On a profile that was validated: the errors of its predictions of comparable real runs, by metric.
+With a validated profile it is the error of its predictions for comparable real runs, by metric.
 
-Where forward times were predicted: the run again at both ends of their error bar. All forwards are scaled together, by
-the bar that holds 95% of the errors of single forwards: errors that differ from forward to forward cancel out, so the
-range is wide rather than narrow. Host costs and the sharing of the GPU are left as they are; for their errors, those
-of comparable real runs on the H200 are added (as independent errors are). So both sides of a range have a width, also
-where slow and fast forwards happen to move a metric the same way.
+If forward times are predicted, the run is repeated at both ends of their error bar. All forwards are scaled together,
+by the bar that holds 95% of the errors of single forwards. Errors that differ between forwards would cancel out, so the
+range is rather too wide. Host costs and contention are not scaled; their errors are those of comparable real runs on
+the H200, added as independent errors. So both sides of a range have a width even if slow and fast forwards change a
+metric in the same direction.
 
-Architectures share the same profile, so their difference is surer than the level of either.
+Architectures share a profile, so the error of their difference is smaller than that of each.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ LATENCIES = ("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms")
 
 
 def wanted(experiment: Experiment) -> bool:
-    """Whether an experiment has ends: asked for, a model of its pair predicted, and a policy that was validated."""
+    """Whether to run an experiment's error bar: requested, a model of its pair predicted, and a validated policy."""
     ours = experiment.arch in ARCHITECTURES
     return experiment.hardware.band and ours and bar_of(experiment, covering_profile(experiment)) > 0
 
 
 def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) -> list[Metrics]:
-    """The metrics with slow and with fast forwards, from two more runs; nothing where they are not wanted.
+    """The metrics with slow and with fast forwards, from two more runs; empty if not requested.
 
-    `progress` goes on counting after the requests of the run itself.
+    `progress` continues to count after the requests of the run itself.
     """
     if not wanted(experiment):
         return []
@@ -56,10 +56,10 @@ def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) 
 
 
 def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
-    """The metrics of a run, and their error range: `error_range` says in words what it is, or why there is none.
+    """The metrics of a run and their error range; `error_range` explains it, or why there is none.
 
-    The main metrics have a `NAME_error`, the share within which 90% of comparable real runs lay; where forward times
-    were predicted, a `NAME_low` and `NAME_high`.
+    The main metrics have a `NAME_error`, the relative error within which 90% of comparable real runs lie. If forward
+    times are predicted, they have `NAME_low` and `NAME_high`.
     """
     metrics, experiment = summarise(result), result.experiment
     if result.meta.get("clock") != "simulated" or not experiment.hardware.band:
@@ -96,11 +96,11 @@ def _bars(
 
 
 def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], ends: Sequence[Metrics]) -> Metrics:
-    """The range over a run and its ends, widened by what real runs on the H200 were off."""
+    """The range over a run and its ends, widened by the errors of real runs on the H200."""
     text, off = "forward times at both ends of their error bar", {}
     errors = None if experiment.hardware.profile == "roofline" else errors_of(Hardware())  # a roofline is a bound
     if errors is not None:
-        off = _bars(errors, "as served", experiment, metrics, main)  # what the model is off by under one rule
+        off = _bars(errors, "as served", experiment, metrics, main)  # error of the model under the scheduling rule
         text += ", and the errors of comparable real runs on the H200"
     found: Metrics = {"error_range": text}
     for name in main:

@@ -1,15 +1,15 @@
 """The points of a sweep on the workers of a running Dask or Ray cluster.
 
-Both are asked directly, not through joblib: a death is then one point's, not the whole call's, and joblib's Ray backend
-has no results to give before all are there.
+Both are used directly, not through joblib: a dead worker then fails one point, not the whole call, and joblib's Ray
+backend returns no result before all have finished.
 
-Every wait has an end. A cluster that does not answer, or goes away in the middle, is a ValueError within PATIENCE_S or
-ANSWER_S. One without workers is waited for, which is said, for WORKERS_S. A point whose worker died is begun again in a
-process of its own, so that its death is known from its neighbour's; a point whose result is lost is begun again.
+Every wait is limited. A cluster that does not answer, or disconnects, is a ValueError within PATIENCE_S or ANSWER_S. A
+cluster without workers is waited for up to WORKERS_S, with a message. A point whose worker died is retried in its own
+process, to tell its failure from another point's; a point whose result is lost is run again.
 
-Not modelled here: shared files. The workers of a cluster need pdvsim, in the same version, and every file that the
-points name, under the same path. A worker that stops without a word is left to the cluster, which gives it up after
-five minutes (Dask's worker-ttl) or some fifteen seconds (Ray's health check).
+Not handled: shared files. Workers need the same version of pdvsim, and every file that the points name under the same
+path. A worker that stops responding is left to the cluster, which drops it after five minutes (Dask's worker-ttl) or
+about fifteen seconds (Ray's health check).
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from pdvsim.common.workers import attempt_alone
 
 T = TypeVar("T")
 
-PATIENCE_S = 6.0  # until a cluster answers at the start
-ANSWER_S = 30.0  # until it answers a question later on, when it may be busy
-WORKERS_S = 600.0  # until a cluster without workers has some
-FETCH_S = 15.0  # until the result of a finished point is here
-TICK_S = 1.0  # between looks at a cluster from which nothing comes
+PATIENCE_S = 6.0  # limit for the first answer of a cluster
+ANSWER_S = 30.0  # limit for later answers, when it may be busy
+WORKERS_S = 600.0  # limit for a cluster without workers
+FETCH_S = 15.0  # limit for fetching the result of a finished point
+TICK_S = 1.0  # between checks of a silent cluster
 POLL_S = 0.02
-TRIES = 3  # of a point, of which the second and third run in a process of their own
+TRIES = 3  # of a point; the second and third run in their own process
 UNDER_WAY = ("released", "waiting", "no-worker", "queued", "processing")  # Dask's states of a task without a result
 HTTP2_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 
 
 class ClusterLost(ValueError):
-    """The cluster that ran the points is gone; what it had finished is not."""
+    """The cluster was lost; finished points are kept."""
 
 
 class Watch:
-    """Looks after a cluster from which nothing comes: says that it has no workers, and in the end stops waiting."""
+    """Checks a silent cluster: reports that it has no workers, and finally stops waiting."""
 
     def __init__(self, cluster: str, notice: Notice) -> None:
         self.cluster, self.notice = cluster, notice
@@ -68,8 +68,8 @@ class Watch:
 
 
 def within(seconds: float, ask: Callable[[], T]) -> T:
-    """What `ask` returns or raises, or a TimeoutError: a library's own deadline may not be one."""
-    if sys.is_finalizing():  # a new thread would never begin
+    """Result of `ask`, or a TimeoutError: the library's own time limit may not work."""
+    if sys.is_finalizing():  # a new thread would never start
         raise TimeoutError
     answers: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
 
@@ -91,7 +91,7 @@ def within(seconds: float, ask: Callable[[], T]) -> T:
 
 @contextmanager
 def _quiet(library: str) -> Iterator[None]:
-    """Without a library's log, in which a cluster that is gone fills screens: it is said in one line."""
+    """Silence a library's log, which is long when a cluster is lost; one line reports it."""
     loggers = [logging.getLogger(name) for name in list(logging.root.manager.loggerDict) if name.startswith(library)]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
@@ -118,7 +118,7 @@ def check_dask(address: str) -> None:
     with _quiet("distributed"):
         try:
             within(PATIENCE_S, lambda: asyncio.run(asyncio.wait_for(ask(), PATIENCE_S)))
-        except Exception as error:  # what another kind of server makes of it is not foreseen
+        except Exception as error:  # another kind of server may raise anything
             what = f"no Dask scheduler answers ({type(error).__name__})"
             raise ValueError(f"--scheduler {address}: {what}") from None
 
@@ -132,7 +132,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
     points, watch = dict(items), Watch(f"the Dask cluster at {address}", notice)
     tries: Counter[int] = Counter()
     running: dict[Any, int] = {}
-    missing_s: dict[Any, float] = {}  # since when a result that should be here is not
+    missing_s: dict[Any, float] = {}  # since when a result is missing
 
     def submit(index: int, function: Callable[..., Outcome]) -> None:
         tries[index] += 1
@@ -141,7 +141,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
         done.add(future)
 
     def look() -> list[int]:
-        """Ask after what is running; returns the points whose results are lost."""
+        """Check running points; returns those whose results are lost."""
         if client.status != "running":
             raise lost
         watch.look(len(within(ANSWER_S, client.scheduler_info)["workers"]))
@@ -175,8 +175,8 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
                         looked_s = time.monotonic()
                     continue
                 for future, result in done.next_batch(block=False):
-                    index = running.pop(future, -1)  # lets the scheduler forget it
-                    if index < 0:  # given up before
+                    index = running.pop(future, -1)  # lets the scheduler release it
+                    if index < 0:  # cancelled before
                         continue
                     if isinstance(result, Outcome):
                         yield result
@@ -184,7 +184,7 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
                     error = result if isinstance(result, BaseException) else result[1]
                     if client.status != "running":  # Dask cancels everything when it loses its scheduler
                         raise lost
-                    if not isinstance(error, KilledWorker | CancelledError):  # it could not be begun
+                    if not isinstance(error, KilledWorker | CancelledError):  # it could not be started
                         yield failure(index, error)
                     elif tries[index] < TRIES:  # Dask blames everything that was on a worker when it died
                         submit(index, attempt_alone if isinstance(error, KilledWorker) else attempt)
@@ -194,15 +194,15 @@ def on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> 
         except OSError:  # of a connection that broke, or no answer
             raise lost from None
         finally:
-            with contextlib.suppress(Exception):  # a scheduler that is gone cannot be told
+            with contextlib.suppress(Exception):  # the scheduler may be lost
                 within(PATIENCE_S, lambda: client.cancel(list(running)) if client.status == "running" else None)
             with contextlib.suppress(Exception):
                 within(PATIENCE_S, client.close)
 
 
 def ray_connected(address: str | None) -> Any:
-    """Ray, connected; it has one connection a process, which ends with that."""
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # what its C++ logs of a server that is not Ray's
+    """Connected Ray; there is one connection per process."""
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # hides C++ logs about servers that are not Ray
     try:
         import ray
     except ImportError:
@@ -216,13 +216,13 @@ def ray_connected(address: str | None) -> Any:
         try:
             with _quiet("ray"):
                 within(ANSWER_S, lambda: ray.init(address=at or "auto", log_to_driver=False, configure_logging=False))
-        except Exception as error:  # what a cluster that starts or ends makes of it is not foreseen
+        except Exception as error:  # a cluster that starts or stops may raise anything
             raise ValueError(f"{where}: {what.format(type(error).__name__)}") from None
     return ray
 
 
 def _local_ray() -> str | None:
-    """Where this machine's cluster was last; Ray would wait for minutes for one that is gone."""
+    """Last address of this machine's cluster; Ray would wait for minutes for one that is gone."""
     with contextlib.suppress(ImportError):
         from ray._private.utils import read_ray_address
 
@@ -231,7 +231,7 @@ def _local_ray() -> str | None:
 
 
 def _ray_alive(address: str) -> bool:
-    """Whether a gRPC server answers there, as Ray's head is; asked by hand, for Ray has no deadline for it."""
+    """Whether a gRPC server, such as Ray's head, answers there; checked by hand, as Ray has no time limit for it."""
     host, colon, port = address.removeprefix("ray://").rpartition(":")
     if not colon or not port.isdecimal():
         return False
@@ -272,7 +272,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
     running: dict[Any, int] = {}
 
     def look() -> int:
-        """Ask after the cluster; returns its cores."""
+        """Check the cluster; returns its cores."""
         if not _ray_alive(head):
             raise lost
         cores = int(within(ANSWER_S, ray.cluster_resources).get("CPU", 0))
@@ -280,7 +280,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
         return cores
 
     try:
-        # a worker's death is for us to judge: Ray would begin the point again as it was
+        # retries are decided here: Ray would restart the point in a shared worker
         first, again = (ray.remote(max_retries=0)(function) for function in (attempt, attempt_alone))
         waiting = deque(points)
         most = 4 * max(1, look())  # enough to keep every worker busy
@@ -299,7 +299,7 @@ def on_ray(task: Task, items: Sequence[Item], address: str | None, notice: Notic
                 outcome: Outcome = ray.get(done[0], timeout=FETCH_S)
             except ray.exceptions.LocalRayletDiedError:  # this machine's connection to the cluster
                 raise lost from None
-            except ray.exceptions.RayTaskError as error:  # it could not be begun
+            except ray.exceptions.RayTaskError as error:  # it could not be started
                 outcome = failure(index, error.cause or error)
             except ray.exceptions.RayError as error:
                 look()

@@ -1,7 +1,7 @@
-"""What a sweep may take: a few of its requests are simulated and timed, and the rest is taken in proportion.
+"""Estimated time and memory of a sweep: a few of its requests are simulated and timed, the rest is extrapolated.
 
-An estimate, not a promise: the first requests of an overloaded point cost less than those behind a long queue, and a
-machine that does other things as well is slower.
+The first requests of an overloaded point cost less than later ones, which wait in a long queue, and a busy machine is
+slower.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
 from pdvsim.study.sweep import with_settings
 
-SAMPLE = 50  # requests of a point that are timed
-MOST_STEPS = 2_000  # output tokens and prompt chunks of these; longer ones are cut, and count for more
-MOST_TIMED = 8  # points that are
-HELD = 3.0  # memory of a run that writes its records, over theirs; without it takes a third
-SMALL_STEPS = 5_000_000  # that never take long
+SAMPLE = 50  # requests timed per point
+MOST_STEPS = 2_000  # most output tokens and prompt chunks timed; longer requests are cut and scaled
+MOST_TIMED = 8  # points timed
+HELD = 3.0  # memory of a run that writes records, relative to the records; a third without
+SMALL_STEPS = 5_000_000  # runs below this are always short
 LONG_S = 600.0
 LARGE_SHARE = 0.5  # of the memory
 
 
 class Cost(NamedTuple):
-    """Processor time of all runs on one core like this one, and memory of one of them."""
+    """CPU time of all runs on one core of this machine, and memory of one run."""
 
     core_s: float
     run_bytes: float
@@ -36,7 +36,7 @@ def cost(experiments: Sequence[Experiment]) -> Cost:
     """What they may take."""
     if not experiments:
         return Cost(0.0, 0.0)
-    from_file = experiments[0].traffic.dataset_path is not None  # which is read again for every one timed
+    from_file = experiments[0].traffic.dataset_path is not None  # read again for every point timed
     timed = experiments[:: -(-len(experiments) // (1 if from_file else MOST_TIMED))]
     sampled = list(map(_of_a_request, timed))
     mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
@@ -54,7 +54,7 @@ def _place(experiment: Experiment) -> tuple[object, ...]:
 
 
 def _of_a_request(experiment: Experiment) -> tuple[float, float]:
-    """Processor time, and bytes of records while they are made."""
+    """CPU time, and bytes of the records."""
     from pdvsim.sim.run import simulate
     from pdvsim.sim.workload.requests import Workload
 
@@ -76,13 +76,13 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
 
 
 def forewarn(experiments: Sequence[Experiment], jobs: int | None = 1) -> None:
-    """Say beforehand that runs may take long, or much memory."""
+    """Warn before long runs, or runs that need much memory."""
     if text := forewarning(experiments, jobs):
         say("pdvsim", text)
 
 
 def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
-    """What to say before runs that may take long or much memory; nothing where they do not."""
+    """Warning before long runs or runs that need much memory; empty otherwise."""
     if sum(map(_steps, experiments)) < SMALL_STEPS:
         return ""
     found, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))

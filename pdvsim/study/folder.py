@@ -1,15 +1,14 @@
-"""A sweep on disk: a folder that is never half written, whatever stops the sweep, and that knows what it holds.
+"""A sweep on disk: a folder that stays consistent whenever the sweep is stopped.
 
-    sweep.json       the resolved configuration, its fingerprint (`identity`), and digests of what was made of the parts
-    parts/00007.json the row of point 7, once it is finished, with the identity of its sweep
-    failed/00007.json     why point 7 has none
-    details/00007.requests.parquet (launches, deliveries)   its records, where asked for; their digests are in the part
-    summary.parquet  all rows in the order of the points, made from the parts
-    .lock            locked by whoever writes; the lock ends with its process, so a crash leaves none behind
+    sweep.json       the resolved configuration, its fingerprint (`identity`), and digests of the files made from the
+    parts parts/00007.json the row of point 7, once it is finished, with the identity of its sweep failed/00007.json
+    why point 7 has none details/00007.requests.parquet (launches, deliveries)   its records, if requested; their
+    digests are in the part summary.parquet  all rows in the order of the points, made from the parts .lock
+    locked by the writing process; a crash releases it
 
-The identity covers every setting, the version and the content of every file that is read; a part counts only under its
-own. Every document is sealed, so a part that is not what was written is found out and run again (`sweepcheck`).
-Not covered: folders on a file system without file locks or atomic rename.
+The identity covers every setting, the version and the content of every input file; parts of another identity are
+ignored. Every document has a digest, so a changed part is detected and run again (`sweepcheck`). Not supported: file
+systems without file locks or atomic rename.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, p
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 5  # differences named in a refusal
+SHOWN = 5  # differences listed in an error
 NOT_COMPARED = ("date", "sha256", "identity", "made")
 
 
@@ -67,7 +66,7 @@ class SweepDir:
         """The sweep as it is run: defaults filled in, loads named, and a digest of every file it reads."""
         points = self.sweep.points()
         loads = dict.fromkeys((p.load_kind, p.load) for p in points)
-        reading = {  # one of each: thousands of points read the same files
+        reading = {  # each once: thousands of points read the same files
             (e.traffic.dataset_path, e.traffic.tokenizer, e.acceptance.acceptance_trace, e.server.pair, e.hardware): e
             for e in (p.experiment for p in points)
         }
@@ -85,11 +84,11 @@ class SweepDir:
 
     @cached_property
     def identity(self) -> str:
-        """What a part of this sweep, and of no other, carries."""
+        """Identity that marks the parts of this sweep."""
         return fingerprint(self.config)
 
     def check(self, resume: bool) -> None:
-        """Refuse a folder that holds a sweep, unless it is this one and `resume` is asked for. Writes nothing."""
+        """Reject a folder that holds a sweep, unless it is this one and `resume` is set. Writes nothing."""
         if not self.config_file.exists():
             return
         stored = read_config(self.path)
@@ -109,19 +108,19 @@ class SweepDir:
 
     @contextmanager
     def opened(self, date: str, resume: bool) -> Iterator[None]:
-        """Make the folder and hold it against other writers; a ValueError if it cannot be ours."""
+        """Make the folder and lock it; a ValueError if that fails."""
         self.check(resume)
         (self.path / "parts").mkdir(parents=True, exist_ok=True)
         with _locked(self.path):
-            self.check(resume)  # another writer may have come in between
+            self.check(resume)  # another process may have written meanwhile
             for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
-                for left_over in folder.glob(TEMPORARY):  # of a writer that was killed
+                for left_over in folder.glob(TEMPORARY):  # left by a killed process
                     left_over.unlink(missing_ok=True)
             self._take_over(date)
             yield
 
     def _take_over(self, date: str) -> None:
-        """Write sweep.json where there is none of this sweep."""
+        """Write sweep.json unless it exists."""
         stored = read_config(self.path) if self.config_file.exists() else None
         if stored is not None and unbroken(stored) and stored["identity"] == self.identity:
             return
@@ -134,7 +133,7 @@ class SweepDir:
         return (dumps(sealed(document)) + "\n").encode()
 
     def survey(self) -> Survey:
-        """What of this sweep is in its folder."""
+        """Finished and failed points in the folder."""
         details = DETAILS if self.save_detailed else ()
         return survey(self.path, self.identity, len(self.sweep.points()), details)
 
@@ -146,16 +145,16 @@ class SweepDir:
         rows: dict[int, Row],
         notice: Callable[[str], None],
     ) -> int:
-        """Run what is missing, each point written as it finishes; `rows` are those there are, and get the new ones.
+        """Run the missing points, writing each as it finishes; adds to `rows`.
 
-        Returns how many failed; without `continue_on_error` the first that does is raised.
+        Returns the number of failures; without `continue_on_error` the first one is raised.
         """
         points = self.sweep.points()
         done = len(rows)
         missing = [(index, point) for index, point in enumerate(points) if index not in rows]
         failures = 0
         progress(done)
-        folder = self.path.absolute() if self.save_detailed else None  # a worker may have another one
+        folder = self.path.absolute() if self.save_detailed else None  # a worker may have another working directory
         outcomes = finished(partial(run_and_save, folder), missing, backend, notice)
         with contextlib.closing(outcomes):
             for count, outcome in enumerate(outcomes, done + 1):
@@ -173,7 +172,7 @@ class SweepDir:
         return failures
 
     def keep(self, outcome: Outcome, point: Point) -> Row | None:
-        """Write what became of a point; its row as it will be read back."""
+        """Write the outcome of a point; returns its row as it will be read back."""
         failure, identity = failure_file(self.path, outcome.index), {"identity": self.identity, "point": outcome.index}
         if outcome.row is None:
             reason = {**identity, **point.labels, "reason": outcome.reason, "traceback": outcome.traceback}
@@ -189,9 +188,9 @@ class SweepDir:
     def summarise(
         self, rows: dict[int, Row], draw: Callable[[pd.DataFrame], bytes] | None
     ) -> tuple[pd.DataFrame, list[Path]]:
-        """All rows in the order of the points, and the files there are; what was made of the same rows is kept.
+        """All rows in the order of the points, and the files; files made from the same rows are kept.
 
-        Without `draw` there is no plot, which takes longer than the rest: of a sweep that was interrupted.
+        Without `draw`, as after an interruption, the plot is skipped, which takes longest.
         """
         frame = frame_of(rows[index] for index in sorted(rows))
         if not len(frame):
@@ -210,7 +209,7 @@ class SweepDir:
 
 
 def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
-    """Simulate one point: its row, and the digests of its records, written to `folder` by the worker that has them."""
+    """Simulate one point: its row, and the digests of its records, which the worker writes to `folder`."""
     if folder is None:
         return {"row": run_point(index, point), "details": {}}
     result = simulate(point.experiment)
@@ -223,11 +222,11 @@ def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Hold the folder until the end of the block, or of the process, however that comes."""
+    """Lock the folder until the end of the block or of the process."""
     file = path / ".lock"
     if file.is_symlink():
         raise ValueError(f"{file}: is a link instead of the sweep's lock file; remove it")
-    # where files cannot be locked this is an error: a mark in the lock's place would outlive its process
+    # an error without file locks: a marker file would outlive a crash
     lock = FileLock(file, blocking=False, fallback_to_soft=False)
     try:
         lock.acquire()
@@ -256,5 +255,5 @@ def _said(flat: dict[str, Any], name: str) -> str:
 
 
 def listed(points: Sequence[Point], done: set[int]) -> list[Row]:
-    """The points of a sweep as rows of a table, with what is done of them."""
+    """The points of a sweep as a table, with their state."""
     return [{"point": i} | p.labels | {"state": "done" if i in done else "to do"} for i, p in enumerate(points)]

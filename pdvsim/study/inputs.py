@@ -1,7 +1,7 @@
-"""Everything that a run will ask for, asked for beforehand: names, profiles, files, and room for every request.
+"""Check inputs before a run: names, profiles, files, and room for every request.
 
-Of a sweep, the first replication of each setting is asked for: what only another seed's lengths would show is left to
-its run.
+Of a sweep, the first replication of each setting is checked; other seeds may have longer requests, which their runs
+check.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def checked(experiment: Experiment) -> Workload:
-    """The requests of a run; a ValueError of one line if it names what is unknown, reads a bad file or has no room.
+    """The requests of a run; a ValueError of one line for an unknown name, a bad file or too little memory.
 
-    Nor may it set an option that does nothing.
+    Options without effect are rejected too.
     """
     from pdvsim.sim.workload.requests import Workload
 
@@ -34,7 +34,7 @@ def checked(experiment: Experiment) -> Workload:
 
 
 def check_points(points: Iterable[Point], servable: bool = True) -> None:
-    """The same for the points of a sweep, each thing once; without `servable` a request may need more than there is."""
+    """The same for the points of a sweep, each input once; without `servable` memory is not checked."""
     from pdvsim.sim.workload.requests import Workload
 
     sites: dict[object, Site] = {}
@@ -43,7 +43,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
         if point.run:
             continue
         experiment = point.experiment
-        # when requests come changes nothing of what they are
+        # arrival times do not change the requests
         traffic = replace(experiment.traffic, request_rate=float("inf"), burstiness=1, max_concurrency=None)
         whose = (traffic, experiment.acceptance)
         where = (experiment.arch, experiment.server, experiment.hardware)
@@ -59,7 +59,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
 
 
 def _site(experiment: Experiment) -> Site:
-    """The servers: pair, GPU and profile are known and go together."""
+    """Check servers: pair, GPU and profile are known and compatible."""
     from pdvsim.sim.assembly import Site, covering_profile
     from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.records import Log

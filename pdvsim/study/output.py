@@ -1,4 +1,4 @@
-"""Documents and files: what a result is called, what is in it, and whether it can be written before a run starts."""
+"""Result documents and files: their names and content, and a check before a run that they can be written."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ DETAILS = ("requests", "launches", "deliveries")
 
 
 def now() -> str:
-    """The date as vLLM writes it in results and their names."""
+    """The date in vLLM's format for results and file names."""
     return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
 def plain(value: Any) -> Any:
-    """`value` as JSON can hold it: nan and inf become null, intervals and tuples what they consist of."""
+    """`value` as JSON: nan and inf become null; intervals and tuples are expanded."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -63,7 +63,7 @@ def setting(value: Any) -> Any:
 
 
 def run_document(result: Result, metrics: dict[str, Any], date: str, label: str = "pdvsim") -> dict[str, Any]:
-    """The result of one run: vLLM's keys first, then where the figures come from and the whole configuration."""
+    """The result of one run: vLLM's keys first, then provenance and the whole configuration."""
     experiment: Experiment = result.experiment
     traffic = experiment.traffic
     return {
@@ -96,7 +96,7 @@ def parquet(frame: pd.DataFrame) -> bytes:
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same with one value per cell: a list becomes a column for each place in it, what is missing is nan."""
+    """The same with one value per cell: a list becomes one column per position; missing values are nan."""
     frame = frame.astype({name: float for name in frame if frame[name].isna().all()})
     columns: dict[str, Any] = {}
     for name, column in frame.items():
@@ -117,17 +117,16 @@ def csv(frame: pd.DataFrame) -> bytes:
 
 
 def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
-    """A figure as the content of an image file, of the kind that the name of `path` says."""
+    """A figure as the content of an image file, in the format of `path`'s suffix."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format=Path(path).suffix.removeprefix(".") or "png", dpi=dpi)
     return buffer.getvalue()
 
 
 def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
-    """Write the files of a result together, remove those that are None, and say so; returns the exit code.
+    """Write the files of a result together, remove those that are None, and report it; returns the exit code.
 
-    `stopped` says what there is of a result that was interrupted. Such a one stands beside an earlier one, not in its
-    place.
+    `stopped` describes an interrupted result. It does not replace an earlier one.
     """
     if stopped and any(path.exists() for path in files):
         files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
@@ -143,13 +142,13 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
 
 
 def answer_files(name: str, folder: str | None, date: str) -> list[Path]:
-    """Where the table, the document and the picture of an answer go; an OSError if they cannot be written."""
+    """Paths of an answer's table, document and plot; an OSError if they cannot be written."""
     place = check_folder(Path(folder or f"results/{name}-{date}"))
     return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
 
 
 def check_file(path: Path) -> Path:
-    """`path` if it can be written, its folder made if need be; an OSError otherwise. Leaves no new file behind."""
+    """`path` if it can be written, making its folder if needed; an OSError otherwise. Leaves no new file."""
     if not path.parent.exists():
         path.parent.mkdir(parents=True)
     check_writable(path)
@@ -157,7 +156,7 @@ def check_file(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> Path:
-    """`path` as a folder that can be written to, made if need be; an OSError otherwise."""
+    """`path` as a writable folder, made if needed; an OSError otherwise."""
     path.mkdir(parents=True, exist_ok=True)
     check_writable(path / ".pdvsim")
     return path

@@ -1,4 +1,4 @@
-"""The files of a result, checked: a sweep's header and summary, a run's document, and the records beside them.
+"""Read and check the files of a result: a sweep's header and summary, a run's document, and their records.
 
 Each reader returns what it read or raises a ValueError of one line that names the file and the field.
 """
@@ -30,7 +30,7 @@ DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": D
 
 
 class Config(BaseModel, extra="allow"):
-    """An experiment's configuration, as far as reading results needs it."""
+    """The parts of an experiment's configuration that reading results needs."""
 
     traffic: dict[str, Any] = Field(default_factory=dict)
     acceptance: dict[str, Any] = Field(default_factory=dict)
@@ -41,7 +41,7 @@ class Config(BaseModel, extra="allow"):
     @field_validator("traffic", "acceptance", "server", "hardware", "scoring")
     @classmethod
     def _known_settings(cls, values: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        """Settings that this version knows are of their type; those of other versions are left alone."""
+        """Check the types of settings that this version has; ignore others."""
         adapters = _adapters(str(info.field_name))
         for name in values.keys() & adapters.keys():
             if not _is_of(adapters[name], values[name]):
@@ -51,7 +51,7 @@ class Config(BaseModel, extra="allow"):
 
 @cache
 def _adapters(group: str) -> dict[str, TypeAdapter[Any]]:
-    """What checks each setting of a group of an experiment's. A choice may be one that another version has."""
+    """Type checks for the settings of a group. A choice may be from another version."""
     hints = get_type_hints(get_type_hints(Experiment)[group])
     parts = {name: get_args(hint) if type(None) in get_args(hint) else (hint,) for name, hint in hints.items()}
     free = {name: [str if get_origin(part) is Literal else part for part in some] for name, some in parts.items()}
@@ -59,7 +59,7 @@ def _adapters(group: str) -> dict[str, TypeAdapter[Any]]:
 
 
 def _is_of(adapter: TypeAdapter[Any], value: Any) -> bool:
-    """Whether a value is of a setting's type; a text is no number, but for "inf"."""
+    """Whether a value has a setting's type; text is not a number, except "inf"."""
     try:
         typed = adapter.validate_python(value)
     except ValidationError:
@@ -69,7 +69,7 @@ def _is_of(adapter: TypeAdapter[Any], value: Any) -> bool:
 
 
 class ResultHeader(BaseModel, extra="allow"):
-    """What every result says of itself."""
+    """Fields of every result."""
 
     schema_version: int = SCHEMA
     pdvsim_version: str
@@ -85,7 +85,7 @@ class SweepSettings(BaseModel, extra="allow"):
 
 
 class Derived(BaseModel, extra="allow"):
-    """What was made of a sweep's points, with its digests."""
+    """Files made from a sweep's points, with digests."""
 
     files: dict[str, str]
 
@@ -94,8 +94,8 @@ class SweepHeader(ResultHeader):
     """sweep.json."""
 
     sweep: SweepSettings
-    identity: str | None = None  # of the sweep, under which its parts are sealed
-    num_points: int | None = None  # that were asked for
+    identity: str | None = None  # of the sweep; marks its parts
+    num_points: int | None = None  # requested
     made: Derived | None = None
 
 
@@ -117,7 +117,7 @@ class RunDocument(ResultHeader):
 
     @property
     def load(self) -> tuple[str, float]:
-        """What a sweep would call the load."""
+        """The load as a sweep names it."""
         rate = float(self.request_rate)
         if self.config.traffic.get("use_trace_timestamps") and math.isinf(rate):
             return "trace", math.nan
@@ -130,7 +130,7 @@ H = TypeVar("H", bound=ResultHeader)
 
 
 def read_header(model: type[H], path: Path, otherwise: str) -> H:
-    """The JSON document in `path`; `otherwise` says what the file should have been."""
+    """The JSON document in `path`; `otherwise` describes the expected file."""
     try:
         data = read_json(path)
     except FileNotFoundError:
@@ -168,9 +168,9 @@ def read_frame(path: Path) -> pd.DataFrame:
 
 
 def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:
-    """Requests, launches and deliveries beside `stem`, with lanes, kinds and roles as numbers.
+    """Requests, launches and deliveries of `stem`, with lanes, kinds and roles as numbers.
 
-    `digests` are of the files as they were written, by table; without any, nothing is checked.
+    `digests` are those of the written files, by table; without them nothing is checked.
     """
     files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
     for name, path in files.items():

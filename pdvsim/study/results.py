@@ -1,8 +1,8 @@
 """Results read back from disk: sweeps and single runs as one table of points, with their records where they were saved.
 
-What is missing, cut short or of another schema is refused with one line that names the file and the field. Several
-results become one table; where they are not the same experiment, or hold the same point twice, a column tells them
-apart, so that nothing is paired or averaged that does not belong together.
+A missing, truncated or incompatible file is rejected with one line that names the file and the field. Several results
+become one table. If they are different experiments, or contain the same point twice, a column distinguishes them, so
+that unrelated points are never paired or averaged.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from pdvsim.study.sweep import flatten
 if TYPE_CHECKING:
     import pandas as pd
 
-KEYS = ("arch", "load_kind", "load")  # what a point is, beside its settings and its seed
+KEYS = ("arch", "load_kind", "load")  # identify a point, with its settings and seed
 NEEDED = (*KEYS, "seed", "output_throughput", "stability")
-# columns that are calculated with, by how their names begin and end
+# numeric columns, by prefix and suffix of their names
 FIGURES = ("mean_", "std_", "median_", "breakdown_ms_", "lanes_", "kinds_", "total_", "max_output_")
 FIGURES_END = (
     "load",
@@ -52,30 +52,30 @@ LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamp
 
 @dataclass(frozen=True)
 class Source:
-    """One sweep or run: where it lies, what was asked for, and what its figures rest on."""
+    """One sweep or run: its path, its configuration and its foundation."""
 
     name: str
     path: Path
     date: str
     version: str
-    config: Config  # of the experiment, or of the one a sweep varies
+    config: Config  # of the experiment, or the base of a sweep
     vary: tuple[str, ...]  # columns of the sweep's varied flags
     provenance: dict[str, Any] | None
-    incomplete: str = ""  # what is missing: points of a sweep, records of a run
+    incomplete: str = ""  # missing points of a sweep or records of a run
 
     @property
     def pair(self) -> str:
         return str(self.config.server.get("pair", "?"))
 
     def workload(self, columns: Collection[str] = ()) -> list[dict[str, Any]]:
-        """Everything that two results must share to be compared seed by seed, but for what stands in `columns`."""
+        """Everything that two results must share to be paired by seed, except `columns`."""
         config = self.config
         traffic = {k: v for k, v in config.traffic.items() if k not in LOAD_SETTINGS}
         parts = (traffic, config.acceptance, config.hardware, config.scoring)
         return [{k: v for k, v in part.items() if k not in columns} for part in parts]
 
     def setting(self, name: str) -> Any:
-        """A setting of the configuration as a sweep that varies it writes it into its table."""
+        """A setting of the configuration, in the format of a sweep's table."""
         groups = (group for group in self.config.model_dump().values() if isinstance(group, dict))
         value = next((group[name] for group in groups if name in group), "not said")
         if isinstance(value, list):
@@ -94,11 +94,11 @@ class Records:
 
 @dataclass(frozen=True)
 class Results:
-    """One row a point, and what tells points apart beside architecture, load and seed."""
+    """One row per point, and the columns that distinguish points besides architecture, load and seed."""
 
     points: pd.DataFrame
     sources: tuple[Source, ...]
-    dims: tuple[str, ...]  # columns with more than one value: results, pair, varied flags
+    dims: tuple[str, ...]  # columns with several values: results, pair, varied flags
 
     @property
     def archs(self) -> list[str]:
@@ -106,16 +106,16 @@ class Results:
 
     @property
     def configs(self) -> list[dict[str, Any]]:
-        """What was asked for, one of each result whose points are here."""
+        """The configuration of each result with points in the table."""
         return [self.sources[number].config.model_dump() for number in dict.fromkeys(self.points["source"])]
 
     @property
     def detailed(self) -> int:
-        """How many points' records were saved."""
+        """Number of points with saved records."""
         return int(self.points["records"].ne("").sum())
 
     def settings(self) -> list[tuple[dict[str, Any], pd.DataFrame]]:
-        """The points by setting: those of one differ in architecture, load and seed only."""
+        """The points by setting; points of one setting differ only in architecture, load and seed."""
         by = [*self.dims, *(["load_kind"] if self.points["load_kind"].nunique() > 1 else [])]
         if not by:
             return [({}, self.points)]
@@ -123,33 +123,33 @@ class Results:
         return [(dict(zip(by, key, strict=True)), group) for key, group in grouped]
 
     def by_load_kind(self) -> dict[str, Results]:
-        """The points by kind of load: a concurrency and a rate have no axis in common."""
+        """The points by kind of load: concurrency and rate need different axes."""
         return {str(kind): replace(self, points=group) for kind, group in self.points.groupby("load_kind", sort=False)}
 
     @property
     def headline(self) -> str:
-        """The metric that architectures are compared by under these loads."""
+        """The metric that compares architectures under these loads."""
         return headline(zip(self.points["load_kind"], self.points["load"], strict=True))
 
     @property
     def incomplete(self) -> list[str]:
-        """A line for each sweep that lacks points, and each run that lacks its records."""
+        """One line per sweep with missing points or run with missing records."""
         return [source.incomplete for source in self.sources if source.incomplete]
 
     def source(self, row: pd.Series[Any]) -> Source:
-        """Where a point comes from."""
+        """The result that a point is from."""
         return self.sources[int(row["source"])]
 
     def warmup(self, row: pd.Series[Any]) -> int:
-        """Requests that a point's metrics leave out."""
+        """Requests excluded from a point's metrics."""
         if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
             return int(row["warmup_requests"])
         return int(self.source(row).config.scoring.get("warmup_requests", 0))
 
     def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
-        """Copy bandwidth of each GPU of a server: as recorded, else as the profile has it; nan where neither says.
+        """Copy bandwidth of each GPU of a server: as recorded, else from the profile; nan if unknown.
 
-        What is recorded is the target's card. Another card has what its own profile says.
+        The recorded value is that of the target's GPU. Other GPUs use their own profile.
         """
         config, own = self.source(row).config, row.get("bandwidth_bytes_per_s", math.nan)
         if own is None or not math.isfinite(own):
@@ -167,19 +167,19 @@ class Results:
 
 
 def label(setting: dict[str, Any]) -> str:
-    """A setting in words."""
+    """A setting as text."""
     return ", ".join(
         str(v) if k in ("pair", "results") else f"{k.replace('_', ' ')} {value_text(v)}" for k, v in setting.items()
     )
 
 
 def value_text(value: Any) -> str:
-    """A setting's value in words."""
+    """A setting's value as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def load(paths: Sequence[Path | str]) -> Results:
-    """The results in sweep folders and run files; a ValueError of one line if one of them is not what it should be."""
+    """The results in sweep folders and run files; a ValueError of one line if one is invalid."""
     import pandas as pd
 
     if not paths:
@@ -194,8 +194,8 @@ def load(paths: Sequence[Path | str]) -> Results:
     for source, table in zip(sources, tables, strict=True):
         for name in (name for name in asked if name not in table):
             table[name] = source.setting(name)
-    points = pd.concat(tables, ignore_index=True).copy()  # in one piece: pandas warns of a column more in many
-    points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one seed, one replication
+    points = pd.concat(tables, ignore_index=True).copy()  # defragments: pandas warns about many inserted columns
+    points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one replication per seed
     first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
     points = points[list(dict.fromkeys([*first, *points.columns]))]
     candidates = [name for name in dict.fromkeys(("pair", *asked)) if points[name].nunique(dropna=False) > 1]
@@ -213,7 +213,7 @@ def load(paths: Sequence[Path | str]) -> Results:
 
 
 def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str]) -> bool:
-    """Whether points of unlike workloads, or the same point twice, would stand beside each other in one setting."""
+    """Whether one setting would contain points of different workloads, or the same point twice."""
     if points.duplicated([*KEYS, *dims, "seed"]).any():
         return True
     groups = points.groupby(list(dims), dropna=False)["source"] if dims else [((), points["source"])]
@@ -222,7 +222,7 @@ def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str])
 
 
 def records(row: pd.Series[Any]) -> Records | None:
-    """The records of a point, or None where they were not saved; a ValueError naming the file and column if bad."""
+    """The records of a point, or None if not saved; a ValueError names a bad file and column."""
     if not row["records"]:
         return None
     digests = row["records_sha256"]
@@ -230,7 +230,7 @@ def records(row: pd.Series[Any]) -> Records | None:
 
 
 def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
-    """The profile called `name`, if it is one that comes with pdvsim or the file that was used is still there."""
+    """The profile `name`, if it is built in or its file still exists."""
     if gpu in GPUS:
         for profile in (builtin(gpu), roofline(GPUS[gpu])):
             if profile.name == name:
@@ -270,7 +270,7 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
 
 
 def _part_digests(folder: Path, stem: str) -> dict[str, str]:
-    """The digests of a point's records, as its part has them."""
+    """The digests of a point's records, from its part."""
     name = Path(stem).name
     part = read_sealed(folder / "parts" / f"{name}.json")
     if part is None or not isinstance(part.get("details"), dict):
@@ -280,7 +280,7 @@ def _part_digests(folder: Path, stem: str) -> dict[str, str]:
 
 
 def _incomplete(folder: Path, done: int, asked: int | None) -> str:
-    """How many points an interrupted sweep, or one with failures, has; nothing of a complete one."""
+    """Number of points of an interrupted or partly failed sweep as text; empty if complete."""
     failed = sum(1 for _ in folder.glob("failed/*.json"))
     if asked is None:
         asked = done + failed
@@ -308,7 +308,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
 
 
 def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
-    """`table` with what older files or real runs leave out; a ValueError if a figure in it is no number."""
+    """`table` with columns that older files or real runs lack; a ValueError if a value is not a number."""
     for name in map(str, table.columns):
         if name.startswith(FIGURES) or name.endswith(FIGURES_END):
             table[name] = [_number(source.path, name, value) for value in table[name]]
@@ -319,11 +319,11 @@ def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
     for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
         if name not in table:
             table[name] = value
-    return table.copy()  # in one piece: pandas warns of a column more in many
+    return table.copy()  # defragments: pandas warns about many inserted columns
 
 
 def _number(path: Path, name: str, value: Any) -> float:
-    """A figure that a file holds; nan where it is empty."""
+    """A number from a file; nan if it is empty."""
     if value is None:
         return math.nan
     good = isinstance(value, float | np.number) or (type(value) is int and abs(value) < LARGEST)

@@ -1,11 +1,11 @@
-"""How sure a mean is: Student t intervals over replications, and paired differences between architectures.
+"""Student t intervals over replications, and paired differences between architectures.
 
 A replication is one run with its own seed. The requests of one run share queues and batches, so they are not
-independent draws and no interval is taken over them alone: from a single replication the answer is nan.
+independent, and a single replication has no interval (nan).
 
-Percentiles of a few runs often agree by chance, where latencies come in clusters and a percentile lies near the edge of
-one. A Student t interval over three runs then covers the mean of many runs in 60% to 90% of cases. So the standard
-deviation of a percentile is at least what the order statistics within the runs tell (`NAME_se`).
+Percentiles of a few runs often agree by chance, if latencies are clustered and a percentile lies near the edge of a
+cluster. A Student t interval over three runs then covers the mean of many runs in 60% to 90% of cases. So the standard
+deviation of a percentile is at least the standard error from the order statistics within the runs (`NAME_se`).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CONFIDENCE = 0.95
-SAME = 1e-9  # relative; runs that differ by less do so by rounding
+SAME = 1e-9  # relative; smaller differences between runs are rounding
 ORDINALS = ("point", "run", "seed")  # columns that number the rows
 
 
@@ -34,10 +34,10 @@ class Interval:
 
 
 def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: Iterable[float] = ()) -> Interval:
-    """Student t interval of the mean over replications. A replication without a value is left out.
+    """Student t interval of the mean over replications. Replications without a value are ignored.
 
-    `within` are the standard errors of the values, each from its own run: the deviation between runs counts as no less,
-    unless all runs have the same value. Then there is nothing random in it.
+    `within` are the standard errors of the values, each from its own run. They are the least deviation between runs,
+    unless all runs have the same value, which is then not random.
     """
     import numpy as np
 
@@ -60,12 +60,10 @@ def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: It
 
 
 def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> list[dict[str, Any]]:
-    """One entry per architecture, load, pair and value of what was varied, in the order of `points`.
+    """One entry per architecture, load, pair and varied value, in the order of `points`.
 
-    Numbers become Intervals, the rest is kept.
-
-    A list of numbers (acceptance per position) is averaged place by place. A text on which the replications differ
-    (one stable, one overloaded) names each value once.
+    Numbers become Intervals. A list of numbers (acceptance per position) is averaged per position. Texts that differ
+    between replications (one stable, one overloaded) are joined, each once.
     """
     from pandas.api.types import is_numeric_dtype
 
@@ -85,23 +83,23 @@ def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> l
 
 
 def headline(loads: Iterable[tuple[str, float]]) -> str:
-    """The metric that architectures are compared by under loads of a kind and a size.
+    """The metric that compares architectures under a kind of load.
 
-    Where requests arrive by themselves, at a finite rate or as in a trace, arrivals set the throughput: then latency.
+    At a finite rate or in a trace the arrivals set the throughput, so it is latency there.
     """
     arrivals = any(kind != "concurrency" and load != math.inf for kind, load in loads)
     return "mean_e2el_ms" if arrivals else "output_throughput"
 
 
 def varied(points: pd.DataFrame) -> list[str]:
-    """Of the columns that tell the entries of a sweep apart beside architecture and load, those that differ."""
+    """The columns, besides architecture and load, in which the entries of a sweep differ."""
     return [name for name in _varied(points) if points[name].nunique(dropna=False) > 1]
 
 
 def _varied(points: pd.DataFrame) -> list[str]:
-    """The pair, and what a sweep writes between a row's seed and its foundation: the flags it varies.
+    """The pair, and the columns between a row's seed and its foundation: the varied flags.
 
-    The profile's name stands there too; it goes with the flags, so that it parts nothing that they do not.
+    The profile's name is among them; it depends on the flags, so it separates no further points.
     """
     names = list(points.columns)
     pair = ["pair"] if "pair" in names else []
@@ -116,7 +114,7 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(values: Sequence[Any], confidence: float) -> Any:
-    """One value for all replications: the common one, intervals of a list's numbers, or unlike texts side by side."""
+    """One value for all replications: the common one, intervals of a list's numbers, or different texts joined by /."""
     if all(isinstance(v, list) for v in values):
         return [interval(column, confidence) for column in zip_longest(*values, fillvalue=0.0)]
     if all(v == values[0] for v in values):
@@ -127,10 +125,10 @@ def _merged(values: Sequence[Any], confidence: float) -> Any:
 def paired_differences(
     points: pd.DataFrame, metric: str, against: str, confidence: float = CONFIDENCE
 ) -> list[dict[str, Any]]:
-    """What each other architecture adds to `metric` over `against`, from runs with the same seed, load and settings.
+    """Differences of `metric` between each other architecture and `against`, for the same seed, load and settings.
 
-    Common random numbers make the runs pairs: the interval is over the differences, far narrower than that of two
-    independent means. `relative` is the same as a share of `against`.
+    Common random numbers pair the runs: the interval of the differences is much narrower than that of two independent
+    means. `relative` is the same relative to `against`.
     """
     same = ["load_kind", "load", *_varied(points)]
     keys = [*same, "seed"]

@@ -1,7 +1,7 @@
-"""Many experiments at once: loads x varied flags x architectures x replications, one row a point.
+"""Sweeps: loads x varied flags x architectures x replications, one row per point.
 
-Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows come
-back in the order of the points whatever ran them (`backends`); nothing in a row depends on the clock of this machine.
+Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows are in
+the order of the points for every backend (`backends`). Nothing in a row depends on this machine's clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True)
 class Point:
-    """One run of a sweep; `varied` are its values of the flags that the sweep varies, in their order."""
+    """One run of a sweep; `varied` are its values of the varied flags, in order."""
 
     load_kind: LoadKind
     load: float
@@ -42,7 +42,7 @@ class Point:
 
     @property
     def labels(self) -> Row:
-        """What tells this point from the others of its sweep: the first columns of its row."""
+        """What identifies this point in its sweep: the first columns of its row."""
         labels: Row = {
             "arch": self.experiment.arch,
             "pair": self.experiment.server.pair,
@@ -51,7 +51,7 @@ class Point:
             "run": self.run,
             "seed": self.experiment.traffic.seed,
         }
-        # a list is one text: it has to be a key of tables
+        # a list becomes a text, to be a table key
         return labels | {n: "+".join(map(str, v)) if isinstance(v, tuple) else v for n, v in self.varied}
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Sweep:
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
-        vet(point.experiment for point in self._given if point.run == 0)  # now, not in the middle; seeds change nothing
+        vet(point.experiment for point in self._given if point.run == 0)  # before the first run; seeds do not matter
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
@@ -95,14 +95,14 @@ class Sweep:
     def _points(self) -> list[Point]:
         points, idle = [], False
         for point in self._given:
-            if point.run == 0:  # the seed of the others makes no option idle
+            if point.run == 0:  # seeds do not affect which options have an effect
                 idle = suited(point.experiment) is not point.experiment
             points.append(replace(point, experiment=suited(point.experiment)) if idle else point)
         return points
 
     @cached_property
     def _given(self) -> list[Point]:
-        """The same with every option as given, also where it does nothing."""
+        """The same with every option as given, even without effect."""
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
@@ -132,7 +132,7 @@ class Sweep:
 
 
 def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values of its fields and of its groups' fields, by name; checked together."""
+    """The experiment with other values of fields and of its groups' fields, by name; validated together."""
     changed: dict[str, Any] = {}
     groups: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
@@ -153,7 +153,7 @@ def _group_of() -> dict[str, str]:
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C in the middle of a sweep; `points` are the rows that were finished."""
+    """Ctrl-C during a sweep; `points` are the finished rows."""
 
     def __init__(self, points: pd.DataFrame) -> None:
         super().__init__("sweep interrupted")
@@ -161,7 +161,7 @@ class SweepInterrupted(KeyboardInterrupt):
 
 
 class PointFailed(ValueError):
-    """A point of a sweep has no row, and this is why."""
+    """Why a point of a sweep failed."""
 
     def __init__(self, point: Point, outcome: Outcome) -> None:
         super().__init__(f"{outcome.reason} (point {outcome.index}: {point})")
@@ -173,10 +173,10 @@ def run_sweep(
     progress: Callable[[int, int], None] | None = None,
     backend: Backend | None = None,
 ) -> pd.DataFrame:
-    """Run the points, `jobs` at a time (None: one per core); one row a point, in their order.
+    """Run the points, `jobs` concurrently (None: one per core); one row per point, in order.
 
-    `progress` is called with the points done and the points in all. Ctrl-C raises SweepInterrupted, a point that fails
-    PointFailed.
+    `progress` is called with the number of finished points and the total. Ctrl-C raises SweepInterrupted, a failed
+    point PointFailed.
     """
     rows: dict[int, Row] = {}
     outcomes = finished(run_point, list(enumerate(points)), backend or Backend(jobs=jobs))
@@ -223,7 +223,7 @@ def flatten(metrics: dict[str, Any], prefix: str = "", joint: str = "_") -> Row:
 
 
 def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
-    """Rows as a frame; a column that only some of them have is empty in the others."""
+    """Rows as a frame; columns that a row lacks are empty."""
     import pandas as pd
 
     return pd.DataFrame(list(rows))

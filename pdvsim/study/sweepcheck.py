@@ -1,4 +1,4 @@
-"""What a sweep's folder holds: which points are whole, damaged or of another sweep, and what does not belong there."""
+"""Check a sweep's folder: which points are complete, damaged or of another sweep, and which files are unknown."""
 
 from __future__ import annotations
 
@@ -19,33 +19,33 @@ SHOWN = 5  # names in a line
 
 
 def part_file(folder: Path, index: int) -> Path:
-    """Where a point's row is."""
+    """File of a point's row."""
     return folder / "parts" / f"{index:05}.json"
 
 
 def failure_file(folder: Path, index: int) -> Path:
-    """Where the reason is why a point has no row."""
+    """File with the reason why a point failed."""
     return folder / "failed" / f"{index:05}.json"
 
 
 def detail_file(folder: Path, index: int, name: str) -> Path:
-    """Where a point's requests, launches or deliveries are."""
+    """File of a point's requests, launches or deliveries."""
     return folder / "details" / f"{index:05}.{name}.parquet"
 
 
 @dataclass
 class Survey:
-    """What is in a folder of the sweep that was asked for."""
+    """Content of the folder of a sweep."""
 
     asked: int
-    rows: dict[int, Row] = field(default_factory=dict)  # of the points that are whole
-    damaged: list[str] = field(default_factory=list)  # files that are not what was written
+    rows: dict[int, Row] = field(default_factory=dict)  # of complete points
+    damaged: list[str] = field(default_factory=list)  # files that changed after they were written
     other: list[str] = field(default_factory=list)  # parts of another configuration, input or version
-    strangers: list[str] = field(default_factory=list)  # what no sweep writes there
+    strangers: list[str] = field(default_factory=list)  # files that no sweep writes
     failed: int = 0
 
     def notices(self) -> list[str]:
-        """A line for each kind of thing that is not as it should be."""
+        """One line per kind of problem."""
         kinds = {
             "damaged": self.damaged,
             "from another configuration, input or version": self.other,
@@ -61,7 +61,7 @@ def some(names: Collection[str]) -> str:
 
 
 def survey(folder: Path, identity: str, asked: int, details: Collection[str]) -> Survey:
-    """Look at every part and record of the sweep `identity` of `asked` points; reads them, writes nothing."""
+    """Read every part and record of the sweep `identity` with `asked` points; writes nothing."""
     found = Survey(asked)
     for name, index in _entries(folder / "parts", asked, (".json",), found.strangers).items():
         part = read_sealed(part_file(folder, index))
@@ -82,7 +82,7 @@ def survey(folder: Path, identity: str, asked: int, details: Collection[str]) ->
 
 
 def _entries(folder: Path, asked: int, endings: tuple[str, ...], strangers: list[str]) -> dict[str, int]:
-    """The files of points in a folder, in order, and which points those are; other names are `strangers`."""
+    """The files of points in a folder, in order, with their point numbers; other names go to `strangers`."""
     entries = {}
     for name in sorted(os.listdir(folder)) if folder.is_dir() else ():
         stem, dot, ending = name.partition(".")
@@ -95,7 +95,7 @@ def _entries(folder: Path, asked: int, endings: tuple[str, ...], strangers: list
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The sweep.json of a folder; a ValueError of one line if it is not one that this version wrote."""
+    """The sweep.json of a folder; a ValueError of one line if this version did not write it."""
     file = path / "sweep.json"
     try:
         document = read_json(file)
@@ -118,14 +118,14 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ResultCheck:
-    """Whether a result is whole, and what there is to say of it."""
+    """Whether a result is complete, and its problems."""
 
     whole: bool
     lines: list[str]
 
 
 def check_sweep(folder: Path) -> ResultCheck:
-    """The state of a sweep's folder by what it says of itself; a ValueError if it is not a sweep's."""
+    """The state of a sweep's folder; a ValueError if it is not one."""
     config = read_config(folder)
     if not unbroken(config):
         return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's flags repairs it"])
@@ -144,7 +144,7 @@ def check_sweep(folder: Path) -> ResultCheck:
 
 
 def check_run(path: Path) -> ResultCheck:
-    """The state of a run's document and of the records beside it; a ValueError if it is not a run's."""
+    """The state of a run's document and its records; a ValueError if it is not one."""
     try:
         document = read_json(path)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""What is in a trace: how often requests come and how evenly, how long they are, who sends them.
+"""Summary of a trace: request rate, burstiness, lengths, acceptance and sessions.
 
-Burstiness is that of `--burstiness`: the shape of the Gamma gaps whose coefficient of variation is the trace's. It says
-nothing of slow swings of the rate, which the index of dispersion shows: the variance of the counts of requests in
-windows over their mean, 1 for a Poisson process at any window.
+Burstiness is that of `--burstiness`: the shape of Gamma-distributed gaps with the trace's coefficient of variation. It
+does not show slow changes of the rate. The index of dispersion does: the variance of the request counts in windows over
+their mean, 1 for a Poisson process.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.workload.datasets import Trace
 
-WINDOWS = 60  # that a trace is cut into at most
-FULL = 5  # requests of a window on average, at least
+WINDOWS = 60  # most windows of a trace
+FULL = 5  # least mean requests per window
 SHORT_S = [m * 10.0**e for e in range(-3, 2) for m in (1, 2, 5)]
 STEPS_S = (*SHORT_S[:-1], 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0, 86400.0)
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
@@ -26,11 +26,11 @@ QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 
 @dataclass(frozen=True)
 class Account:
-    """A trace and what can be said of it."""
+    """A trace and its statistics."""
 
     name: str
     trace: Trace
-    window_s: float  # of the counts; 0 where there are no times
+    window_s: float  # of the counts; 0 without arrival times
     counts: NDArray[np.int64]  # of requests in each window
 
     @property
@@ -42,7 +42,7 @@ class Account:
         return float(np.ptp(self.trace.arrival_s))
 
     def summary(self) -> dict[str, Any]:
-        """The figures, by name; of arrivals only where there are times."""
+        """The statistics by name; those of arrivals only with arrival times."""
         found: dict[str, Any] = {"requests": len(self.trace.lengths)}
         if self.window_s:
             found |= self._arrivals()
@@ -80,7 +80,7 @@ def account(name: str, trace: Trace) -> Account:
     windows = max(1, min(WINDOWS, len(trace.lengths) // FULL))
     window_s = min((step for step in STEPS_S if step * windows >= duration_s), default=duration_s / windows)
     at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
-    whole = max(1, int(duration_s / window_s))  # the last window is cut short, and would look quiet
+    whole = max(1, int(duration_s / window_s))  # without the last window, which is incomplete
     return Account(name, trace, window_s, np.bincount(at, minlength=whole)[:whole])
 
 

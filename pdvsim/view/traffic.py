@@ -1,4 +1,4 @@
-"""What is in a trace, as text and as a picture."""
+"""Summary of a trace as text and plot."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ BINS = 40
 
 
 def traffic_text(account: Account) -> str:
-    """The figures of a trace in a few lines."""
+    """The summary as text."""
     found = account.summary()
     lines = [f"{account.name}: {found['requests']:,} requests"]
     if account.window_s:
@@ -58,7 +58,7 @@ def _arrival_lines(found: dict[str, Any]) -> list[str]:
 
 
 def traffic_figure(account: Account) -> Figure:
-    """Rates over time and gaps, where there are times; lengths in any case."""
+    """Rates over time and gaps, if there are arrival times; lengths."""
     found, timed = account.summary(), bool(account.window_s)
     rate = f", {found['request_rate']:.3g} req/s, burstiness {found['burstiness']:.2g}" if timed else ""
     caption = f"{account.name}: {found['requests']:,} requests{rate}. Prompt and output in tokens."
@@ -84,7 +84,7 @@ def _rates(axis: Axes, account: Account) -> None:
 
 
 def _gaps(axis: Axes, account: Account) -> None:
-    """The share of gaps that are longer, beside that of a Poisson process of the same rate."""
+    """The share of longer gaps, with that of a Poisson process of the same rate."""
     gaps = np.sort(account.gaps_s)
     longer = 1 - np.arange(len(gaps)) / len(gaps)
     axis.step(gaps, longer, where="post", color=COLOUR, label="the trace")
