@@ -1,4 +1,4 @@
-"""pdvsim: which serving architecture for speculative decoding, on your GPU and load, and how sure.
+"""pdvsim: choose a serving architecture for speculative decoding on your GPU and load, with error ranges.
 
     run = pdvsim.run(arch="pdv", request_rate=8)
     run.metrics["mean_ttft_ms"], run.requests, print(run.table())
@@ -53,10 +53,10 @@ def run(**options: Any) -> Run:
 
 
 def sweep(**options: Any) -> SweepPoints:
-    """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. A frame, one row a run.
+    """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. One row per run.
 
-    Printed: its summary; `plot()` draws it. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}. Nothing is
-    written.
+    The frame prints as a summary and has `plot()`. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}.
+    Nothing is written.
     """
     from dataclasses import asdict
 
@@ -75,7 +75,7 @@ def sweep(**options: Any) -> SweepPoints:
 
 
 def capacity(**options: Any) -> Capacities:
-    """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Printed: its table."""
+    """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table."""
     from pdvsim.cli.capacity import CapacityOptions
     from pdvsim.common.options import build
     from pdvsim.decide.capacity_search import find_capacities
@@ -91,7 +91,7 @@ def capacity(**options: Any) -> Capacities:
 def advise(**options: Any) -> Advice:
     """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
 
-    With `gpus` it is how to use them.
+    With `gpus` it also chooses how to use them.
     """
     from pdvsim.cli.advise import AdviseOptions
     from pdvsim.common.options import build
@@ -106,7 +106,7 @@ def advise(**options: Any) -> Advice:
 
 
 def draft_table(**options: Any) -> DraftTable:
-    """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Printed: its table."""
+    """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Prints as a table."""
     from pdvsim.cli.draft_table import DraftTableOptions
     from pdvsim.common.options import build
     from pdvsim.decide.draft_lengths import find_table
@@ -117,7 +117,7 @@ def draft_table(**options: Any) -> DraftTable:
 
 
 def winner_map(**options: Any) -> WinnerMap:
-    """Which architecture wins where; keywords are the flags of `pdvsim map`. Printed: its table."""
+    """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table."""
     from pdvsim.cli.map import MapOptions
     from pdvsim.common.options import build
     from pdvsim.decide.figures import map_figure
@@ -133,7 +133,7 @@ def winner_map(**options: Any) -> WinnerMap:
 def explore(**options: Any) -> Explorer:
     """Sliders for load, acceptance, draft length and chunk, in a notebook; keywords are the flags of `pdvsim sweep`.
 
-    The first load is where the slider starts. Needs ipywidgets: pip install 'pdvsim[notebook]'.
+    The slider starts at the first load. Needs ipywidgets: pip install 'pdvsim[notebook]'.
     """
     try:
         from pdvsim.whatif import Explorer

@@ -1,7 +1,7 @@
-"""What if, in a notebook: sliders for load, acceptance, draft length and prompt chunk, and a table that follows them.
+"""Sliders for load, acceptance, draft length and prompt chunk in a notebook, with a table of results.
 
-Every move runs one short simulation an architecture, with one seed: it shows which way things go and by how much, not
-who wins. For that ask `pdvsim.advise`.
+Every change runs one short simulation per architecture, with one seed. It shows trends, not significance; for a
+decision use `pdvsim.advise`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ START: dict[str, Any] = {
     "request_rate": 8.0,
     "metric_percentiles": (99.0,),
 }
-DPI = 64  # of the picture
+DPI = 64  # of the plot
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 STEPS = {
@@ -42,7 +42,7 @@ STEPS = {
 
 
 class Explorer:
-    """Sliders and the table below them; shown by a notebook as the last value of a cell."""
+    """Sliders with a table below; a notebook shows it as the last value of a cell."""
 
     def __init__(self, **options: Any) -> None:
         self.options: dict[str, Any] = START | options
@@ -51,7 +51,7 @@ class Explorer:
             del self.options["request_rate"]
         given = self.options[self.load]
         self.options[self.load] = first = given if isinstance(given, int | float) else next(iter(given))
-        base = build(SweepOptions, self.options).sweep().base  # refuses what is wrong before anything is shown
+        base = build(SweepOptions, self.options).sweep().base  # reports invalid options first
         common = {"continuous_update": False, "style": {"description_width": "110px"}}
         low, high = math.log2(first) - 4, math.log2(first) + 4
         self.sliders: dict[str, Any] = {
@@ -80,7 +80,7 @@ class Explorer:
         self.update()
 
     def settings(self) -> dict[str, Any]:
-        """The options as the sliders stand."""
+        """The options at the sliders' values."""
         values = {name: slider.value for name, slider in self.sliders.items()}
         if self.load == "concurrency":
             values[self.load] = max(1, round(values[self.load]))
@@ -92,7 +92,7 @@ class Explorer:
         return [run_point(index, point) for index, point in enumerate(points)]
 
     def update(self) -> None:
-        """Follow the sliders; what cannot be run says why in place of the table."""
+        """Update the table after a change; an invalid setting shows its error instead."""
         try:
             self._shown = self.rows()
             self.table.value = answer_html(self._shown, self.settings())
@@ -100,17 +100,17 @@ class Explorer:
             self.table.value = f"<p>{html.escape(str(error))}</p>"
 
     def _repr_mimebundle_(self, **_: Any) -> Any:
-        """The sliders, and for whoever opens the notebook without a kernel a picture of what they show."""
+        """The sliders, and a plot of the table for notebooks without a kernel."""
         return self.widget._repr_mimebundle_() | {"image/png": base64.b64encode(self.picture()).decode()}
 
     def picture(self) -> bytes:
-        """The architectures as the sliders stand, as a PNG file's content."""
+        """The table at the sliders' values, as the content of a PNG file."""
         base = build(SweepOptions, self.settings()).sweep().base
         return sweep_png(pd.DataFrame(self._shown), asdict(base), DPI)
 
 
 def answer_html(rows: list[Row], settings: Mapping[str, Any]) -> str:
-    """A line an architecture; a bar in each cell shows its figure beside the others'."""
+    """One row per architecture; a bar in each cell compares its value with the others."""
     heads = "".join("<th>{} ({})</th>".format(*name_of(metric)[:2]) for metric in SHOWN)
     lines = []
     for row in rows:

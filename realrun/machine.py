@@ -14,7 +14,7 @@ MAX_DRAFT = 15  # the verify kernel's
 
 @dataclass(frozen=True)
 class Machine:
-    """Where the run happens, and on which weights."""
+    """Device and weights of the run."""
 
     device: Literal["cuda", "cpu"] = "cuda"
     """cuda, or cpu for tests with --tiny: the same program in plain torch."""

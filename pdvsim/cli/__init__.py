@@ -1,7 +1,7 @@
 """The `pdvsim` command. Tables on standard output, everything else on standard error.
 
-Bad input is one line on standard error and exit code 2; Ctrl-C is one line and 130. Each command is a module of
-this package with a `main(argv)`; only the one asked for is imported, and only its parser is built.
+Bad input prints one line on standard error and exits with 2; Ctrl-C prints one line and exits with 130. Each command is
+a module of this package with a `main(argv)`; only the requested one is imported.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _main(command: str) -> Callable[[list[str]], int]:
 
 def help_text() -> str:
     """What `pdvsim --help` prints."""
-    width = max(len(name) for name in COMMANDS) + 2  # `map` is a module of this package once it is loaded
+    width = max(len(name) for name in COMMANDS) + 2  # not `map`, which is a module of this package once loaded
     parts = (
         [f"{group}:", *(f"  {name:<{width}}{line}" for name, line in own.items())] for group, own in GROUPS.items()
     )

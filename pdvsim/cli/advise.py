@@ -40,7 +40,7 @@ from pdvsim.study import output
 
 @dataclass(frozen=True)
 class AskedTraffic(OpenTraffic):
-    """Who asks what, and how often."""
+    """Traffic: the requests and their load."""
 
     num_prompts: int | None = None  # type: ignore[assignment]
     """Requests per run; default: 500 at a request rate, at least 200 in a closed loop. Without a load: a batch job,
@@ -49,7 +49,7 @@ class AskedTraffic(OpenTraffic):
     """Load in requests per second; default: the trace's own rate, replayed."""
 
     def asked(self, server: Server, *pairs: str) -> Traffic:
-        """The traffic; a trace is replayed at its own rate where none is given."""
+        """The traffic; a trace is replayed at its own rate if none is given."""
         traffic = super().asked(server, *pairs)
         timed = traffic.use_trace_timestamps or trace_rate(traffic) is not None
         if math.isfinite(traffic.request_rate) or traffic.max_concurrency is not None or not timed:
@@ -74,7 +74,7 @@ class AskedTraffic(OpenTraffic):
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """The load, the service levels, what may be tried and what that may cost."""
+    """The load, the service levels, the settings to test and the budget."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Architectures to choose from."""
@@ -123,11 +123,11 @@ class AdviseOptions:
 
     @property
     def archs(self) -> tuple[Arch, ...]:
-        """Architectures to choose from: those named, else what is usual for so many GPUs."""
+        """Architectures to choose from: those named, else the default for the number of GPUs."""
         return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
     def fleets(self, base: Experiment) -> tuple[Fleet, ...]:
-        """Ways to use several GPUs; none where there is one."""
+        """Ways to use several GPUs; empty for one."""
         if self.gpus > 1:
             alone, drafted = bool(self.card_hour_usd), self.drafters(base)
             return fleets(base, self.archs, self.gpus, self.drafter_card, alone, drafted)
@@ -136,7 +136,7 @@ class AdviseOptions:
         return ()
 
     def question(self) -> Question:
-        """What these options ask; a ValueError names what is wrong."""
+        """The question of these options; a ValueError names what is wrong."""
         space = self.server.space(
             self.archs,
             draft_lengths=self.try_draft_lengths,
@@ -152,7 +152,7 @@ class AdviseOptions:
         if batch and self.warmup_share != WARMUP_SHARE:
             raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
         drafters = self.drafters(base)
-        if traffic.dataset_path is not None and traffic.max_model_len is None:  # of all drafters the same requests
+        if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
             contexts = [way.of(base).context for way in drafters]
             shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
             base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
@@ -171,7 +171,7 @@ class AdviseOptions:
         )
 
     def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
-        """Who may draft for a model that is given alone."""
+        """Drafters for a model that is given alone."""
         if ":" in self.server.pair or self.server.drafter is not None:
             return ()
         if self.acceptance.acceptance_from is not None:
@@ -179,7 +179,7 @@ class AdviseOptions:
         return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
 
     def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
-        """With the first architecture that does not refuse the options; if all do, what the last one says."""
+        """With the first architecture that accepts the options; if none does, the error of the last."""
         refused, server = ValueError("arch needs at least one value"), self.server.given()
         acceptance = self.acceptance.asked(server.pair, traffic)
         for arch in self.archs:

@@ -1,4 +1,4 @@
-"""`pdvsim calibrate`: a profile from measured samples, or from kernels that others published, with its errors."""
+"""`pdvsim calibrate`: fit a profile to measured samples or published kernels, and print its errors."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
 
 
 def _table(document: Mapping[str, Any]) -> str:
-    """Held-out errors by model, then those of works side by side."""
+    """Held-out errors by model, then those of co-running launches."""
     from pdvsim.view.table import cell, grid
 
     def percent(errors: Mapping[str, float]) -> list[str]:

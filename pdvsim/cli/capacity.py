@@ -25,7 +25,7 @@ from pdvsim.study.estimate import forewarn
 
 @dataclass(frozen=True)
 class ServerHardware(Hardware):
-    """The GPU and how it is modelled; how many is for --gpus to say."""
+    """The GPU and how it is modelled; --gpus sets the number."""
 
     replicas: Internal[int] = 1
 
@@ -87,7 +87,7 @@ class CapacityCommand:
     """TOML file of flags (gpus = [1, 2, 4]); the command line takes precedence."""
 
 
-SEARCH_RUNS = 8  # what a search takes, more or less: for the progress bar
+SEARCH_RUNS = 8  # estimated runs of a search, for the progress bar
 
 
 def main(argv: list[str]) -> int:
@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
 
     date = output.now()
     files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
-    # near saturation, as with all there at once
+    # saturated, as in a batch job
     runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
     forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)

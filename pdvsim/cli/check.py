@@ -1,4 +1,4 @@
-"""`pdvsim sweep --check`: whether results on disk are whole, and what is damaged, missing or does not belong there."""
+"""`pdvsim sweep --check`: whether results on disk are complete, and what is damaged, missing or unknown."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdvsim.study.sweepcheck import check_run, check_sweep
 
 
 def check(results: Sequence[str], json: bool) -> int:
-    """Say what is in sweep folders and JSON files of runs; returns 0 only if all are there and whole, 1 otherwise."""
+    """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
     verdicts = {name: (check_sweep if Path(name).is_dir() else check_run)(Path(name)) for name in results}
     if json:
         print(dumps({name: {"whole": verdict.whole, "lines": verdict.lines} for name, verdict in verdicts.items()}))

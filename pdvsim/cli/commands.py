@@ -1,8 +1,8 @@
-"""The commands of `pdvsim` by what they are for, and the modules they are in. Nothing else is imported here."""
+"""The commands of `pdvsim` by group, and their modules. Nothing else is imported here."""
 
 from __future__ import annotations
 
-GROUPS = {  # name, that of a module of this package: one line of help
+GROUPS = {  # name, also of its module: one line of help
     "decide": {
         "advise": "recommend a setup for a load: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
         "capacity": "find the highest rate of each architecture: pdvsim capacity --goodput ttft:500 tpot:50",

@@ -1,4 +1,4 @@
-"""What the shell completes: `pdvsim --completion SHELL` prints a script, which asks `pdvsim --complete WORD ...`."""
+"""Shell completion: `pdvsim --completion SHELL` prints a script, which calls `pdvsim --complete WORD ...`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ PAIRS = [
     for target in PRESETS.values()
     if draft.params < target.params and same_vocabulary(draft, target)
 ]
-NAMES = {"arch": ARCHS, "gpu": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": PRESETS}  # of options that take a text
+NAMES = {"arch": ARCHS, "gpu": GPUS, "pair": PAIRS, "pairs": PAIRS, "models": PRESETS}  # of text options
 
 
 def main(argv: list[str]) -> int:
-    """Print the script for a shell, or what a command line may go on with; returns the exit code."""
+    """Print the script for a shell, or the completions of a command line; returns the exit code."""
     first, *words = argv
     if first == "--completion" and " ".join(words) not in SCRIPTS:
         raise ValueError(f"--completion takes one of {', '.join(SCRIPTS)}, got {' '.join(words)!r}")
@@ -53,7 +53,7 @@ def command_class(name: str) -> type:
 
 
 def completed(words: Sequence[str]) -> list[str]:
-    """What the last word of a command line may become."""
+    """Completions of the last word of a command line."""
     program, *before, typed = words
     before = ["realrun", *before] if Path(program).name == "realrun" else before
     head, comma, tail = typed.rpartition(",")

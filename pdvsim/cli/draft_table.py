@@ -1,4 +1,4 @@
-"""`pdvsim draft-table`: the best draft length for each batch size, as vLLM's `--speculative-config` takes it."""
+"""`pdvsim draft-table`: the best draft length for each batch size, in the format of vLLM's `--speculative-config`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pdvsim.study import output
 
 @dataclass(frozen=True)
 class TableTraffic(OpenTraffic):
-    """Who asks what."""
+    """Traffic: the requests."""
 
     num_prompts: int = 60
     """Requests per simulation, at least three times the batch size."""
@@ -31,7 +31,7 @@ class TableTraffic(OpenTraffic):
 
 @dataclass(frozen=True)
 class TableServer(Server):
-    """The models and their limits; draft lengths are what is looked for."""
+    """The models and their limits."""
 
     num_speculative_tokens: Internal[int] = 4
     controller: Internal[ControllerName] = "fixed"
@@ -51,7 +51,7 @@ class TableHardware(Hardware):
 
 @dataclass(frozen=True)
 class DraftTableOptions:
-    """Models, card and traffic, and which draft lengths to compare."""
+    """Models, GPU and traffic, and the draft lengths to compare."""
 
     arch: Arch = "colocated"
     """Serving architecture; vLLM and SGLang correspond to colocated."""
@@ -80,7 +80,7 @@ class DraftTableOptions:
         check_ranges(self)
 
     def question(self) -> DraftQuestion:
-        """What these options ask; a ValueError names what is wrong."""
+        """The question of these options; a ValueError names what is wrong."""
         server = plain(Server, self.server)
         traffic = self.traffic.asked(server)
         base = Experiment(

@@ -1,4 +1,4 @@
-"""`pdvsim live`: architectures side by side on one page, while they serve."""
+"""`pdvsim live`: architectures on one page while they serve."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
 
 @dataclass(frozen=True)
 class LiveTraffic(Traffic):
-    """Who asks what, and when; from the start on, until it is turned."""
+    """Traffic at the start; it can be changed on the page."""
 
     request_rate: float = 8.0
     """Requests per second."""
-    num_prompts: Internal[int] = 1000  # of no account: a session goes on
+    num_prompts: Internal[int] = 1000  # unused: a session has no end
     use_trace_timestamps: Internal[bool] = False
 
 
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> int:
         import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
-    page = PageServer(args.address, args.port, args.token)  # a port that is taken is refused before anything is made
+    page = PageServer(args.address, args.port, args.token)  # reports a port in use before anything else
     try:
         _serve(args, page)
     finally:
@@ -107,7 +107,7 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
     from pdvsim.sim.assembly import covering_profile
 
     setup = setup_beside(*_heard(args)) if args.beside else args.setup()
-    Session(setup)  # what cannot be served is refused here, in one line
+    Session(setup)  # reports invalid settings in one line
     names = [named(arch).rpartition(":")[2] for arch in setup.archs]
     if args.beside:
         [name] = names
@@ -131,7 +131,7 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
 
 
 def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
-    """The experiment of the real run under way, and the pair to simulate it with where its own is known to nobody."""
+    """The experiment of the current real run, and a pair to simulate it with if its own is unknown."""
     from pdvsim.live.wire import Heard, connected
 
     try:

@@ -1,4 +1,4 @@
-"""A live session as ordinary results: run again from its tape with every record kept, and the command lines of it."""
+"""Save a live session as ordinary results: rerun it from its tape with all records, and list its command lines."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     from pdvsim.live.pace import Shown
 
-UNSAID = ("arch", "num_prompts", "metric_percentiles")  # of a session's own
+UNSAID = ("arch", "num_prompts", "metric_percentiles")  # set by the session
 
 
 def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
-    """What repeats a session, and what of it no command line can."""
+    """Commands that repeat a session, and changes that no command line can repeat."""
     live = ["pdvsim", "live", "--arch", ",".join(setup.archs)]
     begun = [*live, *flags_of(setup.base, Experiment(), UNSAID)]
     if not tape:
@@ -59,7 +59,7 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
 
 
 def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> str:
-    """Write table, records, timeline and page of each architecture, and one report of all; returns what to say."""
+    """Write table, records, timeline and page of each architecture, and one report; returns the message."""
     output.check_folder(folder)
     date, made, paths, tables = output.now(), [], [], []
     for result, tail in replay(setup, tape, now_s):
@@ -89,7 +89,7 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
 
 
 class SavedSession:
-    """A session being written, in a process of its own: the page goes on."""
+    """Saves a session in a separate process, while the page continues."""
 
     def __init__(self, setup: Setup, shown: Shown) -> None:
         context = get_context("spawn")
@@ -99,11 +99,11 @@ class SavedSession:
         theirs.close()
 
     def said(self) -> str | None:
-        """What came of it, in a line or more of text; None while it goes on."""
+        """The outcome as text; None while it is running."""
         try:
             return str(self._pipe.recv()) if self._pipe.poll() else None
         except (EOFError, OSError):
-            return "nothing was saved: the process that wrote it has ended"
+            return "nothing was saved: the writing process ended"
 
 
 def _write(pipe: Connection, setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> None:

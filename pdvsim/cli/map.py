@@ -1,4 +1,4 @@
-"""`pdvsim map`: which architecture wins over load and acceptance, or over load and the sizes of the models."""
+"""`pdvsim map`: the best architecture over load and acceptance, model size or GPU."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
-TRACE_LOADS = (0.5, 1, 2, 4)  # times a trace's own rate
-BORDER_STEPS = 3  # of bisection in a row, more or less
+TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
+BORDER_STEPS = 3  # estimated bisection steps per row
 
 
 @dataclass(frozen=True)
 class MapTraffic(CountedTraffic):
-    """Who asks what."""
+    """Traffic: the requests."""
 
     max_concurrency: Internal[int | None] = None
 
@@ -96,7 +96,7 @@ class MapOptions:
         check_ranges(self)
 
     def rates(self) -> tuple[float, ...]:
-        """Request rates; of a trace that is replayed around its own if none is given, to three digits."""
+        """Request rates; default for a replayed trace: around its own rate, to three digits."""
         if not self.traffic.use_trace_timestamps:
             return self.request_rate
         if self.concurrency:
@@ -134,7 +134,7 @@ class MapOptions:
         arch = archs[0] if archs else "pdv"
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
-            asked = AskedAcceptance(Acceptance.acceptance_rate)  # every cell has its own
+            asked = AskedAcceptance(Acceptance.acceptance_rate)  # each cell sets its own
         acceptance = asked.asked(server.pair, traffic)
         base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
         accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if asked.is_open}

@@ -1,4 +1,4 @@
-"""How a command hands over what it found: printed or as JSON, on a page (`--html FILE`), and in files."""
+"""Output of a command: text or JSON, a page (`--html FILE`), and files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Wanted(Protocol):
-    """What a command's options say on how its answer is shown."""
+    """Output options of a command."""
 
     @property
     def json(self) -> bool: ...
@@ -34,9 +34,9 @@ def deliver(
     page: Path | None = None,
     date: str | None = None,
 ) -> int:
-    """Print an answer, write its page and its files, each by its ending; returns the exit code.
+    """Print an answer, and write its page and files; returns the exit code.
 
-    Files of an answer that came to nothing are removed. `pictures` are by heading, in the order of their files.
+    Files of an answer without result are removed. `pictures` are by heading, in the order of their files.
     """
     report = answer.report()
     document = output.dumps(({} if date is None else {"date": date}) | report.document)
@@ -60,19 +60,19 @@ def deliver(
 
 
 def page_file(html: str | None) -> Path | None:
-    """The page's file if one is asked for and can be written; an OSError otherwise."""
+    """The page's file, if requested; an OSError if it cannot be written."""
     return output.check_file(Path(html)) if html else None
 
 
 def write_page(path: Path | None, sheet: Sheet) -> None:
-    """Write the page, if one is asked for, and say so."""
+    """Write the page, if requested, and report it."""
     if path is not None:
         write_whole(path, sheet.html().encode())
         say("pdvsim", f"saved {path}")
 
 
 def facts_of(base: Experiment) -> dict[str, Any]:
-    """Where an answer comes from: program, profile and what that rests on, and all settings."""
+    """Provenance of an answer: program, profile and its foundation, and all settings."""
     profile = covering_profile(base)
     return {
         "pdvsim": __version__,

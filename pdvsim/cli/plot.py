@@ -1,4 +1,4 @@
-"""`pdvsim plot`: pictures of sweeps and runs."""
+"""`pdvsim plot`: plots of sweeps and runs."""
 
 from __future__ import annotations
 

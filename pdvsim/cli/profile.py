@@ -54,7 +54,7 @@ class ProfileCommand:
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code. What is finished when interrupted is merged all the same."""
+    """Run the command; returns the exit code. After an interruption the finished parts are merged."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
     if args.list_:
         return show_profiles(args.json)
@@ -109,7 +109,7 @@ def main(argv: list[str]) -> int:
 
 
 def summary(samples: Samples) -> str:
-    """One line a part: what was measured and what was left out."""
+    """One line per part: measured and skipped points."""
     lines = [f"{samples.header.device.name}: {samples.header.samples} samples"]
     for part in samples.header.parts:
         left = f", {len(part.left_out)} points left out" if part.left_out else ""

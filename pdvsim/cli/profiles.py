@@ -1,4 +1,4 @@
-"""`pdvsim profile --list`: what comes with pdvsim."""
+"""`pdvsim profile --list`: GPUs, models, profiles and samples included in pdvsim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pdvsim.sim.hardware.models import GPUS, PRESETS
 
 
 def show_profiles(json: bool) -> int:
-    """List the GPUs, models, profiles and measured samples that come with pdvsim; returns the exit code."""
+    """List the GPUs, models, profiles and measured samples included in pdvsim; returns the exit code."""
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
@@ -53,7 +53,7 @@ def show_profiles(json: bool) -> int:
 
 
 def shipped(data: Path) -> list[dict[str, Any]]:
-    """A line for each set of samples in a folder, with what it was measured on."""
+    """One line per set of samples in a folder, with its GPU."""
     from pdvsim.profiler.header import HEADER, load_header
 
     lines = []

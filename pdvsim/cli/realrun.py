@@ -1,6 +1,6 @@
 """The `realrun` command: the experiments of `pdvsim run`, on the GPU of this machine. Same flags, table and files.
 
-Bad input is one line on standard error and exit code 2; Ctrl-C saves the requests that have finished and is 130.
+Bad input prints one line on standard error and exits with 2; Ctrl-C saves the finished requests and exits with 130.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RealCommand(RunCommand):
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What is run; where the models decide what is accepted, nothing is recorded or assumed of it."""
+        """The experiment; if the models decide acceptance, none is recorded or assumed."""
         given = self.given
         unsaid = self.machine.own_verdict and given.acceptance.is_open
         return replace(plain(Experiment, given), acceptance=Acceptance()) if unsaid else given.asked()

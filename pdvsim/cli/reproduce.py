@@ -1,4 +1,4 @@
-"""`pdvsim reproduce`: the published PD-Verify tables, given back from the mechanisms of the programs behind them."""
+"""`pdvsim reproduce`: simulate the published PD-Verify tables with the rules of their programs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction, fair: Fair | None) -> dict[str, Any]:
-    """What was simulated, and from what."""
+    """Provenance of the simulation."""
     from pdvsim.published.explain import explain
     from pdvsim.published.tables import SOURCE
 

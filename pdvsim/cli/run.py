@@ -19,7 +19,7 @@ def main(argv: list[str]) -> int:
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends, wanted
 
-    requests = checked(args.experiment)  # bad input is refused before a folder is made for the result
+    requests = checked(args.experiment)  # reports bad input before a folder is made
     files = RunFiles.checked(args)
     forewarn([args.experiment])
     runs = 3 if wanted(args.experiment) else 1

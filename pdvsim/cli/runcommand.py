@@ -1,4 +1,4 @@
-"""The options of `pdvsim run`, which `realrun` has too."""
+"""The options of `pdvsim run`, shared with `realrun`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The files of one run: which a command asks for, whether they can be written, and what is in them."""
+"""The output files of one run: paths, checks and content."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pdvsim.view.run import Run
 
 @dataclass(frozen=True)
 class RunFiles:
-    """Where one run is written: results, records, timeline and page."""
+    """Output files of one run: results, records, timeline and page."""
 
     label: str
     date: str
@@ -27,7 +27,7 @@ class RunFiles:
 
     @classmethod
     def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
-        """The files a command asks for, each of which can be written; an OSError otherwise."""
+        """The requested files; an OSError if one cannot be written."""
         date = now()
         results = [Path(args.output)] if args.output else []
         if args.save_result or (args.save_detailed and not results):
@@ -68,7 +68,7 @@ class RunFiles:
 
 
 def result_name(experiment: Experiment, label: str, date: str) -> str:
-    """The file name vLLM would give, with the architecture for the model."""
+    """File name in vLLM's format, with the architecture instead of the model."""
     traffic, arch = experiment.traffic, experiment.arch.rpartition(":")[2]
     concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
     return f"{label}-{traffic.request_rate}qps{concurrency}-{arch}-{date}.json"

@@ -1,4 +1,4 @@
-"""`pdvsim sweep`: loads x architectures x whatever is varied x replications, as a folder of rows, tables and a plot."""
+"""`pdvsim sweep`: loads x architectures x varied flags x replications, as a folder of rows, tables and a plot."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpo
 
 @dataclass(frozen=True)
 class SweepTraffic(Traffic):
-    """Who asks what, and when."""
+    """Traffic: the requests and their arrival times."""
 
-    request_rate: Internal[float] = math.inf  # the sweep has its own, a list
+    request_rate: Internal[float] = math.inf  # the sweep has a list instead
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class SweepOptions:
         _ = self._sweep
 
     def where(self) -> Backend:
-        """Who runs the points."""
+        """The backend."""
         return Backend(self.backend, self.jobs, self.scheduler)
 
     def sweep(self) -> Sweep:
@@ -85,7 +85,7 @@ class SweepOptions:
         traffic, vary = plain(Traffic, self.traffic), axes(self.vary)
         asked = self.acceptance
         if asked.is_open and VARIES_ACCEPTANCE & set(vary):
-            asked = AskedAcceptance(Acceptance.acceptance_rate)  # one for all drafters, or what is varied
+            asked = AskedAcceptance(Acceptance.acceptance_rate)  # one for all drafters, or varied
         acceptance = asked.asked(self.server.pair, traffic)
         base = Experiment(self.arch[0], traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
         return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
@@ -95,7 +95,7 @@ class SweepOptions:
 class SweepCommand:
     """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
-    The folder holds each finished point in a file of its own: after a crash, --resume goes on with what is missing.
+    Each finished point is a file in the folder: after a crash, --resume runs the missing ones.
     """
 
     options: SweepOptions = field(default_factory=SweepOptions)
@@ -147,7 +147,7 @@ def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             if name not in known:
                 raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
             if name in OWN_LISTS:
-                raise ValueError(f"vary: {flag} has an option of its own, {OWN_LISTS[name]}")
+                raise ValueError(f"vary: use {OWN_LISTS[name]} for {flag}")
             if name in texts:
                 raise ValueError(f"vary names {flag} twice")
             last = texts[name] = []
@@ -163,14 +163,14 @@ def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 
 
 def _varied(option: Option, text: str) -> Any:
-    """One value of a flag, read as the command line reads it."""
+    """One value of a flag, parsed as on the command line."""
     if option.one is bool:
         return converted(option, {"true": True, "false": False}.get(text.lower(), text))
     return converted(option, text.split("+") if option.is_list else text)
 
 
 def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code: 1 where some points failed and the others are there."""
+    """Run the command; returns the exit code: 1 if some points failed."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
     from pdvsim.cli.check import check
@@ -206,7 +206,7 @@ def main(argv: list[str]) -> int:
         except (ValueError, OSError):
             _notice(f"stopped: {_kept(folder, len(rows), total)}")
             raise
-        if interrupted:  # the user is waiting: no plot and no tables
+        if interrupted:  # no plot and no tables, as the user is waiting
             if rows:
                 folder.summarise(rows, None)
             _notice(f"interrupted: {_kept(folder, len(rows), total)}")
@@ -241,7 +241,7 @@ def _kept(folder: SweepDir, done: int, total: int) -> str:
 
 
 def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
-    """List the points and what they may take; nothing is written."""
+    """List the points and the estimated time; writes nothing."""
     from pdvsim.study import output
     from pdvsim.study.folder import listed
     from pdvsim.view import table

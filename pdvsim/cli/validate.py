@@ -1,4 +1,4 @@
-"""`pdvsim validate`: real serving runs against the same runs simulated, or served from a plan."""
+"""`pdvsim validate`: compare real serving runs with simulations, or serve a plan."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ RUNS = "runs.jsonl"
 WORST = 10  # runs shown
 OF_BENCH = {"pair", "arch", "acceptance", "server", "hardware"}  # options that only --bench has
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
-LEAST_SHARE = 0.0005  # of the time, from which on a line says where it went
+LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 
 
 @dataclass(frozen=True)
 class BenchedServer(Server):
-    """The server that was benched, with --bench."""
+    """With --bench: the benchmarked server."""
 
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
     """Draft length; default: that of the benchmark."""
@@ -150,7 +150,7 @@ def main(argv: list[str]) -> int:
         figure = validation_figure(document)
         if plot:
             output.save({plot: output.picture(figure, plot)})
-        lead = f"{len(document['runs'])} real runs against the same runs simulated."
+        lead = f"{len(document['runs'])} real runs compared with simulations."
         paths = ", ".join(map(str, args.runs or _shipped()))
         facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
         pictures = {"Predicted and measured": figure}
@@ -165,7 +165,7 @@ def main(argv: list[str]) -> int:
 
 
 def _serve(args: ValidateCommand, plan: str) -> int:
-    """Serve a plan, and put the launches of its runs into one table."""
+    """Serve a plan, and collect the launches of its runs in one table."""
     from pdvsim.calibration.validate.launches import gather
     from pdvsim.calibration.validate.runs import serve_all, tiny
 
@@ -192,7 +192,7 @@ def _shipped() -> list[Path]:
 
 
 def _limit(args: ValidateCommand, runs: Sequence[ServedRun]) -> int | None:
-    """The prompts per forward of the engine that served the runs; refused where errors of several would be written."""
+    """Prompts per forward of the engine that served the runs; an error if runs with several values would be written."""
     limits = {run.experiment.server.max_prompts_per_forward for run in runs}
     if args.write and len(limits) > 1:
         raise ValueError("--write needs runs with the same --max-prompts-per-forward")
@@ -200,7 +200,7 @@ def _limit(args: ValidateCommand, runs: Sequence[ServedRun]) -> int | None:
 
 
 def _write(args: ValidateCommand, runs: Sequence[ServedRun], limit: int | None, document: Mapping[str, Any]) -> None:
-    """The errors where whoever predicts on this profile finds them; those of held-out runs are no part of them."""
+    """Store the errors next to the profile, for all predictions with it; without held-out runs."""
     path = errors_path(Hardware(profile=args.profile))
     if path is None:
         raise ValueError("--write needs a profile file")
@@ -229,7 +229,7 @@ def _both(errors: Mapping[str, float] | None) -> str:
 
 
 def _tables(document: Mapping[str, Any]) -> str:
-    """Errors by group and metric, the worst runs, leads, error bars; then the runs that are held out."""
+    """Errors by group and metric, the worst runs, leads, error bars; then held-out runs."""
     blocks = []
     if document["runs"]:
         blocks += [_errors(document), _worst(document["runs"])]
@@ -256,7 +256,7 @@ def _tables(document: Mapping[str, Any]) -> str:
 
 
 def _errors(document: Mapping[str, Any]) -> str:
-    """Median and 95th percentile overall, by metric and by group, beside targets, ablations and the spread."""
+    """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
     ablations, spread, targets = document["ablations"], document["spread"], document["targets"]
 
     def row(name: str, errors: Mapping[str, Any], target: str, part: str = "") -> list[str]:
@@ -292,7 +292,7 @@ def _overall(model: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
-    """The runs that are furthest off, by the mean size of their errors."""
+    """The runs with the largest mean absolute error."""
 
     def off(run: Mapping[str, Any]) -> float:
         return float(sum(map(abs, run["errors"].values())) / len(run["errors"]))
@@ -319,7 +319,7 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _bars(document: Mapping[str, Any]) -> str:
-    """What `run` prints next to a prediction, by group, and how many runs lie within."""
+    """Error ranges that `run` prints, by group, and the share of runs within them."""
     kinds = {"of other runs": document["coverage"]}
     kinds |= {"of held-out runs": document["held_out"]["coverage"]} if document["held_out"] else {}
     rows = []
@@ -371,7 +371,7 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
 
 
 def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
-    """The experiment, launches and metrics of the run that is asked for, and what it is called."""
+    """The experiment, launches, metrics and name of the requested run."""
     from pdvsim.calibration.validate.launches import launches_of, saved_run
 
     assert args.run is not None
@@ -387,7 +387,7 @@ def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[st
 
 
 def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
-    """By kind and size what explains the error, most of it first; then the gaps."""
+    """Contributions to the error by kind and size, largest first; then the gaps."""
     yield f"{found['run']}\nprofile {found['foundation']}"
     shown = [row for row in found["rows"] if abs(row["share"]) >= LEAST_SHARE]
     rows = [

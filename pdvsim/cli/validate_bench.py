@@ -1,4 +1,4 @@
-"""`pdvsim validate --bench`: a benchmark of the user's own server, measured and predicted."""
+"""`pdvsim validate --bench`: compare a benchmark of your server with its simulation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TITLES = {
 def compare_bench(
     path: str, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None, as_json: bool
 ) -> int:
-    """Simulate the load of a benchmark with drafts of `k`, or its own, and print both sides; returns the exit code."""
+    """Simulate the load of a benchmark with draft length `k`, or its own, and print both; returns the exit code."""
     load = read_load(path)
     experiment = load.experiment(arch, acceptance, server, hardware, k)
     vet([experiment])
@@ -58,7 +58,7 @@ def _title(metric: str) -> str:
 def _facts(
     load: BenchedLoad, experiment: Experiment, meta: Mapping[str, Any], predicted: Mapping[str, Any]
 ) -> list[str]:
-    """What was simulated, on what, and how far that may be off."""
+    """The simulated load, server and profile, with the error range."""
     traffic, rates = load.traffic, experiment.acceptance.synthetic_acceptance_rates
     sent = [f"{traffic.request_rate:g} req/s"] if traffic.request_rate < float("inf") else []
     sent += [f"concurrency {traffic.max_concurrency}"] if traffic.max_concurrency else []
@@ -66,7 +66,7 @@ def _facts(
     drafts = f"draft length {experiment.longest_draft}" if experiment.speculates else "no drafts"
     accepted = f", accepted {', '.join(f'{rate:.2f}' for rate in rates)}" if experiment.speculates and rates else ""
     return [
-        f"{traffic.num_prompts} requests, {' and '.join(sent) or 'all at once'}; {lengths}",
+        f"{traffic.num_prompts} requests, {' and '.join(sent) or 'all sent at the start'}; {lengths}",
         f"{experiment.arch} of {experiment.server.pair}, {drafts}{accepted}",
         *load.notes,
         f"profile {meta['profile']}: {meta['foundation']}; error range: {predicted.get('error_range', 'none')}",

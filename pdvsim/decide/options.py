@@ -55,7 +55,7 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
 
 @dataclass(frozen=True)
 class OpenTraffic(VariedTraffic):
-    """Traffic; the command chooses the arrivals."""
+    """Traffic: the requests."""
 
     num_prompts: int = Traffic.usual_prompts
     """Requests per run; a replayed trace starts at another point for each seed."""
@@ -65,14 +65,14 @@ class OpenTraffic(VariedTraffic):
 
 @dataclass(frozen=True)
 class TrimmedScoring(Scoring):
-    """Scoring; the warm-up is a share of the requests."""
+    """Metrics of a run; the warm-up is a share of the requests."""
 
     warmup_requests: Internal[int] = 0
 
 
 @dataclass(frozen=True)
 class TunedServer(Server):
-    """Server settings. Open ones are tuned for each architecture."""
+    """The server; settings that are not given are tuned for each architecture."""
 
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
     """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
@@ -113,7 +113,7 @@ class TunedServer(Server):
 
 @dataclass(frozen=True)
 class CountedTraffic(VariedTraffic):
-    """Traffic; the command chooses the load."""
+    """Traffic: the requests and their arrival times."""
 
     request_rate: Internal[float] = math.inf
     num_prompts: int | None = None  # type: ignore[assignment]

@@ -36,7 +36,7 @@ class Saving(Protocol):
     """A result that is being written."""
 
     def said(self) -> str | None:
-        """What came of it, in a line or more of text; None while it goes on."""
+        """The outcome as text; None while it is running."""
 
 
 Save = Callable[[Shown], Saving]

@@ -16,7 +16,7 @@ USUAL_DATA = "sharegpt"  # whose recorded acceptance is taken where the traffic 
 
 @dataclass(frozen=True)
 class AskedAcceptance(Acceptance):
-    """How often the target agrees with the draft."""
+    """Acceptance of draft tokens by the target."""
 
     acceptance_rate: float | None = None  # type: ignore[assignment]
     """Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed)."""

@@ -122,8 +122,8 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
     ("tokens", "says"),
     [
         (["num-speculative-token=2"], "vary: unknown flag num-speculative-token; did you mean num-speculative-tokens?"),
-        (["arch=pd"], "vary: arch has an option of its own, --arch"),
-        (["max_concurrency=4"], "vary: max_concurrency has an option of its own, --concurrency"),
+        (["arch=pd"], "vary: use --arch for arch"),
+        (["max_concurrency=4"], "vary: use --concurrency for max_concurrency"),
         (["2"], "vary takes flag=value,value, got '2'"),
         (["num-speculative-tokens=two"], "--num-speculative-tokens must be a whole number, got 'two'"),
         (["num-speculative-tokens=99"], "num-speculative-tokens must be 0 to 32, got 99"),
