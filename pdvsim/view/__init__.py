@@ -1,1 +1,1 @@
-"""Results to look at: tables, pictures, the report."""
+"""Output of results: tables, plots, the report."""

@@ -1,4 +1,4 @@
-"""Predicted against measured, as pictures: solo residuals, slowdowns side by side, whole serving runs."""
+"""Plots of predicted against measured: forwards alone, co-running slowdowns, whole serving runs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MARKS = {"mean": "o", "median": "s", "p90": "v", "p95": "^", "p99": "D"}
 
 
 def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
-    """Held-out error of every point over its predicted time, a panel a model, a colour a kind of work."""
+    """Held-out error of every point over its predicted time: one panel per model, one colour per kind of launch."""
     columns = min(3, len(solos))
     kinds = list(dict.fromkeys(kind for solo in solos.values() for kind in solo.frame["kind"]))
     note = f"Forward latency alone, points held out of the fit (5-fold); {foundation}. Grey: within 6%."
@@ -56,7 +56,7 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
 
 
 def corun_figure(corun: Corun, foundation: str) -> Figure:
-    """Predicted over measured slowdown of works side by side, pairs and triples, held out by shape."""
+    """Predicted over measured slowdown of co-running launches, pairs and triples, held out by shape."""
     kinds = list(dict.fromkeys(corun.frame["kind"]))
     note = f"Co-running time over time alone, shapes held out of the fit (5-fold); {foundation}. Grey: within 10%."
     with styled():
@@ -79,7 +79,7 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
 
 
 def validation_figure(document: Mapping[str, Any]) -> Figure:
-    """Predicted against measured metrics of all runs: a panel a family, a colour an architecture."""
+    """Predicted against measured metrics of all runs: one panel per family, one colour per architecture."""
     import pandas as pd
 
     runs = document["runs"]
@@ -112,7 +112,7 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
 
 
 def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, found: Mapping[str, Any]) -> Figure:
-    """One run's launches: measured over the time of each alone, as it goes on; by rows beside the simulated."""
+    """One run's launches: measured over the time of each alone, over time; and by rows, with the simulated ones."""
     note = (
         f"{found['arch']}, {found['pair']}, {found['dataset']}; profile {found['foundation']}. Left: a launch as "
         "measured over the profile's time for it alone. Right: by decoding rows, measured (dots) and simulated (rings)."
@@ -164,7 +164,7 @@ def _diagonal(axes: Axes, frame: pd.DataFrame, x: str, y: str) -> None:
 
 
 def _plain_ticks(axis: Any, low: float, high: float) -> None:
-    """A few plain numbers: powers of ten over several decades, else 1, 2 and 5 as well."""
+    """A few tick values: powers of ten over several decades, else 1, 2 and 5 as well."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
     subs = (1.0,) if high > 300 * low else (1.0, 3.0) if high > 30 * low else (1.0, 1.5, 2.0, 3.0, 5.0)
@@ -174,7 +174,7 @@ def _plain_ticks(axis: Any, low: float, high: float) -> None:
 
 
 def _keys(axes: Axes, archs: Sequence[str]) -> None:
-    """The legend of all panels, in place of one."""
+    """One legend for all panels."""
     from matplotlib.lines import Line2D
 
     axes.set_axis_off()

@@ -1,4 +1,4 @@
-"""The one figure factory: no window, no global state, one style, a caption under it."""
+"""Creates all figures: no window, no global state, one style, with a caption."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DPI = 150
 CAPTION_INCHES = 0.2  # a line
 TITLE_INCHES = 0.4
 CHARACTERS_PER_INCH = 12.5
-LABEL_POINTS = (8, 11, 15, 20, 28, 38, 50, 64)  # how far from its point a label may stand, the nearest first
-NEAR_POINTS = 15  # no line leads to a label that is no further
-MARKER_POINTS = 7  # from the middle of a marker, what a label leaves free
+LABEL_POINTS = (8, 11, 15, 20, 28, 38, 50, 64)  # distances of a label from its point, nearest first
+NEAR_POINTS = 15  # labels further away get a line
+MARKER_POINTS = 7  # distance that labels keep from the centre of a marker
 
 
-# seaborn's "whitegrid" and "notebook", as they differ from matplotlib's own: every sweep draws a picture, and seaborn
-# takes longer to import than the picture takes to draw
+# seaborn's "whitegrid" and "notebook" styles relative to matplotlib's: every sweep makes a plot, and importing seaborn
+# takes longer than plotting
 WHITEGRID: dict[str, Any] = {
     "axes.axisbelow": True, "axes.edgecolor": ".8", "axes.grid": True, "axes.labelcolor": ".15", "axes.labelsize": 12,
     "axes.linewidth": 1.25, "axes.titlesize": 12, "font.size": 12, "grid.color": ".8", "grid.linewidth": 1,
@@ -38,7 +38,7 @@ WHITEGRID: dict[str, Any] = {
 
 @contextmanager
 def styled(grid: bool = True) -> Iterator[None]:
-    """The style of all figures, while one is drawn."""
+    """Context of the common style."""
     import matplotlib as mpl
 
     with mpl.rc_context(WHITEGRID | {"axes.grid": grid}):  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def styled(grid: bool = True) -> Iterator[None]:
 
 
 def new_figure(width_inches: float, height_inches: float, caption: str, title: str = "") -> Figure:
-    """An empty figure; safe in threads and notebooks alike, as no window knows of it."""
+    """An empty figure without a window, so it is safe in threads and notebooks."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -64,10 +64,10 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
 
 
 def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]], spans: Sequence[Sequence[float]]) -> None:
-    """Write a text in a colour beside each point (x, y), where it hides no marker, no span and no other text.
+    """Write a coloured text next to each point (x, y), where it hides no marker, no span and no other text.
 
-    Each text is as near as can be; where all places are taken it stands where it hides least. `spans` are horizontal
-    and vertical lines, as x, y, x, y. The figure has to be complete: its layout decides where there is room.
+    Each text is as near as possible; if no place is free, it is placed where it hides least. `spans` are horizontal and
+    vertical lines, as x, y, x, y. The figure must be complete, as its layout decides where there is room.
     """
     import numpy as np
     from matplotlib.text import Text

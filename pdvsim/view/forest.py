@@ -1,7 +1,7 @@
-"""What each architecture adds to one of them, paired by seed, as one figure of lines and marks (a forest plot).
+"""Differences of architectures from one of them, paired by seed, as a forest plot.
 
-The intervals are of the differences, run by run with the same seed: far narrower than those of two means, which would
-hide differences that are sure.
+The intervals are those of the paired differences. They are much narrower than those of two means, which would hide
+significant differences.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ROW_INCHES = 0.3  # an architecture at a place
-FAR = 1.0  # a difference from which on the axis is of ratios, in logarithms
-NAME_AT = 0.02  # share of the panel: where a row's own figures begin
+ROW_INCHES = 0.3  # one architecture at one place
+FAR = 1.0  # from this difference on the axis shows ratios on a log scale
+NAME_AT = 0.02  # position of a row's values, as a share of the panel
 
 
 def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, Any]], setting: str) -> Figure:
-    """A row of panels a load, a column a metric; a line a place and architecture: the paired difference.
+    """One row of panels per load, one column per metric, one line per place and architecture: the paired difference.
 
-    `entries` are the figures of each, `differences` say what each adds, whether that counts, and by how much the
-    profile itself may be off. `setting` begins the caption.
+    `entries` are the metrics of each; `differences` have the paired differences, their significance and the profile's
+    error. `setting` starts the caption.
     """
     against = str(differences[0]["against"])
     archs = list(dict.fromkeys([against, *(e["arch"] for e in entries)]))
@@ -69,7 +69,7 @@ def _forest(
     archs: Sequence[str],
     places: Sequence[str],
 ) -> None:
-    """One metric at one load: each architecture's figure at the left of its line, the difference as a mark in it."""
+    """One metric at one load: each architecture's value at the left of its line, the difference as a mark."""
     from matplotlib.ticker import LogLocator
 
     ends = [end for d in found for end in _ends(d["relative"]) if math.isfinite(end)]
@@ -113,7 +113,7 @@ def _forest(
 
 
 def _mark(axes: Axes, difference: Interval, sure: bool, y: float, arch: str, far: bool) -> None:
-    """A difference with its interval: filled where it counts, hollow where not."""
+    """A difference with its interval: filled if significant, else hollow."""
     shift = 1.0 if far else 0.0
     low, high = (end + shift for end in _ends(difference))
     axes.plot([max(low, 1e-3) if far else low, high], [y, y], color=arch_colour(arch), linewidth=2.2, zorder=2)
@@ -140,15 +140,15 @@ def _percent(relative: float) -> str:
 
 
 def _drafts(entry: Entry) -> str:
-    """Of an entry's settings the draft length, or who chooses it; nothing where none is drafted."""
+    """The draft length of an entry, or its controller; empty without drafts."""
     first = str(entry.get("settings", "")).partition(",")[0]
     return first.removesuffix(" controller") if first.startswith("k=") or first.endswith(" controller") else ""
 
 
 def _name(place: str, entries: Sequence[Entry]) -> str:
-    """A place, and what was accepted there."""
+    """A place and its acceptance."""
     mine = [e for e in entries if e["place"] == place and "spec_decode_acceptance_rate" in e]
     rates = [e["spec_decode_acceptance_rate"].mean for e in mine]
-    accepted = [rate for rate in rates if not math.isnan(rate)]  # nothing is drafted where it is nan
+    accepted = [rate for rate in rates if not math.isnan(rate)]  # nan without drafts
     shown = [f"accepted {sum(accepted) / len(accepted):.0f}% of drafted"] if accepted else []
     return "\n".join([place.replace(":", " to\n"), *shown])

@@ -1,4 +1,4 @@
-"""The rows of a sweep as Python has them: a frame that shows its summary and draws itself."""
+"""The rows of a sweep in Python: a frame that prints as a summary and plots itself."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class _Plot(PlotAccessor):
-    """pandas' own pictures, and called with nothing the sweep's."""
+    """pandas' plots; without arguments, the sweep's plot."""
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         return super().__call__(*args, **options) if args or options else self._parent.figure()  # type: ignore[attr-defined]
 
 
 class SweepPoints(pd.DataFrame):
-    """One row per run. Printed, or shown by a notebook: its summary. What is taken out of it is an ordinary frame."""
+    """One row per run. Prints as a summary, also in a notebook. Selections from it are ordinary frames."""
 
     _metadata = ["setting"]  # noqa: RUF012 (pandas' own)
-    setting = ""  # what was run, in a line
+    setting = ""  # the setting in one line
 
     @property
     def _constructor(self) -> type[pd.DataFrame]:
@@ -35,7 +35,7 @@ class SweepPoints(pd.DataFrame):
 
     @property
     def plot(self) -> _Plot:
-        """`plot()` is the picture of `pdvsim sweep`; `plot.line(…)` and the like are pandas'."""
+        """`plot()` is the plot of `pdvsim sweep`; `plot.line(…)` and others are pandas'."""
         return _Plot(self)
 
     def figure(self) -> Figure:
@@ -52,7 +52,7 @@ class SweepPoints(pd.DataFrame):
         return shown
 
     def _summary(self) -> TextTable | None:
-        """The table of `pdvsim sweep`; None of a frame that has been changed and is no sweep any more."""
+        """The table of `pdvsim sweep`; None for a modified frame that is no longer a sweep."""
         try:
             return sweep_table(self)
         except (KeyError, IndexError):

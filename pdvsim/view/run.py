@@ -1,4 +1,4 @@
-"""One finished run as a person looks at it: metrics, frames of its rows, and its table."""
+"""One finished run: metrics, frames of its rows, and its table."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One finished run. Metrics and frames are made from its rows when first asked for."""
+    """One finished run. Metrics and frames are computed on first use."""
 
     def __init__(self, result: Result, ends: Sequence[dict[str, Any]] = ()) -> None:
         self.result = result
-        self.ends = ends  # metrics at both ends of the profile's error bar; none where forwards were measured
+        self.ends = ends  # metrics at both ends of the profile's error bar; none if forwards were measured
 
     @cached_property
     def metrics(self) -> dict[str, Any]:
-        """Every metric, under the names of `vllm bench serve` where it has one.
+        """Every metric, with the names of `vllm bench serve` if it has them.
 
-        The main ones also have a `NAME_error`, the share within which 90% of comparable real runs lay, or where forward
-        times are predicted a `NAME_low` and `NAME_high`; `error_range` says which, or why there is none.
+        The main ones also have a `NAME_error`, the relative error within which 90% of comparable real runs lie, or, if
+        forward times are predicted, a `NAME_low` and `NAME_high`; `error_range` explains it, or why there is none.
         """
         from pdvsim.study.band import spanned
 
@@ -39,29 +39,29 @@ class Run:
 
     @property
     def requests(self) -> pd.DataFrame:
-        """One row a request."""
+        """One row per request."""
         return self._frames[0]
 
     @property
     def launches(self) -> pd.DataFrame:
-        """One row a work that ran on a GPU."""
+        """One row per GPU launch."""
         return self._frames[1]
 
     @property
     def deliveries(self) -> pd.DataFrame:
-        """One row a chunk of tokens that reached a request."""
+        """One row per delivery of tokens to a request."""
         return self._frames[2]
 
     @property
     def telemetry(self) -> pd.DataFrame:
-        """One row a sample of the real GPU's counters; empty for a simulated one."""
+        """One row per sample of the real GPU's counters; empty for a simulated one."""
         import pandas as pd
 
         return pd.DataFrame(self.result.meta.get("telemetry", []))
 
     @property
     def values(self) -> dict[str, Any]:
-        """The metrics as one level, with what was run: what the tables print."""
+        """The metrics as one flat level, with the setting, as the tables print them."""
         from pdvsim.study.sweep import flatten
         from pdvsim.view.setting import acceptance_source, is_assumed
 
@@ -73,28 +73,28 @@ class Run:
         return {"arch": experiment.arch, "pair": experiment.server.pair, **load, **meta} | flatten(self.metrics)
 
     def table(self) -> str:
-        """The metrics as `vllm bench serve` prints them."""
+        """The metrics in the layout of `vllm bench serve`."""
         from pdvsim.view.table import serving_table
 
         scoring = self.result.experiment.scoring
         return serving_table(self.values, scoring.metric_percentiles)
 
     def figure(self) -> Figure:
-        """Latencies, requests over time and where their time goes, as one small picture."""
+        """Plot of latencies, requests over time and the mean time of a request by step."""
         from pdvsim.view.run_figure import run_figure
 
         return run_figure(self.result, self.metrics, self.setting)
 
     @property
     def setting(self) -> str:
-        """What was run, in a line."""
+        """The setting in one line."""
         from pdvsim.view.run_figure import run_line
 
         result = self.result
         return f"{result.experiment.arch}, {run_line(result.experiment, result.meta)}"
 
     def page(self) -> str:
-        """The run as one HTML page: picture, table and provenance."""
+        """The run as one HTML page: plot, table and provenance."""
         from pdvsim.common.version import __version__
         from pdvsim.study.output import settings
         from pdvsim.view.report.sheet import Sheet

@@ -1,4 +1,4 @@
-"""One run as a small picture: when users wait, how requests come and go, and where their time goes."""
+"""Plot of one run: latencies, requests over time, and the mean time of a request by step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 BINS = 120
 HISTOGRAM = 40
-NEAR = 1.3  # times the longest latency: a service level beyond that is not drawn
+NEAR = 1.3  # service levels beyond this multiple of the longest latency are not shown
 LATENCIES = ("ttft", "tpot")
 
 
@@ -59,14 +59,16 @@ def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
 
 def _histogram(axes: Axes, values_ms: Any, name: str, colour: str, level_s: float | None) -> None:
     if len(values_ms):
-        spare = max(1e-6 * float(np.abs(values_ms).max()), 1e-9)  # values that hardly differ have no width for bars
+        spare = max(1e-6 * float(np.abs(values_ms).max()), 1e-9)  # nearly equal values would have no width for bars
         ends = (float(values_ms.min()) - spare, float(values_ms.max()) + spare)
         axes.hist(values_ms, HISTOGRAM, range=ends, color=colour, edgecolor="white", linewidth=0.4)
         middle = float(np.median(values_ms))
         axes.axvline(middle, color="0.2", linewidth=1.5)
         axes.annotate(f"median {number_text(middle)}", (middle, 1), xycoords=("data", "axes fraction"), xytext=(4, -4),
                       textcoords="offset points", va="top", fontsize=9)  # fmt: skip
-        if level_s is not None and level_s * 1e3 < NEAR * values_ms.max():  # else all bars would be at the left edge
+        if (
+            level_s is not None and level_s * 1e3 < NEAR * values_ms.max()
+        ):  # otherwise all bars would be at the left edge
             axes.axvline(level_s * 1e3, color="0.2", linewidth=1.5, linestyle="--")
             axes.annotate(f"level {level_s * 1e3:g}", (level_s * 1e3, 0.85), xycoords=("data", "axes fraction"),
                           xytext=(4, 0), textcoords="offset points", va="top", fontsize=9)  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a picture or a page is of, in one line: pair, card, data set, draft length, acceptance, load and seeds."""
+"""The setting of a plot or page in one line: pair, GPU, data set, draft length, acceptance, load and seeds."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pdvsim.view.table import load_text
 if TYPE_CHECKING:
     import pandas as pd
 
-Settings = Mapping[str, Mapping[str, Any]]  # groups of an experiment's settings, as they are saved
+Settings = Mapping[str, Mapping[str, Any]]  # saved settings of an experiment, by group
 
 ASSUMED_RATE = Acceptance.acceptance_rate
-RECORDED_WITH = "Llama-3.1-8B"  # the target of every recording that is shipped
-LISTED = 3  # values that are named one by one
+RECORDED_WITH = "Llama-3.1-8B"  # the target of all included recordings
+LISTED = 3  # most values that are listed
 UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
 
@@ -31,7 +31,7 @@ def setting_line(
     drafts: str | None = None,
     acceptance: str | None = None,
 ) -> str:
-    """The line, of an experiment's settings; what is given stands in for them, nothing ("") is left out."""
+    """The line from an experiment's settings; given parts replace them, and an empty part is omitted."""
     said = [
         f"{pair or config['server'].get('pair', '?')} on {card or config['hardware'].get('gpu', '?')}",
         lengths_text(config["traffic"]),
@@ -44,7 +44,7 @@ def setting_line(
 
 
 def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
-    """The line of a sweep's rows; `configs` are of the experiments it varies, without which less is known."""
+    """The line of a sweep's rows; `configs` are those of its base experiments, if known."""
     pair = values_text(points["pair"], "pairs")
     card = values_text(points["gpu"], "cards") if "gpu" in points else "?"
     load, seeds = loads_text(points), seeds_text(points["seed"])
@@ -63,7 +63,7 @@ def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
 
 
 def lengths_text(traffic: Mapping[str, Any]) -> str:
-    """Which data set, or which lengths."""
+    """Data set and lengths."""
     name = str(traffic.get("dataset_name", "?"))
     read, written = traffic.get("input_len"), traffic.get("output_len")
     if name == "random":
@@ -74,14 +74,14 @@ def lengths_text(traffic: Mapping[str, Any]) -> str:
 
 
 def drafts_of(server: Mapping[str, Any]) -> str:
-    """The draft length, or who chooses it."""
+    """The draft length, or its controller."""
     if server.get("controller", "fixed") != "fixed":
         return f"{server['controller']} controller"
     return f"k={server.get('num_speculative_tokens', '?')}"
 
 
 def acceptance_of(acceptance: Mapping[str, Any]) -> str:
-    """How often drafts are accepted, in whichever form it was given."""
+    """Acceptance as text, in the form it was given."""
     if acceptance.get("synthetic_acceptance_rates"):
         return "by position " + "/".join(f"{rate:g}" for rate in acceptance["synthetic_acceptance_rates"])
     if acceptance.get("acceptance_model"):
@@ -93,7 +93,7 @@ def acceptance_of(acceptance: Mapping[str, Any]) -> str:
 
 
 def acceptance_source(acceptance: Acceptance) -> str:
-    """Where an acceptance comes from, in a few words."""
+    """Source of an acceptance as text."""
     if acceptance == Acceptance():
         return f"{ASSUMED_RATE:g}, assumed"
     if acceptance.acceptance_model is not None:
@@ -102,7 +102,7 @@ def acceptance_source(acceptance: Acceptance) -> str:
 
 
 def is_assumed(experiment: Experiment) -> bool:
-    """Whether a run rests on an acceptance that nobody measured or gave."""
+    """Whether a run uses an assumed acceptance, neither given nor recorded."""
     return experiment.has_drafter and experiment.acceptance == Acceptance() and not has_rates(experiment.traffic)
 
 
@@ -117,7 +117,7 @@ def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
 
 
 def loads_text(points: pd.DataFrame) -> str:
-    """The loads of rows: 1 to 64 at once."""
+    """The loads of rows as text: 1 to 64 concurrent requests."""
     parts = []
     for kind, group in points.groupby("load_kind", sort=False):
         loads = sorted({load for load in group["load"] if not math.isnan(load)})
@@ -127,7 +127,7 @@ def loads_text(points: pd.DataFrame) -> str:
 
 
 def seeds_text(seeds: Sequence[int] | pd.Series[Any]) -> str:
-    """Seeds as their ends: seeds 0 to 4."""
+    """Seeds as a range: seeds 0 to 4."""
     known = sorted({int(seed) for seed in seeds})
     return f"seed {known[0]}" if len(known) == 1 else f"seeds {known[0]} to {known[-1]}"
 
@@ -138,11 +138,11 @@ def run_seeds(first: int, runs: int) -> str:
 
 
 def values_text(values: Sequence[Any] | pd.Series[Any], many: str) -> str:
-    """A few values one by one; of more, how many."""
+    """A few values as a list; more as their number."""
     known = [f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values)]
     return ", ".join(known) if len(known) <= LISTED else f"{len(known)} {many}"
 
 
 def unlike(texts: Any) -> str:
-    """The texts that differ, side by side."""
+    """The distinct texts, joined by /."""
     return " / ".join(dict.fromkeys(texts))

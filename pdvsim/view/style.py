@@ -1,8 +1,7 @@
-"""What figures have in common, as pictures and on the page: colours, markers, names and units, what they rest on.
+"""Common style of plots and pages: colours, markers, names, units and foundations.
 
 Architectures have the colours of seaborn's colour-blind palette, the same in every figure, by their rank in the table
-of architectures; markers and dashes tell them apart without colour. Lanes, launches and steps have colours of their
-own, which no architecture has.
+of architectures; markers and dashes distinguish them without colour. Lanes, launches and steps have other colours.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ BLUE, ORANGE, GREEN, RED, PINK, BROWN, ROSE, GREY, YELLOW, SKY = (
 MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA, MIST, LILAC, SLATE = (
     "#7fc8b2", "#e8437a", "#6a3fd0", "#0b7a75", "#a3c644", "#8a5a44", "#d5d8dd", "#b9b3de", "#52606d",
 )  # fmt: skip
-RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # of what is no architecture
+RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # for anything but architectures
 ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=False))
 ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=False))
 LANE_COLOURS = dict(zip(LANES, (MINT, RASPBERRY, VIOLET, PINE), strict=True))
 KIND_COLOURS = dict(zip((*KINDS, "mixed"), (MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), strict=True))
-OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # of architectures of the user's own, by their name
+OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # for custom architectures, by name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
 NAMES = {
@@ -54,7 +53,7 @@ LANE_NAMES = {
 
 
 def name_of(column: str) -> tuple[str, str, float]:
-    """What a column is called, its unit, and by what its values are multiplied to be in that unit."""
+    """Title and unit of a column, and the factor that converts its values."""
     if column in NAMES:
         return NAMES[column]
     if found := LATENCY.fullmatch(column):
@@ -68,7 +67,7 @@ def name_of(column: str) -> tuple[str, str, float]:
 
 
 def arch_rank(arch: str) -> tuple[int, str]:
-    """Where an architecture stands in a legend that has no order of its own: by the table, the user's own behind."""
+    """Position of an architecture in a legend: by the table, custom ones last."""
     return (ARCHS.index(arch) if arch in ARCHS else len(ARCHS)), arch
 
 
@@ -89,28 +88,28 @@ def paler(colour: str, share: float) -> str:
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """A number as people write it: so many digits that count, and 1,070 rather than 1.07e+03."""
+    """A number with so many significant digits, as 1,070 rather than 1.07e+03."""
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
 def lower_is_better(column: str) -> bool:
-    """Whether less of a metric is more for the user: times are."""
+    """Whether lower is better: true for times."""
     return column.endswith("_ms")
 
 
 def grew(stability: object) -> bool:
-    """Whether a label says that a queue was still growing, in any replication."""
+    """Whether a stability label says that the queue kept growing in any replication."""
     return "overloaded" in str(stability)
 
 
 def tail(points: pd.DataFrame) -> str:
-    """The highest percentile the rows hold, as its key; the median where they hold none."""
+    """Key of the highest percentile in the rows; the median if there is none."""
     given = [found[1] for c in points.columns if (found := re.fullmatch(r"(p[\d.]+)_ttft_ms", str(c)))]
     return max(given, key=lambda name: float(name[1:]), default="median")
 
 
 def rests_on(points: pd.DataFrame) -> str:
-    """Which GPU the figures are of, and what they are founded on."""
+    """The GPU and the foundation of the values."""
     pairs = points[["profile", "foundation"]].drop_duplicates()
     said = [
         f"{foundation}" if foundation == "measured run" else f"simulated, profile {profile}: {foundation}"
@@ -121,12 +120,12 @@ def rests_on(points: pd.DataFrame) -> str:
 
 
 def replications(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
-    """How many replications stand behind each point; `dims` are the columns that tell settings apart."""
+    """Replications per point; `dims` are the columns that distinguish settings."""
     return counted(points.groupby(["arch", "load_kind", "load", *dims], dropna=False)["seed"].nunique().tolist())
 
 
 def counted(replications: Sequence[int]) -> str:
-    """Numbers of replications as a sentence."""
+    """Numbers of replications as text."""
     low, high = min(replications), max(replications)
     if high == 1:
         return "One replication: no interval, no significance."

@@ -1,7 +1,7 @@
 """Tables as text: one run in the layout of `vllm bench serve`, many runs one row each, profiles.
 
-Every table says what the figures are founded on. Values are flat, as a sweep's rows are; an Interval prints as its
-mean and, from two replications on, the half-width of its confidence interval.
+Every table states the foundation of its values. Values are flat, as in a sweep's rows; an Interval prints as its mean
+and, from two replications on, the half-width of its confidence interval.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from pdvsim.view.style import number_text
 Section = tuple[str, list[tuple[str, str]]]
 
 WIDTH = 50
-UNKNOWN_WIDTH = 160  # of a table whose reader is no terminal
-DETAIL = "±, brackets, decimals"  # of figures, where a terminal is narrow; differences keep their ±
+UNKNOWN_WIDTH = 160  # columns, if the output is not a terminal
+DETAIL = "±, brackets, decimals"  # dropped on a narrow terminal; differences keep their ±
 LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -50,8 +50,8 @@ TOTALS = (
     ("Total token throughput (tok/s):", "total_token_throughput", 2),
 )
 UNJUDGED = ("closed loop", "burst")  # stability of loads without a rate to keep up with
-DRAINING = 0.8  # share of a closed loop's requests that are there on average, below which a table says so
-BANDED = ("output_throughput", "mean_tpot_ms")  # columns that have room for their error band
+DRAINING = 0.8  # mean share of a closed loop's concurrency below which a note is printed
+BANDED = ("output_throughput", "mean_tpot_ms")  # columns that show their error range
 SPECULATION = (
     ("Acceptance rate per drafted token (%):", "spec_decode_acceptance_rate", 2),  # vLLM's
     ("Acceptance rate per judged token (%):", "spec_decode_judged_acceptance_rate", 2),
@@ -67,10 +67,10 @@ PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomp
 
 @dataclass(frozen=True)
 class TextTable:
-    """Rows of the same keys. Printed, it fits the terminal; on a page it is whole."""
+    """Rows with the same keys. Printed, it fits the terminal; on a page it is complete."""
 
     rows: Sequence[Mapping[str, str]]
-    spare: Sequence[str] = ()  # columns, and DETAIL, that a narrow terminal leaves out, in this order
+    spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ class TextTable:
 
 
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:
-    """One load point as `vllm bench serve` prints it, with the lanes and the requests' time behind."""
+    """One load point in the layout of `vllm bench serve`, followed by lanes and request times."""
     lines: list[str] = []
     for title, rows in sections(values, percentiles):
         lines.append(f"{title:=^{WIDTH}}" if not lines else f"{title:-^{WIDTH}}")
@@ -103,7 +103,7 @@ def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.
 
 
 def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
-    """The same as HTML, for a notebook: a table up to the latencies, the rest folded away."""
+    """The same as HTML, for a notebook: a table up to the latencies, the rest collapsed."""
     tables = []
     found = sections(values, percentiles)
     first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in found)
@@ -158,9 +158,9 @@ def comparison_table(
     varied: Sequence[str] = (),
     differences: Sequence[Mapping[str, Any]] = (),
 ) -> TextTable:
-    """One row per load, value of what was varied and architecture: throughput, latencies, acceptance, stability.
+    """One row per load, varied value and architecture: throughput, latencies, acceptance, stability.
 
-    `differences` of one metric from the first architecture, where there are some, are a column too.
+    `differences` of one metric from the first architecture, if any, are a column too.
     """
     tail = max(percentiles, default=None)
     marks = {"mean": "mean"} | ({} if tail is None else {percentile_name(tail).upper(): percentile_name(tail)})
@@ -199,7 +199,7 @@ def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
 
 
 def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the brackets and the ± of entries mean, or that there are none; loads not kept up; times not measured."""
+    """Notes on brackets and ± of entries, or their absence; loops that drain; values outside the measured range."""
     notes = [*most_outside(entries), *(note for note in [_draining(entries)] if note)]
     notes += _ranges(entries)
     replications = max(int(entry.get("replications", 1)) for entry in entries)
@@ -209,7 +209,7 @@ def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the error ranges of entries are or why there is none, by architecture or load where these differ in it."""
+    """Explanation of the error ranges of entries, by architecture or load if they differ."""
     texts = [text if isinstance(text := entry.get("error_range"), str) else "" for entry in entries]
     places = [(str(entry["arch"]), f"{load_name(entry['load_kind'])} {load_text(entry['load'])}") for entry in entries]
     archs, loads = ([place[at] for place in places] for at in (0, 1))
@@ -226,21 +226,21 @@ def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
-    """A note on closed loops that were long on their way up and down: their throughput is not that of the load."""
+    """A note on closed loops with long start and end phases, whose throughput is not that of the load."""
     worst, said = DRAINING, None
     for entry in entries:
         rate, stay = (entry.get(key) for key in ("request_throughput", "mean_e2el_ms"))
         if entry["load_kind"] != "concurrency" or _missing(rate) or _missing(stay):
             continue
         there = _mean(rate) * _mean(stay) / 1e3
-        if there < worst * entry["load"]:  # Little's law: so many were there on average
+        if there < worst * entry["load"]:  # Little's law
             worst = there / entry["load"]
             said = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
     return said and f"{said}; raise --num-prompts"
 
 
 def outside(values: Mapping[str, Any]) -> str | None:
-    """How much of a run's GPU time is beyond what was measured, which way and how far; None below a hundredth."""
+    """Share of a run's GPU time outside the measured range, in which dimension and how far; None below 1%."""
     share = _mean(values.get("outside_measured_share"))
     if not share > TELLING:
         return None
@@ -249,7 +249,7 @@ def outside(values: Mapping[str, Any]) -> str | None:
         sizes = {n: _mean(values.get(f"outside_measured_{prefix}{n}")) for n in SIZES}
         far = {name: most for name, most in sizes.items() if not math.isnan(most)}
         if "prompt_tokens" in far:
-            far.pop("tokens", None)  # what they are made of
+            far.pop("tokens", None)  # included in prompt tokens
         limits = {name: _mean(values[f"outside_measured_{prefix}{name}_limit"]) for name in far}
         said = [f"{SIZES[name]} up to {most:,.0f} ({limits[name]:,.0f})" for name, most in far.items()]
         parts += [where + ", ".join(said).replace("(", "(measured to ", 1)] if said else []
@@ -257,7 +257,7 @@ def outside(values: Mapping[str, Any]) -> str | None:
 
 
 def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
-    """The same of whichever entry is furthest out, as a note; none where all are inside or the range is unknown."""
+    """The same for the entry furthest outside, as a note; none if all are inside or the range is unknown."""
     worst = max(entries, key=lambda entry: _mean(entry.get("outside_measured_share"), 0.0))
     said = outside(worst)
     return [f"{worst['arch']}, outside the measured range: {said}"] if said else []
@@ -269,7 +269,7 @@ def _mean(value: Any, missing: float = math.nan) -> float:
 
 
 def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
-    """What each architecture gains over the first, as a share, from runs with the same seeds."""
+    """Relative gain of each architecture over the first, paired by seed."""
     load, against = load_name(differences[0]["load_kind"]), f"against {differences[0]['against']}"
     header = ["metric", load, *varied, "arch", against]
     rows = [
@@ -307,14 +307,14 @@ def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> s
         return "-"
     if isinstance(value, Interval):
         mean = cell(value.mean, decimals, scale, sign)
-        sure = not value.half_width > 1e-9 * abs(value.mean)  # of one run, or the same in all
+        sure = not value.half_width > 1e-9 * abs(value.mean)  # one run, or equal in all
         return mean if sure else f"{mean} ±{value.half_width * scale:.{decimals}f}"
     text = f"{value * scale:{sign}.{decimals}f}"
     return text if float(text) else text.replace("-", "")  # no minus zero
 
 
 def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
-    """A cell, followed by how far it may be off: a share, or where forward times were predicted from where to where."""
+    """A cell with its error: relative, or a range if forward times are predicted."""
     text, ends = cell(values.get(key), decimals), [values.get(f"{key}_{end}") for end in ("low", "high")]
     if not math.isnan(error := _mean(values.get(f"{key}_error"))):
         return f"{text} (±{100 * error:.1f}%)"
@@ -340,10 +340,10 @@ def load_text(load: float) -> str:
 
 
 def fitted_table(rows: Sequence[Mapping[str, str]], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
-    """Rows of the same keys as a grid that fits the terminal, and a line on what was left out for that.
+    """Rows with the same keys as a grid that fits the terminal, and a line on omitted columns.
 
-    Its headings and long texts are folded first; then columns of `spare` are left out, in its order. A heading, one for
-    each row, stands above the first row that has it.
+    Headings and long texts are folded first; then columns of `spare` are omitted, in order. `headings`, one per row,
+    are printed above the first row that has them.
     """
     width, out = _width(), list[str]()
     shown, top, body = rows, *_laid_out(rows, width)
@@ -371,7 +371,7 @@ def _width() -> int:
 
 
 def _plainer(text: str) -> str:
-    """A figure without its interval, its error range and decimals that matter little; a difference without the last."""
+    """A value without its interval, error range and minor decimals; a difference without the decimals."""
     if not _is_figure(text):
         return text
     if text[:1].isdigit():
@@ -385,7 +385,7 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _heading_room(name: str, cells: int) -> int:
-    """How wide a heading may be: as its cells where it fits above them, else the least that two lines take."""
+    """Width of a heading: that of its cells if it fits, else the least for two lines."""
     if len(name) <= cells:
         return cells
     word = max(map(len, re.split(" (?!%)", name)))  # "gain %" is one
@@ -393,7 +393,7 @@ def _heading_room(name: str, cells: int) -> int:
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows of the same keys as one grid, the keys as its header."""
+    """Rows with the same keys as one grid, the keys as its header."""
     return grid(list(rows[0]), [list(row.values()) for row in rows])
 
 
@@ -403,7 +403,7 @@ def _missing(value: Any) -> bool:
 
 
 def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Who was simulated on what, and what that is founded on."""
+    """Architecture, models, GPU and foundation of a run."""
     labels = (("Architecture:", "arch"), ("Models (draft:target):", "pair"), ("GPU:", "gpu"), ("Profile:", "profile"))
     rows = [(label, str(values[key])) for label, key in labels if values.get(key) is not None]
     gpus = _mean(values.get("gpus"), 0.0)
@@ -423,7 +423,7 @@ def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) ->
 
 
 def founded(entry: Mapping[str, Any]) -> str:
-    """What a row or an entry rests on, with the error bar of forward times that are predicted."""
+    """Foundation of a row or an entry, with the error bar of predicted forward times."""
     bar = _mean(entry.get("forward_error_bar"), 0.0)
     within = f"; forward times within {bar:.0%}" if bar > 0 else ""
     return f"profile {entry.get('profile', '?')}: {entry.get('foundation', '?')}{within}"
@@ -438,7 +438,7 @@ def _is_figure(text: str) -> bool:
 
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns wide enough for their cells, numbers to the right."""
+    """A table as wide as its cells, numbers right-aligned."""
     top, body = _columns([[name, *column] for name, *column in zip(header, *rows, strict=True)])
     return "\n".join([*top, *(line for lines in body for line in lines)])
 
@@ -446,9 +446,9 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _laid_out(
     rows: Sequence[Mapping[str, str]], width: int, long: int = LONG_TEXT, short: int = SHORT_TEXT
 ) -> tuple[list[str], list[list[str]]]:
-    """The lines of the header and of each row, folded where they are wider than `width` otherwise.
+    """The lines of the header and of each row, folded if they are wider than `width`.
 
-    Of the columns, those wider than `long` are folded, the widest first, to no less than `short`.
+    Columns wider than `long` are folded, the widest first, to at least `short`.
     """
     columns = [[name, *(row[name] for row in rows)] for name in rows[0]]
     top, body = _columns(columns)
@@ -471,7 +471,7 @@ def _columns(
 ) -> tuple[list[str], list[list[str]]]:
     """Columns, each a name and its cells, as the lines of the header and of each row.
 
-    `rooms` are how wide the name and the cells of each may be; words are never broken.
+    `rooms` are the maximum widths of name and cells; words are never broken.
     """
     right = [all(map(_is_figure, cells)) for _, *cells in columns]
     cut = [

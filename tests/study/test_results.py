@@ -110,7 +110,7 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
 def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(detailed / "run.json", tmp_path)
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
-    assert "run: its records are missing" in capsys.readouterr().err
+    assert "run: no histograms: its records are missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

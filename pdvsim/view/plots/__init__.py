@@ -1,4 +1,4 @@
-"""Results as pictures, PNG or SVG: what `pdvsim plot` and `pdvsim sweep` draw."""
+"""Plots of results as PNG or SVG, for `pdvsim plot` and `pdvsim sweep`."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ STANDING = {
 
 
 def sweep_png(points: pd.DataFrame, base: Settings, dpi: int = DPI) -> bytes:
-    """A sweep's six most wanted panels, as a PNG file's content; `base` is the experiment that it varies."""
+    """The six main panels of a sweep, as the content of a PNG file; `base` is its base experiment."""
     return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", dpi)
 
 
 def standing(results: Results, metric: str | None, against: str) -> Iterator[tuple[str, Figure]]:
-    """The pictures every result has, by name: one of each a setting, one heatmap a kind of load.
+    """The standard plots of results, by name: one of each per setting, one heatmap per kind of load.
 
-    The heatmap is of `metric`, or of what architectures are compared by under that kind of load.
+    The heatmap shows `metric`; default: the metric that compares architectures under that kind of load.
     """
     settings = results.settings()
     for setting, points in settings:
@@ -61,7 +61,7 @@ def standing(results: Results, metric: str | None, against: str) -> Iterator[tup
 
 
 def own(results: Results, axis: Layout) -> tuple[str, Figure]:
-    """The user's own picture and its name."""
+    """A custom plot and its name."""
     return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
 
 

@@ -1,7 +1,7 @@
-"""Metrics over the load, one curve an architecture or a lane: the panels that most pictures consist of.
+"""Panels of metrics over the load, one curve per architecture or lane.
 
-A band is the 95% confidence interval over replications; where there is one replication there is no band. Hollow
-markers are points where the queue grew: their latencies would grow with a longer run.
+A band is the 95% confidence interval over replications; one replication has no band. Hollow markers are points where
+the queue grew: their latencies would increase with a longer run.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 Entry = dict[str, Any]
 Dash = Literal["-", "--", ":"]
 
-CLEAR = 4  # bands of more curves than this hide each other: whiskers instead
+CLEAR = 4  # with more curves bands hide each other: whiskers instead
 WHISKER_DODGE = 0.05
-BAND = ("low", "high")  # ends of a metric's error bar, as columns are called
+BAND = ("low", "high")  # suffixes of a metric's error bar columns
 LEGEND_INCHES = 0.28  # a line
 DASHES: tuple[Dash, ...] = ("-", "--", ":")
-PALEST = 0.7  # white in the colour of an architecture's last setting, at most
+PALEST = 0.7  # most white in the colour of an architecture's last setting
 
 
 @dataclass(frozen=True)
 class Curve:
-    """How one curve looks."""
+    """Style of one curve."""
 
     label: str
     colour: str
@@ -53,12 +53,12 @@ class Curve:
 
 
 def arch_curve(arch: str) -> Curve:
-    """An architecture's own curve."""
+    """Curve style of an architecture."""
     return Curve(arch, arch_colour(arch), arch_marker(arch))
 
 
 def curves_named(labels: Sequence[str]) -> list[Curve]:
-    """Curves that are not told apart by architecture: colours that no architecture has, from dark to pale."""
+    """Curves of other columns than architecture: other colours, from dark to pale."""
     markers = list(ARCH_MARKERS.values())
     steps = (len(RAMP) - 1) / max(len(labels) - 1, 1)
     return [
@@ -78,7 +78,7 @@ def entries_of(points: pd.DataFrame) -> list[Entry]:
 
 
 def curves_of(entries: Sequence[Entry]) -> list[Curve]:
-    """The curves of entries, in the order of architectures and settings: further settings of one are paler, dashed."""
+    """The curves of entries, ordered by architecture and setting; later settings are paler and dashed."""
     series: dict[str, list[str]] = {}
     for entry in entries:
         names = series.setdefault(entry["arch"], [])
@@ -96,14 +96,14 @@ def curves_of(entries: Sequence[Entry]) -> list[Curve]:
 
 
 def has(entry: Entry, metric: str) -> bool:
-    """Whether an entry holds a figure for a metric."""
+    """Whether an entry has a value for a metric."""
     return isinstance(entry.get(metric), Interval) and math.isfinite(entry[metric].mean)
 
 
 def draw(
     axes: Axes, entries: Sequence[Entry], metric: str, curve: Curve, at: Sequence[float], whiskers: bool = False
 ) -> None:
-    """One curve through the places `at`: line, markers, and its interval as a band or as whiskers."""
+    """One curve at positions `at`: line, markers, and its interval as a band or whiskers."""
     scale = name_of(metric)[2]
     shown = [(e, x) for e, x in zip(entries, at, strict=True) if has(e, metric)]
     x = [place for _, place in shown]
@@ -116,7 +116,7 @@ def draw(
         low = [max(a - h, 1e-9) for a, h in zip(y, half, strict=True)]
         high = [a + h for a, h in zip(y, half, strict=True)]
         axes.fill_between(x, low, high, color=curve.colour, alpha=0.2, linewidth=0)
-    if shown and all(f"{metric}_low" in e for e, _ in shown):  # forward times that are predicted have an error bar
+    if shown and all(f"{metric}_low" in e for e, _ in shown):  # predicted forward times have an error bar
         low, high = ([max(e[f"{metric}_{end}"].mean * scale, 1e-9) for e, _ in shown] for end in BAND)
         axes.fill_between(
             x, low, high, facecolor="none", edgecolor=curve.colour, hatch="///", alpha=0.35, linewidth=0.5
@@ -130,7 +130,7 @@ def draw(
 
 
 def bars(axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Curve]) -> None:
-    """One load only: a bar a curve, hatched where the queue grew."""
+    """One load only: one bar per curve, hatched if the queue grew."""
     scale = name_of(metric)[2]
     shown = [e for e in entries if has(e, metric)]
     colours = {curve.label: curve.colour for curve in curves}
@@ -150,7 +150,7 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Cur
 
 
 def places(entries: Sequence[Entry]) -> list[float]:
-    """Where the loads stand on the axis; an infinite rate one step behind the largest finite one."""
+    """Positions of the loads on the axis; an infinite rate is one step after the largest finite one."""
     finite = [float(e["load"]) for e in entries if math.isfinite(e["load"])]
     behind = 2 * max(finite, default=0.5)
     return [float(e["load"]) if math.isfinite(e["load"]) else behind for e in entries]
@@ -164,7 +164,7 @@ def panel(
     log: bool = False,
     framed: Sequence[Entry] = (),
 ) -> None:
-    """One metric of all architectures over the load; the frame is that of the entries `framed`, or of its own."""
+    """One metric of all architectures over the load; axis limits are from the entries `framed`, default: its own."""
     dodge = WHISKER_DODGE if len(curves) > CLEAR else 0.0
     title, unit, _ = name_of(metric)
     at = dict(zip((e["load"] for e in entries), places(entries), strict=True))
@@ -184,17 +184,17 @@ def panel(
 
 
 def aside_of(number: int, curves: int, dodge: float) -> float:
-    """How far to the side the curve `number` is drawn, all within half a step."""
+    """Horizontal offset of the curve `number`, all within half a step."""
     return min(dodge, 0.5 / curves) * (number - (curves - 1) / 2)
 
 
 def load_line(entries: Sequence[Entry]) -> str:
-    """The only load, in words."""
+    """The only load as text."""
     return f"{AXIS_NAMES.get(entries[0]['load_kind'], 'Load')}: {load_text(entries[0]['load'])}"
 
 
 def load_axis(axes: Axes, entries: Sequence[Entry]) -> None:
-    """The loads as ticks, doubling alike."""
+    """The loads as ticks on a log axis."""
     kind = str(entries[0]["load_kind"])
     at = dict(zip(places(entries), (e["load"] for e in entries), strict=True))
     if min(at) > 0:
@@ -205,9 +205,9 @@ def load_axis(axes: Axes, entries: Sequence[Entry]) -> None:
 
 
 def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: bool = True) -> None:
-    """Means, their error bars if `banded` and, within reason, their intervals set the frame.
+    """Axis limits from means, error bars if `banded`, and intervals up to a limit.
 
-    Two replications make intervals without end.
+    Intervals from two replications can be very long.
     """
     from matplotlib.ticker import LogLocator, NullFormatter
 
@@ -228,7 +228,7 @@ def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: 
 
 
 def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str:
-    """The setting, and what a picture of curves rests on; `dims` are the columns that tell its settings apart."""
+    """Caption of curves: setting and foundation; `dims` are the columns that distinguish settings."""
     note = f"{setting} {rests_on(points)}".strip()
     counted = replications(points, dims)
     sure = f"{counted[:-1]}, bands and whiskers are 95% confidence (cut at the frame)."
@@ -243,7 +243,7 @@ def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str
 
 
 def legend(figure: Figure, curves: Sequence[Curve], title: str | None = None) -> None:
-    """Name the curves above all panels, in as many lines as the width asks for; the figure's title goes below it."""
+    """Legend above all panels, in as many lines as needed; the figure's title is below it."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=c.colour, marker=c.marker, linestyle=c.dash, label=c.label) for c in curves]

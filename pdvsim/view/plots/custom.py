@@ -1,7 +1,7 @@
-"""A picture of the user's own: any two columns, curves, rows and columns of panels by others.
+"""Custom plots: any two columns as axes, and curves, rows and columns of panels by others.
 
-Points are averaged over replications only. If they differ in anything else that is on no axis the picture is refused,
-because its band would be no confidence interval.
+Points are averaged over replications only. If they differ in anything else that no axis shows, the plot is rejected,
+because its band would not be a confidence interval.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEW = 10  # values of an option that each get a tick
+FEW = 10  # most values of an option that each get a tick
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Which column goes where."""
+    """The columns of the axes."""
 
     x: str = "load"
     y: str = "output_throughput"
@@ -58,7 +58,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
         raise ValueError("the results have loads by concurrency and by rate: plot them separately")
     _check(points, axis, keys)
     by = [name for name in (axis.curve, axis.row, axis.column) if name]
-    by_metric = axis.x not in keys  # as in latency over throughput: the curve follows what is left over
+    by_metric = axis.x not in keys  # e.g. latency over throughput: the curve follows the remaining column
     spare = [k for k in keys if k not in (*by, axis.x) and points[k].nunique(dropna=False) > 1]
     if len(spare) > by_metric:
         raise ValueError(
@@ -87,7 +87,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
 
 
 def _entries(points: pd.DataFrame, keys: tuple[str, ...]) -> list[Entry]:
-    """One entry per point, averaged over replications, with its settings; in the order of x."""
+    """One entry per point, averaged over replications, with its settings; ordered by x."""
     entries = []
     for values, group in points.groupby(list(keys), sort=False, dropna=False):
         entries += [entry | dict(zip(keys, values, strict=True)) for entry in over_replications(group)]
@@ -104,7 +104,7 @@ def _panel(axes: Axes, entries: list[Entry], axis: Layout, curves: dict[Any, Cur
 
 
 def _place(value: Any, entries: list[Entry], name: str) -> float:
-    """A number is its own place; an infinite one stands behind the largest; a word in the order of the words."""
+    """Position on the axis: a number itself, infinity after the largest, words in their order."""
     values = list(dict.fromkeys(e[name] for e in entries))
     if not _numeric(values):
         return float(values.index(value))
@@ -170,7 +170,7 @@ def _is(entry: Entry, name: str | None, value: Any) -> bool:
 
 
 def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
-    """Refuse columns that are not there, and curves or panels by what is measured."""
+    """Reject missing columns, and curves or panels by a metric."""
     from pandas.api.types import is_numeric_dtype
 
     metrics = [str(c) for c in points.columns if c not in keys and is_numeric_dtype(points[c])]

@@ -1,7 +1,7 @@
-"""Architecture against architecture: by how much each is better or worse than a reference, by load and setting.
+"""Heatmap of differences between architectures and a reference, by load and setting.
 
-A cell is the mean of the paired relative differences, run by run with the same seed. Where their 95% interval holds 0,
-or where there is one replication only, the cell is grey and hatched: no difference is claimed.
+A cell is the mean of the relative differences, paired by seed. If their 95% interval includes 0, or with one
+replication, the cell is grey and hatched: not significant.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-FAINT = 0.01  # a difference; colours go by the logarithm of larger ones, so that all sizes are told apart
-TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # the last is where the colour ends
-MANY_FOLD = 10.0  # a ratio from which it is written as such, not in percent
+FAINT = 0.01  # colours are logarithmic above this difference
+TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # the last one is the end of the colour scale
+MANY_FOLD = 10.0  # from this ratio on cells show factors, not percent
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One architecture against the reference, at one load and setting."""
+    """One architecture compared with the reference, at one load and setting."""
 
     setting: str
     arch: str
     load_kind: str
     load: float
     relative: Interval
-    grew: bool  # the queue of either was still growing
+    grew: bool  # the queue of either kept growing
 
     @property
     def significant(self) -> bool:
-        """Whether the paired interval leaves 0 out; never from one replication."""
+        """Whether the paired interval excludes 0; never with one replication."""
         return self.relative.n > 1 and abs(self.relative.mean) > self.relative.half_width
 
     @property
     def text(self) -> str:
-        """The difference as it is written into the cell."""
+        """The difference as text."""
         ratio = self.relative.mean + 1
         percent = f"{100 * self.relative.mean:+.1f}%".replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0")
         return (f"{ratio:,.0f}×" if ratio >= MANY_FOLD else percent) + ("†" if self.grew else "")
 
 
 def cells(results: Results, metric: str, against: str) -> list[Gain]:
-    """Every architecture but `against`, at every load and setting that both have."""
+    """Every architecture except `against`, at every load and setting that both have."""
     check(results, metric, against)
     found: list[Gain] = []
     for setting, points in results.settings():
@@ -67,9 +67,9 @@ def cells(results: Results, metric: str, against: str) -> list[Gain]:
 
 
 def improvement_figure(results: Results, metric: str, against: str) -> Figure | None:
-    """Rows are settings, one panel an architecture; with one setting, one panel whose rows are the architectures.
+    """Rows are settings, one panel per architecture; with one setting, one panel whose rows are the architectures.
 
-    The results are of one kind of load, which is along x.
+    The results have one kind of load, the x axis.
     """
     found = cells(results, metric, against)
     if not found:
@@ -123,7 +123,7 @@ def _panel(
         annot_kws={"fontsize": 11}, xticklabels=[load_text(load) for load in loads], yticklabels=rows,
         mask=np.isnan(values),
     )  # fmt: skip
-    axes.grid(False)  # shows where there is no cell
+    axes.grid(False)  # it would show in empty cells
     for text in axes.texts:
         text.set_zorder(3)
     axes.tick_params(axis="y", rotation=0)
@@ -131,7 +131,7 @@ def _panel(
 
 
 def _limit(found: list[Gain]) -> float:
-    """Where the colours end: no cell lies beyond, unless it is many times the reference."""
+    """End of the colour scale: the largest cell, up to a limit."""
     largest = max((abs(cell.relative.mean) for cell in found if cell.significant), default=0.0)
     return next((tick for tick in TICKS[2:] if tick >= largest), TICKS[-1])
 
@@ -140,7 +140,7 @@ def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
     drawn: Any = next(c for c in axes[0].collections if c.get_array() is not None)
     bar = figure.colorbar(drawn, ax=axes, extend="both" if limit == TICKS[-1] else "neither", shrink=0.9, pad=0.02)
     ticks = [tick for tick in TICKS if tick <= limit]
-    below = [tick for tick in ticks if tick < 1]  # nothing is less by more than all of it
+    below = [tick for tick in ticks if tick < 1]  # a decrease is at most 100%
     labels = [f"−{tick:.0%}" for tick in reversed(below)] + ["0"] + [f"+{tick:.0%}" for tick in ticks]
     bar.set_ticks([*(-tick for tick in reversed(below)), 0, *ticks], labels=labels)
     bar.ax.minorticks_off()
@@ -161,7 +161,7 @@ def _caption(results: Results, found: list[Gain], metric: str, against: str) -> 
 
 
 def check(results: Results, metric: str, against: str) -> None:
-    """Refuse a reference or a metric that the results do not have."""
+    """Reject a reference or metric that the results do not have."""
     if against not in results.archs:
         raise ValueError(f"--against {against}: not in the results, which have {', '.join(results.archs)}")
     if metric not in results.points:
@@ -169,5 +169,5 @@ def check(results: Results, metric: str, against: str) -> None:
 
 
 def _key(load: float) -> float | str:
-    """A load that equals itself: a trace has none, and nan does not."""
+    """Load as a dictionary key: nan, a trace's load, is not equal to itself."""
     return "trace" if math.isnan(load) else load

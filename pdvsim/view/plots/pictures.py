@@ -1,4 +1,4 @@
-"""The standing pictures of a sweep: throughput, latency, GPU use by lane, acceptance, and all in one."""
+"""The standard plots of a sweep: throughput, latency, GPU use by lane, acceptance, and a summary."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOGARITHMIC = ("ttft", "e2el")
-ACROSS = 4  # panels side by side at most
-FACETS = 12  # settings that one picture shows
-ALIKE = 0.2  # percent of rounds: curves nearer than that are one line on paper
+ACROSS = 4  # most panels in a row
+FACETS = 12  # most settings in one plot
+ALIKE = 0.2  # percent of rounds: closer curves are merged
 DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
@@ -41,7 +41,7 @@ LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 def sweep_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """Throughput, time to first token and time per output token: mean and tail.
 
-    Where settings were varied, a column of panels a setting; of many settings, the throughput alone.
+    One column of panels per varied setting; with many settings, throughput only.
     """
     names = varied(points)
     settings = len(points[names].drop_duplicates()) if names else 1
@@ -64,7 +64,7 @@ def latency_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> 
 
 
 def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
-    """How busy each lane keeps its GPU, and the share of the copy bandwidth it draws; one panel an architecture."""
+    """Utilisation and share of the copy bandwidth of each lane; one panel per architecture."""
     entries = entries_of(points)
     archs = list(dict.fromkeys(points["arch"]))
     lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
@@ -90,9 +90,9 @@ def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "")
 
 
 def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure | None:
-    """Share of the drafts accepted, tokens a round, and acceptance by position; None where nothing is drafted.
+    """Acceptance rate, tokens per round, and acceptance by position; None without drafts.
 
-    The coins are the same for all architectures, so the curves often are: those that coincide are one.
+    Architectures share their random numbers, so curves often coincide; those are merged.
     """
     rate, length = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
     entries = [e for e in entries_of(points) if has(e, rate)]
@@ -125,7 +125,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") 
 
 
 def _merged_curves(entries: list[Entry], metric: str) -> tuple[list[Curve], list[Entry], str]:
-    """One curve for all series that coincide, its entries, and a note that says so."""
+    """One curve for all series that coincide, its entries, and a note."""
     together: list[tuple[list[Curve], list[Entry]]] = []
     for curve in curves_of(entries):
         mine = [e for e in entries if e["series"] == curve.label]
@@ -148,17 +148,17 @@ def _merged_curves(entries: list[Entry], metric: str) -> tuple[list[Curve], list
 
 
 def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
-    """Panels by setting, a curve an architecture, the same scale for all panels of a metric."""
+    """Panels by setting, one curve per architecture, with one scale per metric."""
     groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(list(names), sort=False)]
     shown = groups[:FACETS]
-    whole = len(shown) <= ACROSS  # there is room for more than one metric
+    whole = len(shown) <= ACROSS  # room for more than one metric
     metrics = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms") if whole else ("output_throughput",)
     across = len(shown) if whole else ACROSS
     down = len(metrics) if whole else -(-len(shown) // across)
     entries = [entries_of(mine) for _, mine in shown]
     every = [entry for mine in entries for entry in mine]
     curves = curves_of(every)
-    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot draws all. " if shown != groups else ""
+    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot shows all. " if shown != groups else ""
     with styled():
         figure = new_figure(
             max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, left_out + caption(points, setting, names), title
@@ -180,7 +180,7 @@ def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str
 
 
 def _words(values: dict[str, Any]) -> str:
-    """A setting, a line for each thing that was varied."""
+    """A setting, one line per varied option."""
     return "\n".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())
 
 
@@ -199,7 +199,7 @@ def _panels(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str, set
 
 
 def _lanes(axes: Axes, entries: Sequence[Entry], lanes: Sequence[str]) -> None:
-    """Each lane's busy share and bandwidth share over the load, or as bars where there is one load."""
+    """Each lane's utilisation and bandwidth share over the load, or as bars with one load."""
     for number, lane in enumerate(lanes):
         shares = (f"lanes_{lane}_utilisation", f"lanes_{lane}_bandwidth_share")
         colour = LANE_COLOURS[lane]

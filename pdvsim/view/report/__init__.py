@@ -1,7 +1,7 @@
-"""Results as one interactive page: a single HTML file that works offline, with plotly.js, style, script and data in it.
+"""Results as one interactive page: a single HTML file that works offline, including plotly.js, style, script and data.
 
-What comes from files reaches the page as JSON data only, and the page puts it in place as text, never as markup. A
-policy in its head forbids loading anything from elsewhere.
+Content from files is embedded as JSON and inserted as text, never as markup. A content security policy forbids loading
+anything else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def page(document: dict[str, Any]) -> str:
         "/*PAGE*/": here.joinpath("page.js").read_text(encoding="utf-8"),
     }
     pieces = [html]
-    for mark, text in parts.items():  # the text put in is never searched for the next mark
+    for mark, text in parts.items():  # inserted text is not searched for further marks
         head, found, rest = pieces.pop().partition(mark)
         assert found, mark
         pieces += [head, text, rest]
@@ -33,6 +33,6 @@ def page(document: dict[str, Any]) -> str:
 
 
 def embedded(document: dict[str, Any]) -> str:
-    """The document as JSON that can stand inside a script element: nothing in it can end the element."""
+    """The document as JSON for a script element: nothing in it can end the element."""
     text = json.dumps(document, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

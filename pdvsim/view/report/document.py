@@ -1,7 +1,7 @@
-"""What the page shows, as one plain document: entries with intervals, paired differences, histograms, runs over time.
+"""The data of the page as one document: entries with intervals, paired differences, histograms, time series.
 
-Every figure of an entry is a mean over replications with its 95% interval. Percentiles are taken within a run and then
-averaged over runs. Histograms pool the counted requests of all replications; time series are of one replication.
+Every value of an entry is a mean over replications with its 95% interval. Percentiles are computed per run, then
+averaged over runs. Histograms pool the counted requests of all replications; time series show one replication.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ RANKS = {"p95": 95.0, "p99": 99.0}
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
 ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
 LAUNCHES_PER_BIN = 3
-MANY = 100  # entries from which the time series get coarser, to keep the page's size in bounds
+MANY = 100  # with more entries time series are coarser, to limit the page's size
 
 
 def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, Any]:
@@ -85,7 +85,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
 
 
 def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict[str, Any]]]:
-    """Where records were saved: what the latency metrics are taken over, by point; one replication over time."""
+    """From saved records: the latencies of each point, and the time series of one replication."""
     latencies: Latencies = {}
     series: dict[int, dict[str, Any]] = {}
     keys = [*KEYS, *results.dims]
@@ -99,7 +99,7 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
         latencies[number] = latencies_s(found.requests, found.deliveries, results.warmup(row))
         if index in first and len(found.launches["lane"]):
             busiest = int(np.bincount(found.launches["lane"]).max())
-            fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer ones show the beat of the rounds
+            fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer bins show single rounds
             over = over_time(found, results.bandwidths_bytes_per_s(row), fitting)
             series[number] = {"seed": int(row["seed"]), **_plain(over)}
         progress(done)
@@ -107,7 +107,7 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
 
 
 def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFrame:
-    """`points` with the percentiles that the summary leaves out, where the records give them."""
+    """`points` with further percentiles from the records."""
     points = points.copy()
     for mark, rank in RANKS.items():
         for metric in ("ttft", "tpot", "itl", "e2el") if latencies else ():
@@ -143,13 +143,13 @@ def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
 
 
 def _end(entry: dict[str, Any], metric: str, end: str) -> float | None:
-    """One end of a metric's error bar, where forward times are predicted."""
+    """One end of a metric's error bar, if forward times are predicted."""
     found = entry.get(f"{metric}_{end}")
     return _short(found.mean) if isinstance(found, Interval) else None
 
 
 def _levels(results: Results) -> dict[str, list[float]]:
-    """The service levels that were asked for, in milliseconds, by metric."""
+    """The service levels in milliseconds, by metric."""
     found: dict[str, list[float]] = {}
     for config in results.configs:
         for text in config["scoring"].get("goodput") or ():
@@ -167,9 +167,9 @@ def _is_number(text: str) -> bool:
 
 
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Relative paired differences by point, then by architecture compared with, then by metric.
+    """Relative paired differences by point, then by reference architecture, then by metric.
 
-    The same as `study.stats.paired_differences`, of every architecture with every other at once.
+    The same as `study.stats.paired_differences`, for all pairs of architectures.
     """
     found: dict[tuple[str, str, str], dict[str, Any]] = {}
     places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
@@ -209,7 +209,7 @@ def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencie
 
 
 def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
-    """How many values lie between neighbouring edges; the outermost bins also take what lies beyond."""
+    """Number of values between neighbouring edges; the outermost bins include values beyond."""
     return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
 
 
@@ -218,7 +218,7 @@ def _pooled(rows: list[int], metric: str, latencies: Latencies) -> NDArray[Any]:
 
 
 def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
-    """Loads in order, with their place on an axis; an infinite rate one step behind the largest finite one."""
+    """Loads in order, with their position on an axis; an infinite rate is one step after the largest finite one."""
     found = []
     for kind in kinds:
         loads = sorted({load for load in points.loc[points["load_kind"] == kind, "load"] if not math.isnan(load)})
@@ -229,7 +229,7 @@ def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
 
 
 def _source(results: Results, number: int) -> dict[str, Any]:
-    """Where figures come from: the files, the profile and what the profile rests on."""
+    """Provenance: the files, the profile and its foundation."""
     source = results.sources[number]
     points = results.points[results.points["source"] == number]
     row = points.iloc[0]
@@ -243,7 +243,7 @@ def _source(results: Results, number: int) -> dict[str, Any]:
         "pdvsim": source.version,
         "points": len(points),
         "replications": int(points["seed"].nunique()),
-        "warm-up requests left out": results.warmup(row),
+        "warm-up requests excluded": results.warmup(row),
         "gpu": str(row["gpu"]),
         "profile": str(row["profile"]),
         "foundation": str(row["foundation"]),
@@ -261,7 +261,7 @@ def _interval(found: Interval) -> list[float | int | None]:
 
 
 def _short(value: float, digits: int = 5) -> float | None:
-    """A number without digits that nobody sees; null for none."""
+    """A number rounded to visible digits; null for none."""
     return float(f"{value:.{digits}g}") if math.isfinite(value) else None
 
 

@@ -1,8 +1,8 @@
-"""A run over time, from its records: queues, batches, draft lengths, how busy each lane is and what it reads.
+"""Time series of a run from its records: queues, batches, draft lengths, utilisation and bandwidth of each lane.
 
 Everything is a step function of time, averaged over equal bins. A lane's queue is known at each of its launches and
-held until the next; behind its last launch it is empty. A launch's bytes are spread evenly over its time, so a bin that
-cuts through launches may show a lane a little above or below what it drew then; over whole launches it is exact.
+kept until the next; after its last launch it is empty. A launch's bytes are spread evenly over its duration, so a bin
+that cuts through launches is approximate; over whole launches it is exact.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class Steps:
 
 
 def present(start_s: Floats, end_s: Floats, weight: Floats | None = None) -> Steps:
-    """How many intervals cover a time, or the sum of their weights; one whose end is before its start never ends."""
+    """Number of intervals that cover a time, or the sum of their weights; one that ends before its start never ends."""
     weight = np.ones(len(start_s)) if weight is None else weight
     ends = end_s >= start_s
     return Steps.summed(np.concatenate((start_s, end_s[ends])), np.concatenate((weight, -weight[ends])))
 
 
 def waiting(requests: Columns) -> Steps:
-    """Requests that have arrived and of which no work has been launched."""
+    """Requests that have arrived and have no launch yet."""
     return present(requests["arrival_s"], requests["admitted_s"])
 
 
@@ -63,7 +63,7 @@ def in_flight(requests: Columns) -> Steps:
 
 
 def queue(launches: Columns) -> Steps:
-    """Requests left behind a lane of one GPU, as noted at each of its launches."""
+    """Requests queued at a lane of one GPU, as recorded at each of its launches."""
     order = np.argsort(launches["start_s"], kind="stable")
     times = np.append(launches["start_s"][order], launches["end_s"].max())
     return Steps(times, np.append(launches["queue_depth"][order], 0).astype(float))
@@ -76,14 +76,14 @@ def busy(launches: Columns) -> Steps:
 
 
 def drawn(launches: Columns) -> Steps:
-    """Bytes per second that a lane of one GPU moves."""
+    """Bytes per second moved by a lane of one GPU."""
     took_s = launches["end_s"] - launches["start_s"]
     some = took_s > 0
     return present(launches["start_s"][some], launches["end_s"][some], launches["bytes"][some] / took_s[some])
 
 
 def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -> dict[str, Any]:
-    """A run in `bins` equal parts: lanes by name, shares of one GPU averaged over those that could run the lane.
+    """A run in `bins` equal parts: lanes by name; shares of one GPU are averaged over the GPUs of the lane.
 
     `bandwidths` are bytes per second of each GPU of a server.
     """
@@ -108,14 +108,12 @@ def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -
         lane = LANES[code]
         at = [place == p for p in np.unique(place[launches["lane"] == code])]
         mine = [{k: v[here & (launches["lane"] == code)] for k, v in launches.items()} for here in at]
-        gpus = max(len(mine), replicas)  # a replica that never ran the lane was idle
+        gpus = max(len(mine), replicas)  # replicas without launches were idle
         series["queue"][lane] = sum(queue(part).mean(edges) for part in mine)
         series["busy"][lane] = sum(busy(part).mean(edges) for part in mine) / gpus
         shares = [drawn(part).mean(edges) / copies.get(int(part["gpu"][0]), math.nan) for part in mine]
         if np.isfinite(shares).all():
-            series["bandwidth"][lane] = np.maximum(
-                sum(shares) / gpus, 0.0
-            )  # sums of many changes may end a hair below nothing
+            series["bandwidth"][lane] = np.maximum(sum(shares) / gpus, 0.0)  # rounding may leave a sum slightly below 0
     for code, kind in enumerate(KINDS):
         chosen = launches["kind"] == code
         if kind != "prefill" and chosen.any():
@@ -133,7 +131,7 @@ def _mean_in_bins(
     edges: Floats,
     weight: NDArray[Any] | None = None,
 ) -> Floats:
-    """The mean over launches that start in a bin; nan where none does."""
+    """The mean over launches that start in a bin; nan if none does."""
     at, values = launches["start_s"][chosen], values[chosen].astype(float)
     heavy = np.ones(len(at)) if weight is None else weight[chosen].astype(float)
     total = np.histogram(at, edges, weights=heavy)[0]

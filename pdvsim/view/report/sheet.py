@@ -1,7 +1,7 @@
-"""One answer as a page: a title, the setting, its sections, pictures and where the figures come from.
+"""One answer as a page: title, setting, sections, plots and provenance.
 
-A single HTML file that needs no network. Its one script puts a button for copying beside commands; without it the page
-is the same. What comes from elsewhere is escaped; a policy in its head forbids loading anything.
+A single HTML file that needs no network. Its only script adds a copy button to commands. All content is escaped, and a
+content security policy forbids loading anything.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Showable(Protocol):
-    """A part of a section that has a form of its own on a page; its text is what is printed."""
+    """A part of a section with its own HTML form; as text it is printed."""
 
     def html(self) -> str:
-        """As HTML, all texts escaped."""
+        """As HTML, with escaped texts."""
 
 
-PageSection = tuple[str, Sequence[str | Showable]]  # a heading, or none, and its lines and other parts
+PageSection = tuple[str, Sequence[str | Showable]]  # heading, possibly empty, and parts
 
 
 @dataclass(frozen=True)
 class Highlight:
-    """What a page is about: a headline with its lines, and a few figures. Printed: the lines."""
+    """Main result of a page: a headline with lines, and a few values. As text: the lines."""
 
     lines: Sequence[str]
     figures: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Highlight:
 
 @dataclass(frozen=True)
 class Sheet:
-    """What a page shows. A picture stands in the section of its heading, or before all sections."""
+    """Content of a page. A plot is placed in the section of its heading, or before all sections."""
 
     title: str
     lead: str
@@ -88,7 +88,7 @@ class Sheet:
 
 
 def parts_html(parts: Iterable[str | Showable]) -> str:
-    """The parts of a section as HTML: lines as a list, printed texts of several lines as they are."""
+    """The parts of a section as HTML: lines as a list, texts of several lines as they are."""
     pieces = []
     for kind, group in groupby(parts, lambda part: "\n" in part if isinstance(part, str) else None):
         if kind is False:
@@ -100,7 +100,7 @@ def parts_html(parts: Iterable[str | Showable]) -> str:
 
 
 def command_html(label: str, text: str, notes: Sequence[str] = ()) -> str:
-    """A command under its label, to be copied, and what to know of it."""
+    """A command with a label, a copy button and notes."""
     code = f'<pre class="command"><code>{escape(text)}</code></pre>' if text else ""
     listed = f'<p class="note">{"<br>".join(map(escape, notes))}</p>' if notes else ""
     return f"<h3>{escape(label)}</h3>{code}{listed}"
@@ -145,7 +145,7 @@ def printed(text: str) -> str:
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Nested values as one level of texts; what says nothing is left out."""
+    """Nested values as one level of texts, without empty ones."""
     found: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value and all(isinstance(v, float) for v in value.values()):
@@ -159,7 +159,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
 
 
 def provenance(facts: Mapping[str, Any]) -> str:
-    """Facts as a list, groups of them folded away."""
+    """Facts as a list, with collapsed groups."""
     plain = {name: value for name, value in facts.items() if not isinstance(value, Mapping)}
     groups = [(name, group) for name, group in facts.items() if isinstance(group, Mapping) and group]
     folded = (f"<details><summary>{escape(name)}</summary>{_facts(flat(group))}</details>" for name, group in groups)
